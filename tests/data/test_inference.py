@@ -52,7 +52,10 @@ def infer_of(
     return data.dictionary
 
 
-def table_of(column: Any, name: str = "x") -> pd.DataFrame:
+def table_of(
+    column: Any,
+    name: str = "x",
+) -> pd.DataFrame:
     """Return a table with one column beside a constant one."""
     cells = np.asarray(column, dtype=object)
     columns = {
@@ -210,7 +213,10 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
     inferred = infer_of(table_of(texts), dictionary)
     column = inferred.columns["x"]
 
-    assert column.mean == pytest.approx(np.mean(numbers), abs=0.1)
+    assert column.mean == pytest.approx(
+        np.mean(numbers),
+        abs=0.1,
+    )
 
 
 def test_field_with_another_unit_does_not_fit() -> None:
@@ -249,9 +255,15 @@ def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
 # Merging
 
 
-def infer_with_words(words: list[str], **options: Any) -> Dictionary:
+def infer_with_words(
+    words: list[str],
+    **options: Any,
+) -> Dictionary:
     column = {"kind": "categories", **options}
-    return infer_of(table_of(words), {"columns": {"x": column}})
+    return infer_of(
+        table_of(words),
+        {"columns": {"x": column}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +316,11 @@ def test_site_with_one_class_is_told_how_to_name_both() -> None:
     with pytest.raises(ConfigurationError, match='classes: \\["no", "yes"\\]'):
         infer_of(columns, pos_label="yes")
 
-    inferred = infer_of(columns, {"classes": ["no", "yes"]}, pos_label="yes")
+    inferred = infer_of(
+        columns,
+        {"classes": ["no", "yes"]},
+        pos_label="yes",
+    )
     assert inferred.class_counts == (NUM_ROWS, 0)
 
 
@@ -407,9 +423,16 @@ def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only()
 def test_means_and_scales_of_sites_have_three_digits() -> None:
     draw = np.random.default_rng(0)
     numbers = draw.normal(62, 14, 20_000)
-    column = inferred_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
+    column = inferred_column(
+        Column("numbers"),
+        pd.Series(numbers),
+        leaves_site=True,
+    )
     deviation = numbers.std()
-    assert column.mean == pytest.approx(numbers.mean(), abs=deviation / 1000)
+    assert column.mean == pytest.approx(
+        numbers.mean(),
+        abs=deviation / 1000,
+    )
     assert column.scale == pytest.approx(deviation, rel=1 / 1000)
     assert len(f"{column.scale:g}".replace(".", "")) <= 4
     assert column.mean != pytest.approx(numbers.mean(), abs=deviation / 1e6)

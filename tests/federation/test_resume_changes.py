@@ -32,7 +32,13 @@ def make_loop(**changes):
     )
 
 
-def fit_and_save(folder, module=None, data=None, rounds=2, **changes):
+def fit_and_save(
+    folder,
+    module=None,
+    data=None,
+    rounds=2,
+    **changes,
+):
     saving = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(folder)],
@@ -54,8 +60,22 @@ def saved_checkpoint(tmp_path_factory):
     return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
-def resume_fit(path, folder, module=None, data=None, rounds=3, **changes):
-    return fit(make_loop(**changes), folder, module, data, rounds, path)
+def resume_fit(
+    path,
+    folder,
+    module=None,
+    data=None,
+    rounds=3,
+    **changes,
+):
+    return fit(
+        make_loop(**changes),
+        folder,
+        module,
+        data,
+        rounds,
+        path,
+    )
 
 
 def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path):
@@ -114,10 +134,20 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
     with_other_clip = GaussianPrivacy(clip=2.0, noise_multiplier=2.0, max_epsilon=5.0)
     path = fit_and_save(tmp_path, make_module(), uploads=[privacy])
 
-    resume_fit(path, tmp_path / "budget", make_module(), uploads=[with_larger_budget])
+    resume_fit(
+        path,
+        tmp_path / "budget",
+        make_module(),
+        uploads=[with_larger_budget],
+    )
 
     with refused("federation.uploads is .*clip=2.0.* and.*clip=1.0"):
-        resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
+        resume_fit(
+            path,
+            tmp_path / "clip",
+            make_module(),
+            uploads=[with_other_clip],
+        )
 
 
 @pytest.mark.slow
@@ -136,9 +166,18 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
 
 
 def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path):
-    saving = ModelCheckpoint(dirpath=tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
+    saving = ModelCheckpoint(
+        dirpath=tmp_path / "steps",
+        every_n_train_steps=2,
+        save_top_k=-1,
+    )
 
-    fit(make_loop(), tmp_path, callbacks=[saving], enable_checkpointing=True)
+    fit(
+        make_loop(),
+        tmp_path,
+        callbacks=[saving],
+        enable_checkpointing=True,
+    )
 
     paths = list((tmp_path / "steps").glob("*.ckpt"))
     assert len(paths) > 1
@@ -171,7 +210,11 @@ def test_validating_on_the_validation_samples_of_training_does_not_warn(saved_ch
     trainer = trainer_for(make_loop(), tmp_path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trained on some.*")
-        trainer.validate(Plain(), datamodule=toy_data(), ckpt_path=saved_checkpoint)
+        trainer.validate(
+            Plain(),
+            datamodule=toy_data(),
+            ckpt_path=saved_checkpoint,
+        )
 
 
 # ---- what can be changed is used
@@ -184,12 +227,19 @@ def make_sgd(lr):
 def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
-    with_rate_0 = resume_fit(saved_checkpoint, tmp_path / "zero", Plain(optimizer=make_sgd(0.0)))
+    with_rate_0 = resume_fit(
+        saved_checkpoint,
+        tmp_path / "zero",
+        Plain(optimizer=make_sgd(0.0)),
+    )
     with_same_rate = resume_fit(saved_checkpoint, tmp_path / "same")
 
     parameters = [name for name, _ in with_rate_0.named_parameters()]
     for name in parameters:
-        torch.testing.assert_close(with_rate_0.state_dict()[name], saved_state[name])
+        torch.testing.assert_close(
+            with_rate_0.state_dict()[name],
+            saved_state[name],
+        )
 
     moved_state = with_same_rate.state_dict()
     assert any(not torch.equal(moved_state[name], saved_state[name]) for name in parameters)
@@ -202,23 +252,38 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_pat
         Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
     )
     path = fit_and_save(tmp_path, steps(optimizer=make_sgd(0.1)))
-    resume_fit(path, tmp_path / "same", steps(optimizer=make_sgd(0.1)))
+    resume_fit(
+        path,
+        tmp_path / "same",
+        steps(optimizer=make_sgd(0.1)),
+    )
 
     with refused("changed on resume.*lr is 0.2.*0.1.*StepLR"):
-        resume_fit(path, tmp_path / "other", steps(optimizer=make_sgd(0.2)))
+        resume_fit(
+            path,
+            tmp_path / "other",
+            steps(optimizer=make_sgd(0.2)),
+        )
 
 
 def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
-    unmoved = resume_fit(saved_checkpoint, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
+    unmoved = resume_fit(
+        saved_checkpoint,
+        tmp_path / "a",
+        aggregator=FedAvg(server_lr=1e-12),
+    )
     longer = resume_fit(
         saved_checkpoint, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2
     )
     unchanged = resume_fit(saved_checkpoint, tmp_path / "c")
 
     for name, _ in unmoved.named_parameters():
-        torch.testing.assert_close(unmoved.state_dict()[name], saved_state[name])
+        torch.testing.assert_close(
+            unmoved.state_dict()[name],
+            saved_state[name],
+        )
     assert longer.trainer.global_step > unchanged.trainer.global_step
 
 
@@ -294,8 +359,15 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_chec
 def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_path, monkeypatch):
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+    path = fit_and_save(
+        tmp_path,
+        uploads=[FreeRider("zero", fraction=0.4)],
+    )
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
 
     with refused(r"federation\.uploads is .*seed=2.* and.*seed=1"):
-        resume_fit(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
+        resume_fit(
+            path,
+            tmp_path,
+            uploads=[FreeRider("zero", fraction=0.4)],
+        )

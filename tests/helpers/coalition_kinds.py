@@ -17,7 +17,10 @@ def make_mlp(*between: nn.Module) -> nn.Module:
 
 
 class Module(Base):
-    def __init__(self, net: Callable[[], nn.Module] = make_mlp):
+    def __init__(
+        self,
+        net: Callable[[], nn.Module] = make_mlp,
+    ):
         super().__init__()
         torch.manual_seed(3)
         self.net = net()
@@ -36,7 +39,13 @@ class Manual(Module):
 
 
 def make_plateau_scheduler(optimizer) -> ReduceLROnPlateau:
-    return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
+    return ReduceLROnPlateau(
+        optimizer,
+        factor=0.1,
+        patience=0,
+        threshold=0.4,
+        threshold_mode="abs",
+    )
 
 
 class Plateau(Module):
@@ -61,7 +70,11 @@ class DigitsOneCycle(DigitsPlateau):
     def configure_optimizers(self):
         optimizer = Base.configure_optimizers(self)
         planned_rounds = self.trainer.max_epochs or 1
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4 * RATE, planned_rounds + 1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            4 * RATE,
+            planned_rounds + 1,
+        )
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 

@@ -15,7 +15,10 @@ class LogsLossOfForward(Base):
     """Logs what its forward gives."""
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", entropy(self(batch[0]), batch[1]))
+        self.log(
+            "val_loss",
+            entropy(self(batch[0]), batch[1]),
+        )
 
 
 class ValidatesWithAverage(LogsLossOfForward):
@@ -57,7 +60,10 @@ class WarmsUp(Base):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer(
+            "steps",
+            torch.zeros((), dtype=torch.long),
+        )
 
     def training_step(self, batch, batch_idx):
         steps = self.steps
@@ -100,7 +106,10 @@ class EndsWithItsBest(Base):
         return [ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")]
 
     def on_train_end(self):
-        best = torch.load(self.trainer.checkpoint_callback.best_model_path, weights_only=True)
+        best = torch.load(
+            self.trainer.checkpoint_callback.best_model_path,
+            weights_only=True,
+        )
         self.load_state_dict(best["state_dict"])
 
 

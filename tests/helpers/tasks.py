@@ -18,7 +18,11 @@ SAMPLES, HELD_OUT = 36, 11
 class Items(Dataset[Any]):
     """Whatever ``item(index)`` gives, with a class each for those who ask: its label, or else its index modulo 2."""
 
-    def __init__(self, item: Callable[[int], Any], indices: Sequence[int]) -> None:
+    def __init__(
+        self,
+        item: Callable[[int], Any],
+        indices: Sequence[int],
+    ) -> None:
         self.item = item
         self.indices = indices
         self.targets = torch.tensor([_class_of(item(index), index) for index in indices])
@@ -154,7 +158,12 @@ class Segmentation(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Conv2d(1, 2, 3, padding=1)
+        self.net = nn.Conv2d(
+            1,
+            2,
+            3,
+            padding=1,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -181,7 +190,11 @@ class Regression(Kind):
         self.log("val_loss", self.loss(batch))
         self.log("val_worst", error.max(), reduce_fx="max")
         self.log("val_total", error.sum(), reduce_fx="sum")
-        self.log("val_odd", error.mean(), batch_size=batch_idx + 1)
+        self.log(
+            "val_odd",
+            error.mean(),
+            batch_size=batch_idx + 1,
+        )
 
 
 class OneLogit(Kind):
@@ -288,7 +301,11 @@ class GraphNet(Kind):
 
     def loss(self, batch: Any) -> Tensor:
         hidden = self.inner(batch.x).relu()
-        hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
+        hidden = hidden.index_add(
+            0,
+            batch.edges[1],
+            hidden[batch.edges[0]],
+        )
         sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)
         return F.cross_entropy(self.outer(sums), batch.y)
 
@@ -301,7 +318,12 @@ class SeveralLoaders(Regression):
         lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
     )
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+    def validation_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # type: ignore[override]
         self.log("val_loss", self.loss(batch))
 
 

@@ -54,7 +54,12 @@ def values_by_loop(value: str) -> list[dict[int, float]]:
 def play_rounds(metric: CoalitionValue) -> CoalitionValue:
     for index, cohort in enumerate(COHORTS):
         draw = make_generator(index)
-        metric.update(torch.tensor(cohort), make_table_game(make_game(index)), draw, index)
+        metric.update(
+            torch.tensor(cohort),
+            make_table_game(make_game(index)),
+            draw,
+            index,
+        )
     return metric
 
 
@@ -122,9 +127,17 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold):
             (of_class_1, tables[1]),
         ):
             game = make_table_game(table)
-            metric.update(torch.tensor(cohort), game, make_generator(index), index)
+            metric.update(
+                torch.tensor(cohort),
+                game,
+                make_generator(index),
+                index,
+            )
 
-    expected = torch.stack([of_class_0.compute(), of_class_1.compute()], dim=1)
+    expected = torch.stack(
+        [of_class_0.compute(), of_class_1.compute()],
+        dim=1,
+    )
     assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -162,7 +175,13 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator):
 
 
 def test_estimator_of_a_metric_may_be_a_users_function():
-    def with_named_depth(utility, num_players: int, *, depth: int, generator) -> ShapleyEstimate:
+    def with_named_depth(
+        utility,
+        num_players: int,
+        *,
+        depth: int,
+        generator,
+    ) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
 
     def with_any_options(utility, num_players: int, **options) -> ShapleyEstimate:
@@ -207,7 +226,11 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
 def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
     beta = 0.6
     metric = SurrogateFederatedShapley(num_clients=4, beta=beta, estimator="exact")
-    expected = torch.full((4,), 0.5, dtype=torch.float64)  # the value that clients begin with
+    expected = torch.full(
+        (4,),
+        0.5,
+        dtype=torch.float64,
+    )  # the value that clients begin with
     has_value = torch.zeros(4, dtype=torch.bool)
 
     for ids, seed in (
@@ -237,7 +260,11 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
 def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize):
     options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
-    surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
+    surrogate = CoalitionValue(
+        4,
+        fold=SurrogateAverage(normalize=normalize),
+        **options,
+    )
     game = make_table_game(make_random_table(4))
 
     for metric in (plain, surrogate):
@@ -290,7 +317,10 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
 
     computed = metric.compute()
     assert computed[[1, 4]].isnan().all()  # never seen
-    assert_close(computed[[0, 2, 3]], relevance[[0, 2, 3]])
+    assert_close(
+        computed[[0, 2, 3]],
+        relevance[[0, 2, 3]],
+    )
 
     # Who was never seen is drawn by the relevance that it began with.
     assert metric.prior == 1 / num_clients

@@ -15,12 +15,19 @@ from helpers.models import Plain
 CHEAP = {"support": 6, "iterations": 4}
 
 
-def draw_samples(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_samples(
+    samples: int,
+    seed: int,
+    shift: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(samples, 4, generator=make_generator(seed)) + shift
     return x, torch.arange(samples) % 2
 
 
-def distances_after_rounds(every: int, cohorts: dict[int, list[int]]) -> list[torch.Tensor]:
+def distances_after_rounds(
+    every: int,
+    cohorts: dict[int, list[int]],
+) -> list[torch.Tensor]:
     """Return the distances after each round, of which the clients are given by its index."""
     clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
     server = server_of(*draw_samples(20, 0))
@@ -41,17 +48,19 @@ def distances_after_rounds(every: int, cohorts: dict[int, list[int]]) -> list[to
 
 
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
-    first, second, third = distances_after_rounds(2, {0: [0, 1], 1: [0, 1], 2: [0, 1]})
+    cohorts = {0: [0, 1], 1: [0, 1], 2: [0, 1]}
+    distances = distances_after_rounds(2, cohorts)
 
-    assert torch.equal(first[:2], second[:2])
-    assert not torch.equal(second[:2], third[:2])
+    measured, unchanged, measured_again = [distances_of_round[:2] for distances_of_round in distances]
+    assert torch.equal(measured, unchanged)
+    assert not torch.equal(unchanged, measured_again)
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    first, second = distances_after_rounds(0, {3: [0, 1], 4: [1, 2]})
+    distances, later_distances = distances_after_rounds(0, {3: [0, 1], 4: [1, 2]})
 
-    assert torch.equal(second[:2], first[:2])
-    assert second[2].isfinite()
+    assert torch.equal(later_distances[:2], distances[:2])
+    assert later_distances[2].isfinite()
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent():
@@ -86,11 +95,20 @@ def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path):
     data = toy_data()
     for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
         with refused(r"support=30: client 1.*\d+ samples.*allow_reconstruction=True"):
-            fit(FederatedLoop(metrics={"ot": metric}), tmp_path, data=data)
+            fit(
+                FederatedLoop(metrics={"ot": metric}),
+                tmp_path,
+                data=data,
+            )
         assert not hasattr(metric, "rounds")  # not even bound to the federation
 
     allowed = WassersteinContribution(support=30, iterations=2, allow_reconstruction=True)
-    fit(FederatedLoop(metrics={"ot": allowed}), tmp_path, data=data, rounds=1)
+    fit(
+        FederatedLoop(metrics={"ot": allowed}),
+        tmp_path,
+        data=data,
+        rounds=1,
+    )
 
     assert allowed.compute().isfinite().all()
 
@@ -135,8 +153,17 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     )
 
 
-def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(samples, 1, 3, 3, generator=make_generator(seed))
+def draw_images(
+    samples: int,
+    seed: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(
+        samples,
+        1,
+        3,
+        3,
+        generator=make_generator(seed),
+    )
     return x, torch.arange(samples) % 2
 
 
@@ -153,7 +180,12 @@ def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list
     }
     metric = CalibratedOTGradient(3, **options)
 
-    metric.update(torch.tensor([0, 1]), clients[:2], server, generator=make_generator())
+    metric.update(
+        torch.tensor([0, 1]),
+        clients[:2],
+        server,
+        generator=make_generator(),
+    )
     return metric, clients
 
 
@@ -179,6 +211,9 @@ def test_calibrated_ot_gradient_state_holds_counts_and_no_samples():
 
 
 def test_rule_positive_flags_samples_with_a_positive_gradient():
-    metric, clients = make_calibrated_metric(rule="positive", options={"calibration": "client"})
+    metric, clients = make_calibrated_metric(
+        rule="positive",
+        options={"calibration": "client"},
+    )
     values = clients[1].request(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)

@@ -14,7 +14,14 @@ from helpers.recorded import Recorded
 
 def fit_module(folder, metric, module=None, callbacks=()):
     loop = make_shadow_loop(metric)
-    fit(loop, folder, module or Module(), make_three_clients(), FIT_ROUNDS, callbacks=callbacks)
+    fit(
+        loop,
+        folder,
+        module or Module(),
+        make_three_clients(),
+        FIT_ROUNDS,
+        callbacks=callbacks,
+    )
     return loop
 
 

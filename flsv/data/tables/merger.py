@@ -261,7 +261,7 @@ def _disagreements(
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
 
-        other_columns = [other for other in all_columns if other is not column]
+        other_columns = [candidate for candidate in all_columns if candidate is not column]
         usual_column = pooled(other_columns)
         num_rows = column.count + column.missing
         num_usual_rows = usual_column.count + usual_column.missing
