@@ -1,9 +1,9 @@
 """Data for a federation: sources, partitioners, corruptions, and the data module that combines them.
 
-A source (``SourceData``) has samples, labels and groups, and once it is divided also who has which of them.
-``FederatedData`` is its owner, whom all ask who has what. The data module is that for Lightning.
+``SourceData`` has the samples, labels and groups that a user has given. ``FederatedData`` has them after they were
+divided among the server and the clients. ``FederatedDataModule`` adds arguments, loaders and Lightning's hooks.
 
-No code in this package reads a model.
+No code in this package uses a model.
 
 Tier: stable.
 """

@@ -180,10 +180,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         is_path = isinstance(source, str) and not known_as(source)
         has_no_partition = partitioner is None and not by_client
         self._is_partitioner_undecided = is_path and has_no_partition
-        self.partitioner = partitioner or (
-            GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
-        )
-        check("partitioner", self.partitioner, Partitioner)
+        if partitioner is None:
+            partitioner = GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
+        check("partitioner", partitioner, Partitioner)
+        self.partitioner = partitioner
         self._reading = Reading(
             files=files,
             label=label,
@@ -322,7 +322,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                 texts.append(
                     f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data prints"
                 )
-            rank_zero_warn(f"flsv: the tables may contain errors. {'; '.join(texts)}.")
+            rank_zero_warn(f"The tables may contain errors. {'; '.join(texts)}.")
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""

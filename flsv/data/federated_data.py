@@ -118,9 +118,8 @@ class FederatedData:
     @property
     def positive_class(self) -> str | None:
         """Name of the positive class (class 1) of two. None unless there are two classes."""
-        return (
-            self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
-        )
+        has_two_classes = self.no_classes is None and len(self.class_names) == 2
+        return self.class_names[1] if has_two_classes else None
 
     @property
     def needs_pos_label(self) -> bool:

@@ -64,8 +64,10 @@ _NUMBER_PATTERN = re.compile(r"[-+]?\d+([.]\d+)?")
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
     """Return ``noun``, the client's id and, if it differs, its name, for messages."""
-    name = names[client] if client < len(names) else str(client)
-    return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
+    has_name = client < len(names) and names[client] != str(client)
+    if has_name:
+        return f"{noun} {client} ({names[client]!r})"
+    return f"{noun} {client}"
 
 
 def check_spelling(

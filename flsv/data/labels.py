@@ -291,7 +291,8 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
     largest = int(numbers.max())
     look_like_measurements = len(numbers) >= _MANY_SAMPLES and 2 * num_distinct > len(numbers)
     look_like_no_classes = look_like_measurements or _is_identifier(largest, num_distinct)
-    if smallest < 0 or (look_like_no_classes and not have_names):
+    are_classes = have_names or not look_like_no_classes
+    if smallest < 0 or not are_classes:
         raise _NoClassError(
             f"the labels are {num_distinct} different numbers from {smallest} to {largest}"
         )

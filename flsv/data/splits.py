@@ -109,7 +109,7 @@ class HeldOut:
             absent_words = sorted(chosen_words - set(words.dropna()))
             if absent_words and is_held_out.any():
                 rank_zero_warn(
-                    f"flsv: HeldOut: no sample has {self.column!r} = {listed(absent_words, show=repr)}."
+                    f"HeldOut: no sample has {self.column!r} = {listed(absent_words, show=repr)}."
                 )
 
         if not is_held_out.any():
@@ -286,7 +286,7 @@ def split_federation(
         if lost:
             names_of_lost = [group_names[group] if group_names else group for group in lost]
             message = (
-                f"flsv: no training sample is left at {listed(names_of_lost, show=repr)}. All of them are in the "
+                f"No training sample is left at {listed(names_of_lost, show=repr)}. All of them are in the "
                 f"server's validation set, or were removed by max_samples={options.max_samples}. Give the server its "
                 "own data (val), or set server_val: 0."
             )

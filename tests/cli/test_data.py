@@ -110,7 +110,7 @@ def test_data_command_runs_no_module_beside_a_table(tmp_path, monkeypatch, data)
     assert not Path("it ran").exists()
 
 
-def test_data_notes_name_a_class_that_a_client_lacks(folder_with_clinics):
+def test_data_notes_name_a_class_that_is_missing_at_a_client(folder_with_clinics):
     frames = {}
     for name in ("Boston", "Lyon"):
         clinic = pd.read_csv(folder_with_clinics / "clinics" / f"{name}.csv")
@@ -121,22 +121,22 @@ def test_data_notes_name_a_class_that_a_client_lacks(folder_with_clinics):
     data.setup("fit")
     notes = notes_on_data(data)
 
-    assert "No training sample of yes: Lyon." in notes
+    assert "No training sample has the class yes at Lyon." in notes
 
 
 @pytest.mark.slow
-def test_questions_are_answered_in_the_file_that_is_drafted(folder_with_clinics, capsys):
+def test_questions_are_answered_in_the_file_that_is_inferred(folder_with_clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "--config", "federation.yaml"]) == 2
-    assert "leave questions" in capsys.readouterr().err
+    assert "meaning of some columns is not clear" in capsys.readouterr().err
 
     command = ["data", "--config", "federation.yaml", "--write", "dictionary.yaml"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "? admitted: dates, such as" in printed
+    assert re.search("[?] admitted: .* has dates, such as", printed)
     by_file = ["data", "--config", "federation.yaml", "--data.dictionary=dictionary.yaml"]
     assert main(by_file) == 2
-    text = Path("dictionary.yaml").read_text().replace('"? ', '"left out: ')
+    text = Path("dictionary.yaml").read_text().replace('"? ', '"excluded: ')
     Path("dictionary.yaml").write_text(text)
     assert main(by_file) == 0
 
@@ -166,13 +166,13 @@ def write_hospitals(folder):
     return folder
 
 
-def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, monkeypatch, capsys):
+def test_data_names_other_units_repeated_rows_and_an_identifier(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path / "hospitals")
     options = ["--data.source=hospitals", "--data.labels=died"]
 
     assert main(["data", *options]) == 2
-    assert "case: 300 different values" in capsys.readouterr().err
+    assert "case: hospitals/Aachen.csv has 300 different values" in capsys.readouterr().err
     dictionary = "--data.dictionary={excluded: [case]}"
     assert main(["data", *options, dictionary, "--out=cards"]) == 0
 

@@ -261,7 +261,7 @@ def test_dictionaries_that_disagree_are_merged_with_questions(
     merged = Dictionary.from_file("merged.yaml")
     first_question, second_question = sorted(merged.questions)
     assert first_question.startswith("age: the sites have numbers at Boston and categories at Lyon")
-    assert second_question.startswith("lab: the column is missing at Lyon")
+    assert second_question.startswith("lab: the column is in the tables of Boston, but not of Lyon")
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "? age: the sites have numbers at Boston" in printed
     assert "answered by each site in its own dictionary" in printed

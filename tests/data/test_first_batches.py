@@ -105,7 +105,7 @@ class Collated(L.LightningDataModule):
 
 def test_labels_that_a_collate_function_changes_are_refused():
     with pytest.raises(
-        ConfigurationError, match="FourClasses, client 0: flsv has .* 0, 1, 2, 3 .* 0, 1"
+        ConfigurationError, match="FourClasses, client 0: flsv has .* 0, 1, 2, 3, .* 0, 1"
     ):
         set_up_data(Collated(FourClasses(), binary_labels), IIDPartitioner(2))
 
@@ -260,7 +260,7 @@ def test_data_that_grow_during_a_run_are_named_once(make_data, initial_length, t
     dataset = GrowingDataset()
     data = make_data(dataset)
 
-    words = f"has grown from {initial_length} to .* not trained on"
+    words = f"has grown from {initial_length} to .* are not used"
     with pytest.warns(UserWarning, match=words) as records:
         fit(FederatedLoop(), tmp_path, LetsDataGrow(dataset), data, rounds=3)
 

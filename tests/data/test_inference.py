@@ -198,9 +198,21 @@ def test_text_codes_are_categories(
 @pytest.mark.parametrize(
     ("texts", "unit", "numbers"),
     [
-        (["4.2 mg/l", "12 mg/l", "0.5 mg/l"], "mg/l", [4.2, 12, 0.5]),
-        (["89 %", "97 %", "91%"], "%", [89, 97, 91]),
-        (["5mg", "10 mg", "20"], "mg", [5, 10, 20]),
+        (
+            ["4.2 mg/l", "12 mg/l", "0.5 mg/l"],
+            "mg/l",
+            [4.2, 12, 0.5],
+        ),
+        (
+            ["89 %", "97 %", "91%"],
+            "%",
+            [89, 97, 91],
+        ),
+        (
+            ["5mg", "10 mg", "20"],
+            "mg",
+            [5, 10, 20],
+        ),
     ],
 )
 def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
@@ -225,7 +237,14 @@ def test_field_with_another_unit_does_not_fit() -> None:
     assert "the other fields are numbers, but this one is '0.4 mg/dl'" in question
 
 
-@pytest.mark.parametrize("texts", [["1st", "2nd", "3rd"], ["A 1", "B 2"], ["1 A to", "x"]])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["1st", "2nd", "3rd"],
+        ["A 1", "B 2"],
+        ["1 A to", "x"],
+    ],
+)
 def test_words_with_numbers_are_categories(texts: list[str]) -> None:
     assert not questions_of(texts)
 
@@ -246,7 +265,12 @@ def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any)
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("case", [0, 1]), ("humidity", range(20, 90)), ("paid", range(40))]
+    ("name", "values"),
+    [
+        ("case", [0, 1]),
+        ("humidity", range(20, 90)),
+        ("paid", range(40)),
+    ],
 )
 def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
     assert not questions_of(list(values), name)

@@ -216,14 +216,14 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
 
     with pytest.raises(
         ConfigurationError,
-        match="no training sample is left at 'Lyon'. All of them are in the server",
+        match="No training sample is left at 'Lyon'. All of them are in the server",
     ):
         set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
 
 
 def test_group_that_the_validation_split_takes_is_no_client():
     two_parts = ConcatDataset([HERE, HERE])
-    with pytest.warns(UserWarning, match="no training sample is left at 'c'"):
+    with pytest.warns(UserWarning, match="No training sample is left at 'c'"):
         data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],

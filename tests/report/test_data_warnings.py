@@ -101,7 +101,7 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
         labels="died",
         splits=Splits(server_val=0.0),
     )
-    with warns("the tables may contain errors"):
+    with warns("The tables may contain errors"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
     assert len(events) == 1

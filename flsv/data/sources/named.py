@@ -138,9 +138,8 @@ def read_path(
     If ``is_whole``, the path may also be a data set's name.
     """
     files = reading.files
-    path = None
-    if not (is_whole and known_as(source)):
-        path = find_place(source, files.root)
+    is_name = is_whole and known_as(source) is not None
+    path = None if is_name else find_place(source, files.root)
     if path is not None and path.is_dir() and not is_whole:
         path = _only_table(path) or path
 
@@ -173,9 +172,9 @@ def read_path(
 def _only_table(folder: Path) -> Path | None:
     """Return the table's file in a client's folder, or None if there are none or several."""
     tables = []
-    for entry in folder.iterdir():
-        if is_table_file(entry) and not entry.name.startswith("."):
-            tables.append(entry)
+    for path in _visible(folder):
+        if is_table_file(path):
+            tables.append(path)
     if len(tables) != 1:
         return None
     return tables[0]
@@ -289,7 +288,8 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     is_gray = images.ndim == 3
     has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
     has_pixels = images.dtype.kind == "f" or images.dtype == np.uint8
-    if not (is_gray or has_channels) or not has_pixels:
+    are_images = (is_gray or has_channels) and has_pixels
+    if not are_images:
         description = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
         raise ConfigurationError(
             f"{description}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
@@ -334,7 +334,7 @@ def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
             empty_classes.append(name)
     if empty_classes:
         rank_zero_warn(
-            f"flsv: {path} has folders without images: {listed(empty_classes, show=repr)}. Each of them is a class of "
+            f"{path} has folders without images: {listed(empty_classes, show=repr)}. Each of them is a class of "
             "the model, without samples. Remove folders that are not classes."
         )
 
@@ -413,8 +413,8 @@ def folder_by_client(path: Path) -> dict[str, Path]:
 
     ``val`` and ``test`` may be among the keys. It is empty for a folder of images by class or split.
     """
-    folders = {entry.name: entry for entry in _visible(path) if entry.is_dir()}
-    tables = {entry.stem: entry for entry in _visible(path) if is_table_file(entry)}
+    folders = {folder.name: folder for folder in _visible(path) if folder.is_dir()}
+    tables = {file.stem: file for file in _visible(path) if is_table_file(file)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
     has_tables_or_folders = bool(tables) != bool(folders)  # and not both

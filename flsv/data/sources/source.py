@@ -329,7 +329,7 @@ def _indices_and_draws(
         if isinstance(sampler, SequentialSampler):
             order = "does not shuffle samples"
         rank_zero_warn(
-            f"flsv: {name}'s training loader {order}, but flsv shuffles each client's samples uniformly. Set "
+            f"{name}'s training loader {order}, but flsv shuffles each client's samples uniformly. Set "
             "shuffle=True in that loader if this is what you want."
         )
     return None, None

@@ -110,8 +110,8 @@ def _check_same_meaning(
     """Raise Question if a column is missing at a site, or sites have several kinds or spellings of it."""
     if sites_without:
         raise Question(
-            f"the column is missing at {listed(sorted(sites_without))}, but {listed(column_by_site)} have it. Exclude "
-            "it, or add it to all tables"
+            f"the column is in the tables of {listed(column_by_site)}, but not of {listed(sorted(sites_without))}. "
+            "Exclude it, or add it to all tables"
         )
 
     sites_by_kind: dict[str, list[str]] = {}

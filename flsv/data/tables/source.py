@@ -83,7 +83,7 @@ def rows_with_target(table: Table, target: str) -> Table:
     if not is_missing.any():
         return table
     rank_zero_warn(
-        f"flsv: {table.name}: {is_missing.sum()} of {len(table)} rows have no value in the target {target!r} (labels) "
+        f"{table.name}: {is_missing.sum()} of {len(table)} rows have no value in the target {target!r} (labels) "
         "and are excluded."
     )
     return table.take(np.flatnonzero(~is_missing))
@@ -93,7 +93,7 @@ def _warn_of_target(table: Table, target: str) -> None:
     isolated_values = isolated_numbers(table.numbers(target))
     if len(isolated_values):
         rank_zero_warn(
-            f"flsv: {table.title}: {isolated_values[0]:g} in the target {target!r} is farther from all other values "
+            f"{table.title}: {isolated_values[0]:g} in the target {target!r} is farther from all other values "
             "than these are from each other. If it means a missing value, leave the field empty."
         )
 
@@ -366,7 +366,7 @@ def _log(dictionary: Dictionary) -> None:
     for name, column in dictionary.columns.items():
         names_by_kind.setdefault(column.kind, []).append(name)
     lines = [
-        f"flsv: by the data dictionary {dictionary.hash}, inferred from the training rows, columns are read as"
+        f"By the data dictionary {dictionary.hash}, inferred from the training rows, columns are read as"
     ]
     for kind, names in names_by_kind.items():
         lines.append(f"  {kind}: {listed(names, 20)}")

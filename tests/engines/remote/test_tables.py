@@ -123,17 +123,21 @@ def test_data_are_set_up_once_at_each_site(tmp_path):
 
 
 def test_site_without_a_dictionary_is_refused(tmp_path):
-    for dictionary, reason in ((None, "meaning of some columns"), (DICTIONARY, "has")):
+    reasons = {
+        "the meaning of some columns of its table is not clear": None,
+        "its table has no data": DICTIONARY,
+    }
+    for reason, dictionary in reasons.items():
         federation = Hospitals(tmp_path, dictionary=dictionary)
-        with refused(f"Boston' cannot take part: its table {reason} no data dictionary"):
+        with refused(f"Boston' cannot take part: {reason}"):
             federation.directory()
         assert "patient" not in str([reply.plain for reply in federation.replies])
 
 
-def test_site_whose_dictionary_gaps_a_columns_categories_names_it(tmp_path):
+def test_site_whose_dictionary_has_no_categories_of_a_column_names_it(tmp_path):
     columns = {**MERGED.columns, "ward": Column(kind="categories")}
     federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
-    with refused("Boston' cannot take part: .*it lacks categories of 'ward'.* merge again"):
+    with refused("Boston' cannot take part: .*categories of 'ward' are missing.* merge again"):
         federation.directory()
 
 
@@ -200,7 +204,7 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
     """A dictionary of January, and a table of June."""
     lyon = TABLES["Lyon"].assign(age=TABLES["Lyon"]["age"] * 0.2)
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
-    with warns("the tables may contain errors.*0.196 times"):
+    with warns("The tables may contain errors.*0.196 times"):
         federation.directory()
 
     assert "0.196" not in str([reply.plain for reply in federation.replies])
@@ -225,12 +229,12 @@ def lyon_has_another_class(lyon):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lyon_lacks_a_column, r"has no column 'age' \(the data dictionary\)"),
+        (lyon_lacks_a_column, r"has no column 'age', which is named in the data dictionary"),
         (lyon_has_a_text_among_numbers, r"does not fit .* in 'age' \(.*numbers from"),
         (lyon_has_another_class, r"does not fit .* in 'died' \(one of 2 classes: no, yes\)"),
     ],
 )
-def test_site_names_a_column_that_does_not_fit_and_no_cell(tmp_path, change, words, caplog):
+def test_site_names_a_column_that_does_not_fit_and_no_value(tmp_path, change, words, caplog):
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": change(TABLES["Lyon"])})
     with refused(f"site 'Lyon' cannot take part: its table {words}"):
         federation.directory()
