@@ -51,7 +51,9 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
     cohorts = {0: [0, 1], 1: [0, 1], 2: [0, 1]}
     distances = distances_after_rounds(2, cohorts)
 
-    measured, unchanged, measured_again = [distances_of_round[:2] for distances_of_round in distances]
+    measured, unchanged, measured_again = [
+        distances_of_round[:2] for distances_of_round in distances
+    ]
     assert torch.equal(measured, unchanged)
     assert not torch.equal(unchanged, measured_again)
 

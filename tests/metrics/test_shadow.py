@@ -135,7 +135,10 @@ REFUSED = {
     "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]}),
-    "share": ("stays at the clients: of .net.4.weight. the server", lambda: {"share": ["!net.4.*"]}),
+    "share": (
+        "a part of each model stays at the clients: .* initial values of .net.4.weight.",
+        lambda: {"share": ["!net.4.*"]},
+    ),
     "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
     "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
 }  # fmt: skip
