@@ -1,4 +1,4 @@
-"""Participants: their data in questions to them and nowhere else, and what travels."""
+"""Participants: only requests read their data. And what is sent."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def count_samples(local):
 
 
 class SecondOfTwoRanks(Ranks):
-    """What process 1 is told by process 0, in which everybody's answer is 7."""
+    """What process 1 is told by process 0, in which everybody's response is 7."""
 
     rank = 1
     size = 2
@@ -36,7 +36,7 @@ class SecondOfTwoRanks(Ranks):
         return 7 if source == 0 else value
 
 
-def test_question_to_a_client_of_another_process_has_its_answer():
+def test_request_to_a_client_of_another_process_has_its_response():
     ranks = SecondOfTwoRanks()
     placement = ClientPlacement(ranks, costs=[1.0, 1.0])
     no_counts = torch.zeros(2)
@@ -68,7 +68,7 @@ def request_from_clients(function, folder, data=None, **kwargs):
     return asking.responses[0], loop
 
 
-def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
+def test_local_samples_in_a_request_are_the_clients_training_samples(tmp_path):
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
 
     responses, _ = request_from_clients(lambda local, round: local.samples(), tmp_path, data)
@@ -103,7 +103,7 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
         torch.testing.assert_close(accuracy, expected)
 
 
-def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
+def test_reading_a_clients_data_outside_of_a_request_raises(tmp_path):
     leaked_data, _ = request_from_clients(lambda local, round: local, tmp_path)
     for read in (
         lambda local: local.samples(),
@@ -117,7 +117,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
 
 
 @pytest.mark.slow
-def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
+def test_reading_a_clients_data_in_a_request_to_another_client_raises(tmp_path):
     leaked_data, _ = request_from_clients(lambda local, round: local, tmp_path)
 
     def read_client_0(local, round):
@@ -128,7 +128,7 @@ def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path)
 
 
 def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
-    """Which is not in the question, though it runs in the meantime."""
+    """Which is not in the request, though it runs in the meantime."""
 
     def read_in_a_thread(local, round):
         with ThreadPoolExecutor(1) as executor, pytest.raises(PermissionError):

@@ -153,7 +153,7 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
 
     gain = loss_of(make_module()) - loss_of(model)
     sum_of_values = float(federated.contributions["loss"].sum())
-    # Clients answer in three digits.
+    # Clients respond in three digits.
     assert sum_of_values == pytest.approx(gain, abs=5e-3)
     assert federated.contributions["roc"].isfinite().all()
 
@@ -197,7 +197,7 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts():
 
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
 def test_impossible_scores_of_a_client_are_refused(kind):
-    """Row 0 has the held-out samples of two classes and of all rare ones, the others the right answers."""
+    """Row 0 has the held-out samples of two classes and of all rare ones, the others the correctly classified ones."""
     response = torch.tensor(
         [
             [6, 5, 0],

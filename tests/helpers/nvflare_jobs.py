@@ -1,4 +1,4 @@
-"""NVFlare without its processes: a Controller whose tasks an Executor of each site answers at once."""
+"""NVFlare without its processes: a Controller to whose tasks an Executor of each site responds at once."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ class Job:
         return manager.new_context()
 
     def execute(self, site, message, context=None):
-        """Let a site answer a message."""
+        """Let a site respond to a message."""
         fl_ctx = context or self.context(site)
         return self.executors[site].execute("any", message, fl_ctx, Signal())
 

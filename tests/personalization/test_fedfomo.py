@@ -99,7 +99,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path, sampler):
             np.testing.assert_allclose(
                 values[peers],
                 shares,
-                rtol=5e-3,  # clients answer in three digits
+                rtol=5e-3,  # clients respond in three digits
                 atol=1e-6,
             )
             own_model = own_models[client].double()

@@ -127,7 +127,7 @@ def test_calibrated_gradients_sum_to_zero_per_client_or_class():
 
 
 class Sealed(Tensor):
-    """Something that follows from a client's samples: any use outside of an answer fails."""
+    """Something that follows from a client's samples: any use outside of a response fails."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -139,7 +139,7 @@ class Sealed(Tensor):
 
 
 class RecordsResponses(Client):
-    """Makes plain tensors of the sealed ones in an answer, and keeps a list of all that answers hold."""
+    """Makes plain tensors of the sealed ones in a response, and keeps a list of all that responses hold."""
 
     recorded_responses: list[Any]
 

@@ -85,7 +85,7 @@ def status_of(run_folder):
 
 
 def trainings(job):
-    """The rounds of all messages that ask for training."""
+    """The rounds of all messages that request training."""
     packets = [from_shareable(task.data) for task in job.tasks]
     return [packet.plain["round"] for packet in packets if packet.kind == "train"]
 

@@ -1,4 +1,4 @@
-"""Sites that are asked the same question answer at the same time."""
+"""Sites that get the same request respond at the same time."""
 
 from functools import partial
 
@@ -48,7 +48,7 @@ def replies_of_client(
     num_requests,
     client,
 ):
-    """Ask a client as many questions as it has in the list, and return its replies."""
+    """Ask a client as many requests as it has in the list, and return its replies."""
     replies = []
     for number in range(num_requests[client.id]):
         packet = make_function(f"{client.id}.{number}")
@@ -57,7 +57,7 @@ def replies_of_client(
     return replies
 
 
-def test_questions_of_one_step_are_one_exchange():
+def test_requests_of_one_step_are_one_exchange():
     exchange = Echoes()
     conversations = Conversations(exchange)
     num_requests_of_clients = [2, 0, 1]
@@ -66,11 +66,11 @@ def test_questions_of_one_step_are_one_exchange():
     replies = conversations.hold_conversations(talk, make_clients(3))
 
     assert replies == [["0.0", "0.1"], [], ["2.0"]]  # "client.question", echoed
-    sites_of_steps = [[0, 2], [0]]  # client 0 alone has a second question
+    sites_of_steps = [[0, 2], [0]]  # client 0 alone has a second request
     assert exchange.sites_of_exchanges == sites_of_steps
 
 
-def test_a_question_outside_of_conversations_is_an_exchange_of_its_own():
+def test_a_request_outside_of_conversations_is_an_exchange_of_its_own():
     exchange = Echoes()
     conversations = Conversations(exchange)
     assert conversations.send(1, make_function("alone")) == "alone"

@@ -215,7 +215,7 @@ def members_by_hashes(server):
 
 
 def rows_by_other_functions(server):
-    """By functions that are no questions of the loop, and by that for the model that the site started from."""
+    """By functions that the loop does not request, and by that for the model that the site started from."""
     functions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.responses:range_of_score"]
     return [server.request(function) for function in functions]
 
@@ -281,7 +281,7 @@ REPEATED_ATTEMPTS = {
 
 
 def request_in_many_ways(server, request):
-    """Return the answers to many messages, by their numbers."""
+    """Return the responses to many messages, by their numbers."""
     responses = {}
     for number in MANY:
         fields = {

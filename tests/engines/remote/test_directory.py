@@ -167,7 +167,7 @@ def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
 
 
 class OsakaThatComesLate(Replay):
-    """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none."""
+    """Osaka comes while the response of Boston is awaited for the whole time, and Boston has none."""
 
     def __init__(self):
         super().__init__()
@@ -191,7 +191,7 @@ class OsakaThatComesLate(Replay):
 WAIT = 0.1
 
 
-def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path):
+def test_site_that_does_not_respond_is_not_said_to_be_away(tmp_path):
     nodes = OsakaThatComesLate()
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
 
@@ -410,7 +410,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     assert loop.participations.tolist() == [2, 1, 2]
 
 
-def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path):
+def test_site_refuses_requests_for_what_are_no_functions_of_flsv(tmp_path):
     packet = Packet(
         "query",
         {

@@ -1,4 +1,4 @@
-"""Sites that do not answer, or send what is of no use: who is left out, and what stays as it was."""
+"""Sites that do not respond, or send what is of no use: which sites are excluded, and what stays as it was."""
 
 import shutil
 import warnings
@@ -30,7 +30,7 @@ from helpers.sites import (
 )
 
 _plain, _tensors = pack(torch.zeros(7))
-#: What becomes of an answer.
+#: What becomes of a response.
 LATE = None
 GARBAGE = Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("result", {"result": _plain, "state": "0" * 64}, _tensors)

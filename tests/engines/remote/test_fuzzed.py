@@ -248,7 +248,7 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
     | packet_variants(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5}))
 )
 @pytest.mark.filterwarnings("ignore")
-def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
+def test_fuzzed_response_is_valid_or_counts_as_no_response(folder, packet):
     sites, transport = make_sites(folder, "query", packet)
     transport.says["test"][LYON_ADDRESS] = packet
     sites.directory.refresh()

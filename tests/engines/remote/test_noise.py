@@ -91,7 +91,7 @@ def message_and_folder(tmp_path_factory):
 
 
 def step_of_site(site, packet):
-    """Return what a site's answer adds to the model that it was sent."""
+    """Return what a site's response adds to the model that it was sent."""
     reply = site.respond(packet)
     assert reply.kind == "update", reply
     return reply.tensors["vector"] - packet.tensors["start"]
@@ -228,7 +228,7 @@ def test_state_and_secret_of_a_site_enter_the_noise_key(
 
 
 def test_private_site_answers_a_repeated_message_with_the_same_update(message_and_folder, tmp_path):
-    """So that averaging the answers tells nothing; also in another process of the site."""
+    """So that averaging the responses tells nothing; also in another process of the site."""
     packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
 

@@ -48,7 +48,7 @@ def make_sites_with_policy(tmp_path, make, policy, **data):
     return remote
 
 
-def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
+def test_site_policy_file_allows_the_listed_requests_only(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(
         'functions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n'
@@ -89,7 +89,7 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
         remote.fit()
 
 
-def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
+def test_a_request_that_is_not_allowed_is_not_answered(tmp_path):
     kinds_of_responses = set()
 
     def record_kind(address, packet, reply):

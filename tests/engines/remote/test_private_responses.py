@@ -1,4 +1,4 @@
-"""What leaves a private site follows from its noised update and public settings: no field of an answer tells more."""
+"""What leaves a private site follows from its noised update and public settings: no field of a response tells more."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -68,7 +68,7 @@ def make_samples(pixel=0.0, seed=0, label=9, largest_label=9):
     return FederatedDataModule(SiteData(), OneClient(), splits=splits)
 
 
-#: The data of a site, which its answers must not tell apart.
+#: The data of a site, which its responses must not tell apart.
 DATA = {
     "others": partial(make_samples, seed=5),
     "of other classes": partial(make_samples, label=2),
@@ -130,7 +130,7 @@ def messages_of_server(global_vector, visit):
 
 
 def collect_responses(folder, data, make_loop, model, noted_updates):
-    """All fields of all answers, and of the updates that they were made of."""
+    """All fields of all responses, and of the updates that they were made of."""
     values = {}
     site = Site(make_module, data, make_loop, folder)
     first_packet = make_training_message(model)
@@ -152,7 +152,7 @@ def collect_responses(folder, data, make_loop, model, noted_updates):
 
 
 def are_equal(value, expected):
-    """Return whether two answers are equal; NaN equals NaN."""
+    """Return whether two responses are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
             return False
@@ -182,7 +182,7 @@ def fixed_noise(monkeypatch):
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
+def test_responses_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
     """A field that is added to packets or updates is compared, too."""
     updates = []
 

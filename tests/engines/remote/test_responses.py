@@ -1,4 +1,4 @@
-"""Answers of one site that cannot be: they are no answers, whatever was asked, and the run goes on without them."""
+"""A site sends impossible responses: they do not count, whatever was requested, and the run goes on without them."""
 
 import importlib
 from functools import partial
@@ -31,7 +31,7 @@ SCORE = torch.tensor(0.5, dtype=torch.float64)
 VALUES = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)
 TWO_MODELS = torch.zeros(2, 6)
 COALITIONS = torch.tensor([[False], [True]])
-#: The arguments of each question of flsv.
+#: The arguments of each request of flsv.
 ARGUMENTS = {
     "flsv.personalization.pfedsv:collaborate": ([MODEL, MODEL], None),
     "flsv.personalization.fedfomo:mix_models": ([MODEL, MODEL], 6),
@@ -41,7 +41,7 @@ ARGUMENTS = {
     "flsv.games.client_evaluation:score_models": (TWO_MODELS,),
     "flsv.games.client_evaluation:score_coalitions": (TWO_MODELS, COALITIONS, SCORE),
 }
-#: An answer to each question.
+#: A response to each request.
 ANSWERS = {
     "flsv.personalization.pfedsv:collaborate": VALUES,
     "flsv.personalization.fedfomo:mix_models": VALUES,
@@ -65,7 +65,7 @@ def convert_response(response, dtype):
 
 
 def fill_response(response, number):
-    """The answer's shape with one impossible number everywhere."""
+    """The response's shape with one impossible number everywhere."""
     if isinstance(response, float):
         return number
 
@@ -75,7 +75,7 @@ def fill_response(response, number):
     return numbers
 
 
-#: Ten ways to spoil an answer. "missing" is a reply without one.
+#: Ten ways to spoil a response. "missing" is a reply without one.
 WAYS = {
     "another dtype": partial(convert_response, dtype=torch.float16),
     "complex": partial(convert_response, dtype=torch.complex64),
@@ -114,12 +114,12 @@ def function_named(name):
 
 
 @pytest.mark.parametrize("name", REQUESTED_FUNCTIONS)
-def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, name):
+def test_spoiled_response_to_every_request_is_no_response_and_an_event(tmp_path, name):
     """A new question needs an example here, and a declaration beside it."""
     arguments = ARGUMENTS[name]
     response = ANSWERS[name]
     function = function_named(name)
-    # What is not declared could not be told from a spoiled answer.
+    # What is not declared could not be distinguished from a spoiled response.
     assert expected_response(function) is not None
 
     def ask_lyon(sites):
@@ -147,7 +147,7 @@ def undeclared(local):
     return int(local.class_counts.sum())
 
 
-def test_question_without_a_declared_answer_is_refused(tmp_path):
+def test_request_without_a_declared_response_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with refused("Declare what the result must"):
         sites.query(1, undeclared, (), {})
