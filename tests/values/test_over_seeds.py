@@ -1,0 +1,42 @@
+"""Means over seeds, whose intervals are those of the formulas, and clients that have no value with a seed."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from flsv.functional.intervals import interval_over_seeds
+from flsv.values.over_seeds import mean_with_interval
+
+#: Of three seeds. The last client has a value with two of them.
+VALUES = torch.tensor([[0.1, 0.5, 0.2], [0.3, 0.5, math.nan], [0.2, 0.8, 0.4]]).double()
+MEANS = [0.2, 0.6, 0.3]
+
+
+def test_intervals_of_values_without_coalitions_are_students_t():
+    estimates = mean_with_interval(VALUES)
+
+    assert estimates.value.tolist() == pytest.approx(MEANS)
+    for client, values in enumerate(VALUES.T):
+        known_values = values[~values.isnan()]
+        low, high = stats.t.interval(
+            0.9,
+            df=len(known_values) - 1,
+            loc=known_values.mean(),
+            scale=stats.sem(known_values),
+        )
+        assert estimates.low[client] == pytest.approx(low)
+        assert estimates.high[client] == pytest.approx(high)
+
+
+def test_intervals_of_trained_coalitions_are_known_for_clients_with_a_value_in_each_seed():
+    stderr = [0.01, 0.02, 0.03]
+    evidence = [{"stderr": stderr}] * len(VALUES)
+
+    estimates = mean_with_interval(VALUES, evidence)
+
+    half_widths = interval_over_seeds(VALUES[:, :2], torch.tensor(stderr[:2]).double())
+    assert estimates.value.tolist() == pytest.approx(MEANS)
+    assert (estimates.high - estimates.value)[:2].tolist() == pytest.approx(half_widths.tolist())
+    assert estimates.low.isnan().tolist() == [False, False, True]
