@@ -78,6 +78,7 @@ def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
     assert torch.equal(loop.contributions["shadow"], values)
 
 
+@pytest.mark.slow
 def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
     def fail_to_write(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -105,6 +106,7 @@ def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
     assert "Input/output error" in text_of_page(write_report(tmp_path))
 
 
+@pytest.mark.slow
 def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []
