@@ -222,7 +222,13 @@ def align(update: Tensor, server_step: Tensor) -> Tensor:
     return Alignment(mix=0.5).apply(update, context)
 
 
-@pytest.mark.parametrize("update", [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "update",
+    [
+        [1.0, 2.0, 3.0],
+        [0.0, 0.0, 0.0],
+    ],
+)
 def test_alignment_without_a_step_of_the_server_sends_the_update(update):
     sent = align(torch.tensor(update), server_step=torch.zeros(3))
 

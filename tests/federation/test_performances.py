@@ -91,6 +91,7 @@ class BestAccuracy(Plain):
         self.log("best", self.best.compute())
 
 
+@pytest.mark.slow
 def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_path):
     scores = []
     for num_steps in (0, 1):

@@ -10,7 +10,6 @@ from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from helpers import warns
 from helpers.fits import Cohorts, assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
-from helpers.sites import ADDRESSES, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
 
 
 class ModelsAfterRounds(Callback):
@@ -62,44 +61,10 @@ def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_br
     assert_resumes(make_loop, tmp_path, make_module, rounds=(first_rounds, 4))
 
 
-def make_site_loop():
-    return make_shapfed_loop(sampler=Cohorts([[0], [1], [2], [0]]))
-
-
-def fit_with_failing_sites(folder, failing):
-    """``failing`` has pairs of an address and a round."""
-
-    def spoil(address, packet, reply):
-        if packet.kind != "train":
-            return reply
-        visit = (address, packet.plain["round"])
-        return None if visit in failing else reply
-
-    federation = SitesInProcess(folder, make_site_loop)
-    federation.transport.on_reply = spoil
-    federation.fit(rounds=4)
-    return federation.loop
-
-
-def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path):
-    second_round = 1
-    with warns("a model. The global model does not change"):
-        loop = fit_with_failing_sites(tmp_path, {(LYON_ADDRESS, second_round)})
-
-    assert loop.participations.tolist() == [2, 0, 1]
-    event_of_site, event_of_all = loop.events
-    assert event_of_site.client == 1
-    assert event_of_all.client is None
-    assert event_of_site.first == event_of_all.first == second_round
-
-
 @pytest.mark.filterwarnings("ignore:.*The global model does not change")
-@pytest.mark.filterwarnings("ignore:.*is left out")
-def test_run_ends_when_every_site_has_failed_since_the_last_update(tmp_path):
-    failing = set()
-    for address in ADDRESSES:
-        for round_index in (1, 2, 3):
-            failing.add((address, round_index))
+def test_run_ends_when_every_client_has_failed_since_the_last_update(tmp_path):
+    pairs_of_round_and_client = {(1, 1), (2, 2), (3, 0)}
+    module = Diverges(network(), sgd, failing=pairs_of_round_and_client)
 
     with pytest.raises(RuntimeError, match="All clients that could be drawn have failed"):
-        fit_with_failing_sites(tmp_path, failing)
+        fit(make_loop(), tmp_path, module, rounds=4)

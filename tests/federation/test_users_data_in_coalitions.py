@@ -202,8 +202,9 @@ class ReadsLoaders(Net):
 def make_clients():
     """Return three clients' samples, of which A has the most. The first input is the client's number."""
     clients = {}
-    for number, (name, size) in enumerate({"A": 30, "B": 20, "C": 10}.items()):
-        x, y = make_samples(size, seed=number)
+    sizes = {"A": 30, "B": 20, "C": 10}
+    for number, name in enumerate(sizes):
+        x, y = make_samples(sizes[name], seed=number)
         x[:, 0] = number
         clients[name] = (x, y)
     return clients

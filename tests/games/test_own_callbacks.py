@@ -109,6 +109,7 @@ def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind, tmp_path):
     assert len(checkpoints) == 1  # and no copy has saved one
 
 
+@pytest.mark.slow
 def test_what_the_trainers_callbacks_log_does_not_count(tmp_path):
     loop = make_loop()
     trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSize()])

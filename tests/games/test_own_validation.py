@@ -168,7 +168,7 @@ KINDS = {
 }
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "performance"),
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],

@@ -131,6 +131,7 @@ def test_module_that_scoring_leaves_alone_is_scored_in_itself(module_class):
     assert [layer.training for layer in module.layers] == [True, False, True]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("part", ["module", "layer", "function"])
 def test_compiled_module_is_scored_in_a_copy(part):
     module = Net()

@@ -81,7 +81,8 @@ def vmap_is_equal(case: fits.FitCase):
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
     if sees_clients(case) and "client_algorithm" not in arguments:
-        expect_the_same(case, partial(case.fit, rounds=2), rounds=2, rtol=1e-3, engine="vmap")
+        fit_two_rounds = partial(case.fit, rounds=2)
+        expect_the_same(case, fit_two_rounds, rounds=2, rtol=1e-3, engine="vmap")
 
 
 def sees_clients(case: fits.FitCase) -> bool:

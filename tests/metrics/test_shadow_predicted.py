@@ -129,10 +129,6 @@ def make_text_data() -> FederatedDataModule:
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
 
-def make_class_data():
-    return Plain(network(batch_norm=False))
-
-
 def score_each_sample(metric, out: Tensor, y: Tensor) -> Tensor:
     scores = [metric.clone()(predictions, y) for predictions in out]
     return torch.stack(scores).double()
@@ -176,7 +172,12 @@ LIKELIHOOD = (
 ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
 #: A module, its data, such measures, and whether outputs are logits.
 CASES = {
-    "classes": (make_class_data, make_three_clients, OF_CLASSES, True),
+    "classes": (
+        lambda: Plain(network(batch_norm=False)),
+        make_three_clients,
+        OF_CLASSES,
+        True,
+    ),
     "probabilities": (
         lambda: Probabilities(network(batch_norm=False)),
         make_three_clients,

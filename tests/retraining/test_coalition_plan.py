@@ -66,7 +66,7 @@ def make_two_clients_by_class():
     )
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_data", "coalitions", "is_warned"),
     [

@@ -198,7 +198,8 @@ def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
 
     models_read = store_read.models(seed=7, members=(0, 2))
     assert {index: model.utilities for index, model in models_read.items()} == SCORES
-    assert missing_of(store_read, (1,), (0, 2), (1,)) == [(1,)]
+    coalitions = [(1,), (0, 2), (1,)]
+    assert missing_of(store_read, *coalitions) == [(1,)]
 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):

@@ -82,7 +82,7 @@ def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
     assert torch.equal(loop.contributions["shadow"], values)
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["write_settings", "write_untrained", "write_labels"])
 def test_other_files_of_coalitions_that_cannot_be_written_end_no_run(tmp_path, monkeypatch, name):
     monkeypatch.setattr(coalition_store, name, fail_to_write)
@@ -96,6 +96,7 @@ def test_other_files_of_coalitions_that_cannot_be_written_end_no_run(tmp_path, m
     assert bool(stored_coalitions(tmp_path)) is has_settings
 
 
+@pytest.mark.slow
 def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
     with warns("table of the coalitions' scores could not be written.*No space left"):
@@ -120,6 +121,7 @@ def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
     assert "Input/output error" in text_of_page(write_report(tmp_path))
 
 
+@pytest.mark.slow
 def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []

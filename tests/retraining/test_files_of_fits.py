@@ -148,6 +148,7 @@ class TrainsByAFile(Base):
         Path("done").mkdir()
 
 
+@pytest.mark.slow
 def test_coalitions_see_files_as_they_were_before_the_run(tmp_path, recwarn):
     (tmp_path / "weight.json").write_text("0.5")
 
@@ -194,6 +195,7 @@ class FailsInCopies(L.Callback):
             raise FileNotFoundError(f"no {self.path}")
 
 
+@pytest.mark.slow
 def test_trial_that_finds_files_otherwise_than_the_run_ends_no_run(tmp_path):
     with warns("there will be no values.*no model.bin.*exist_ok=True.*exclude"):
         loop = fit_valued(tmp_path, Base(), callbacks=[FailsInCopies("model.bin")])

@@ -53,6 +53,7 @@ class OnlyTheRun(Base):
         return super().training_step(batch, batch_idx) * is_run
 
 
+@pytest.mark.slow
 def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
     STEPS_IN_C.value = 0
     module = OnlyTheRun()

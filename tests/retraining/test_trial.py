@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv import FederatedLoop
-from flsv.metrics import ShadowShapley
 from helpers import refused, warns
 from helpers.fits import fit, state_vector
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
@@ -46,20 +45,6 @@ def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
 
 
 # ---- what fails
-
-
-class FailsTwice(L.Callback):
-    """Makes a folder that may not be there."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_fit_start(
-        self,
-        trainer,
-        pl_module,
-    ):
-        self.folder.mkdir()
 
 
 class FailsAtTheEnd(Base):
@@ -104,15 +89,6 @@ def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path):
 def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path):
     with refused(r"test_trial.py:\d+ .on_train_end.: LookupError"):
         fit_valued(tmp_path, FailsAtTheEnd())
-
-
-def test_callback_that_acts_outside_can_be_left_out(tmp_path):
-    metric = ShadowShapley(coalitions="singles", excluded_callbacks=["FailsTwice"])
-    callback = FailsTwice(Path(tempfile.mkdtemp(), "once"))
-
-    loop = fit_valued(tmp_path, Base(), metric=metric, callbacks=[callback])
-
-    assert loop.contributions["shadow"].isfinite().all()
 
 
 # ---- loggers

@@ -71,6 +71,12 @@ def make_broken_module():
     return module
 
 
+def make_sparse_module():
+    module = Plain()
+    module.graph = nn.Parameter(torch.eye(3).to_sparse())
+    return module
+
+
 class Grows(Plain):
     def on_train_epoch_end(self):
         if not hasattr(self, "late_layer"):
@@ -135,6 +141,7 @@ class WithOwnSchedule(Plain):
             {},
             r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts",
         ),
+        (make_sparse_module, {}, "'graph' is sparse, nested"),
         (
             Grows,
             {},
@@ -282,13 +289,6 @@ def test_run_resumes_bitwise_with_a_buffer_that_validation_has_made_finite(tmp_p
         partial(Thresholded, -torch.inf),
         toy_data,
     )
-
-
-def test_sparse_parameters_are_refused_by_name(tmp_path):
-    module = Plain()
-    module.graph = nn.Parameter(torch.eye(3).to_sparse())
-    with refused("'graph' is sparse, nested"):
-        fit(FederatedLoop(seed=1), tmp_path, module)
 
 
 class WithNestedTensor(Plain):
