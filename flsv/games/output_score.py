@@ -16,11 +16,11 @@ from flsv.functional.shapley.predicted_outputs import (
     predicted_shapley,
     values_of_tables,
 )
-from flsv.games.case_scores import CaseScores, case_scores, score_within_bounds
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
+from flsv.games.sample_scores import SampleScores, sample_scores, score_within_bounds
 from flsv.scores.performance import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 
@@ -38,7 +38,7 @@ class OutputScore:
     # Whether predicted outputs stay between those of the trained coalitions.
     is_bounded: bool = False
     # The performance measure case by case. None: it is not known.
-    scores_by_case: CaseScores | None = None
+    scores_by_sample: SampleScores | None = None
 
     def shapley(
         self,
@@ -81,9 +81,9 @@ class OutputScore:
         weights: Tensor,
     ) -> CaseValues | None:
         """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if they are not known."""
-        if self.scores_by_case is None:
+        if self.scores_by_sample is None:
             return None
-        return self.scores_by_case.values(
+        return self.scores_by_sample.values(
             trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
         )
 
@@ -102,14 +102,14 @@ class OutputScore:
             scores = evaluator.score_outputs(outputs, losses=needs_losses)
             return utility_of(scores, measure)
 
-        scores_by_case = None
+        scores_by_sample = None
         if isinstance(measure, str | ModelScore):
-            scores_by_case = case_scores(evaluator, measure)
+            scores_by_sample = sample_scores(evaluator, measure)
         return OutputScore(
             score,
             logits=evaluator.form.classifies,
             is_bounded=evaluator.form.is_bounded,
-            scores_by_case=scores_by_case,
+            scores_by_sample=scores_by_sample,
         )
 
 

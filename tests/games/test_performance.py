@@ -153,7 +153,7 @@ def test_outputs_in_0_to_1_are_what_the_metric_says(tmp_path, kind):
 
     accuracy = torchmetrics.Accuracy(task="binary")
 
-    with refused("'mine'.*logits or probabilities. Say which"):
+    with refused("'mine'.*logits or probabilities"):
         play_all_coalitions(
             tmp_path / "refused",
             module,
@@ -212,7 +212,7 @@ class NoValidation(Kind):
         (
             Segmentation,
             {"performance": torchmetrics.Accuracy("multiclass", num_classes=2, average="none")},
-            r"gives \[2\], expected one number .* such as average=\"macro\"",
+            r"returns a tensor \[2\], but .* one number .*average=\"macro\"",
         ),
         (
             Segmentation,

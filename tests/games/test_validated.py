@@ -181,7 +181,7 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
                 names=["val_loss"],
                 derived=["val_loss"],
             )
-            evaluate.attempt()
+            evaluate.dry_run()
             model = space.read(module)
             gradient = evaluate.gradient(model, "val_loss")
 
