@@ -317,7 +317,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class ScoringCopies:
-    """Copies of a module, into which models' vectors are written. Within a round all copies are made from one snapshot."""
+    """Copies of a module, into which models' vectors are written. Those of one round are made from one snapshot."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self._module = module

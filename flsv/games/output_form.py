@@ -79,7 +79,7 @@ class OutputForm:
         return outputs.movedim(2, -1)
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Convert c models' predicted logits ``[c, B, ..., M]`` back to outputs. This is the inverse of :meth:`logits`."""
+        """Convert c models' predicted logits ``[c, B, ..., M]`` back to outputs, as the inverse of :meth:`logits`."""
         if not self.classifies:
             return logits
         if self.are_label_likelihoods:  # of the classes [not the label, the label]

@@ -178,8 +178,8 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
     if len(classes) == 1:
         name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
         raise ConfigurationError(
-            f"{owner}: all {labels.numel()} labels by which models are scored are of class {int(classes)}, but {name} "
-            "needs samples of two classes. Hold out samples of another class as well, or set "
+            f"{owner}: the {labels.numel()} labels by which models are scored are all of class {int(classes)}, but "
+            f"{name} needs samples of two classes. Hold out samples of another class as well, or set "
             'performance="balanced_accuracy", for which one class is enough.'
         )
 

@@ -217,7 +217,7 @@ class NoValidation(Kind):
         (
             Segmentation,
             {"performance": torchmetrics.MinMaxMetric(ACCURACY), "mode": "max"},
-            "MinMaxMetric gives dict, .* the metric that this one wraps",
+            "MinMaxMetric returns dict, .* the metric that this one wraps",
         ),
     ],
 )
