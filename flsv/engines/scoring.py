@@ -24,7 +24,7 @@ from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.games import CoalitionGames
 from flsv.games.client_evaluation import ClientEvaluator
-from flsv.games.make_evaluators import count_logits, make_evaluators, trial
+from flsv.games.make_evaluators import count_logits, dry_run, make_evaluators
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.own_validation import OwnValidation
@@ -163,7 +163,7 @@ def try_forward(
     """
     num_logits = None
     at_most_one_batch = islice(on_device(trainer, batches), 1)
-    with trial(trainer) as module:
+    with dry_run(trainer) as module:
         try:
             for batch in at_most_one_batch:
                 num_logits = count_logits(module, batch, num_classes)

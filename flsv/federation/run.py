@@ -288,8 +288,8 @@ class FederationRun:
         engine = self.engine
         with self._warnings_once():
             clients_with_updates = [update.client_id for update in engine.updates]
-            senders = [*engine.broken_clients, *clients_with_updates]
-            round = self.server.complete(round, state, senders)
+            round = self.server.finish(round, state)
+            state.complete(round, [*engine.broken_clients, *clients_with_updates])
             self._evaluate_clients()
         engine.agree(round, state.model(), self.metrics.contributions)
         engine.end_round(state.model())

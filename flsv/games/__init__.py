@@ -1,6 +1,7 @@
-"""Coalition games: how good the model would be with only some clients.
+"""Coalition games: the performance of the models that only some of the clients would have trained.
 
-Metrics value clients by these games, with measures of :mod:`flsv.scores.performance`. Here an autoencoder's own loss:
+Metrics compute clients' values in these games, by a measure of :mod:`flsv.scores.performance`. In this example it is
+an autoencoder's own loss:
 
 >>> import lightning as L
 >>> import torch

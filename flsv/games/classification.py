@@ -1,4 +1,4 @@
-"""Classification: the measure of several classifiers by their logits, batch by batch."""
+"""Classification: counts of correct predictions and cross-entropies of several classifiers, batch by batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flsv.utilities.host_copies import to_host
 
 
 class Classification:
-    """Correct predictions and the mean cross-entropy of c models. :meth:`update` does not wait for a GPU.
+    """Counts of correct predictions and the mean cross-entropies of c models. :meth:`update` does not wait for a GPU.
 
     Args:
         num_models: c.
-        support: int64 ``[M]``, the samples of each class in all batches.
-        device: that of the logits.
-        has_loss: whether the cross-entropy is computed. Else it is 0.
+        support: int64 ``[M]``, the number of samples of each class in all batches.
+        device: the device of the logits.
+        has_loss: whether the cross-entropy is computed. If not, it is 0.
     """
 
     def __init__(
@@ -37,17 +37,15 @@ class Classification:
             dtype=torch.int64,
             device=device,
         )
-        # Of each batch the sums of the models' losses [c].
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor] = []  # for each batch, the sum of each model's losses [c]
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: the models' logits ``[c, B, M]`` for the labels ``[B]``."""
         checked_logits(logits[0], labels, len(self._support))
         largest, predicted = logits.max(-1)
-        # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
+        # torch's max takes NaN for the largest number, but a model whose logits are NaN predicts no class.
         is_number = largest == largest  # False for NaN
-        is_label = predicted == labels
-        is_correct = is_label & is_number
+        is_correct = (predicted == labels) & is_number
         # Add each sample's 0 or 1 to the column of its class.
         self._correct.index_add_(1, labels, is_correct.long())
         if self._has_loss:

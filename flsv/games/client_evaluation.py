@@ -1,15 +1,15 @@
-"""Evaluators: clients that score coalitions' models on their own held-out samples.
+"""Client-side evaluation: clients score coalitions' models on their own held-out samples.
 
 A classifier's utility is its balanced accuracy on the held-out samples of all clients together. Any other score is the
 mean of the clients' scores, weighted by their numbers of held-out samples. There is one game for all clients, so their
 values sum to the gain of the whole federation. A client that reports false scores can raise its share of the payment by
-12 percentage points on average, and by up to 85 (``docs/results/client_evaluation.md``), so it is
-for partners who report honestly.
+12 percentage points on average, and by up to 85 (``docs/results/client_evaluation.md``). So use client-side evaluation
+only with partners who report honestly.
 
 A client counts the samples of each class that a model classifies correctly. For a rare class, of which it holds out
-fewer than :data:`MIN_HELD_OUT` samples, the number would reveal labels. So it reports only the sum over its rare
-classes, if these have :data:`MIN_HELD_OUT` samples together. A class on which no client reports has the accuracy of all
-rare classes.
+fewer than :data:`MIN_HELD_OUT` samples, the count would reveal labels. So it reports only the sum over its rare
+classes, if these have :data:`MIN_HELD_OUT` samples together. For a class that no client reports, the accuracy of all
+rare classes is taken.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
 
-#: The most bytes of models that are sent to a client at a time.
+#: The largest number of bytes of models that are sent to a client at a time.
 MAX_BYTES_OF_MODELS = 2**28
 _EXCLUDED_NOTICE = "Coalitions are scored without it in this round."
-#: The most numbers of a model with which clients predict coalitions' outputs.
+#: Clients predict coalitions' outputs only if a model has at most this number of elements.
 MAX_ENTRIES_TO_PREDICT = 2**22
 
 
@@ -60,7 +60,7 @@ def _form_of_scores(
     performance: Any = None,
     mode: str | None = None,
 ) -> Numbers:
-    """Return the type, shape and range of what :func:`score_models` returns for these arguments."""
+    """Return the type, shape and range of the response of :func:`score_models` to these arguments."""
     if performance is not None:
         lowest, highest = range_of_score(performance)
         return Numbers(torch.float64, (len(models),), lowest=lowest, highest=highest)
@@ -73,13 +73,15 @@ def _form_of_coalition_scores(
     trained: Tensor,
     weights: Tensor,
 ) -> Numbers:
-    """Return the type, shape and range of what :func:`score_coalitions` returns for these arguments."""
+    """Return the type, shape and range of the response of :func:`score_coalitions` to these arguments."""
     num_coalitions = 2 ** trained.shape[1]
     return _form_of_counts(client, rows=(2, 1 + num_coalitions))
 
 
 def _form_of_counts(client: RespondingClient, rows: tuple[int, ...]) -> Numbers:
-    """Return the form of counts of correctly classified samples, which follow a row of held-out samples."""
+    """Return the form of a row with the numbers of held-out samples, followed by rows with counts of correctly
+    classified samples.
+    """
     assert client.num_classes is not None
     num_held_out = client.num_samples["val"]
     num_columns = client.num_classes + 1  # the last is the sum over rare classes
@@ -113,13 +115,13 @@ def score_models(
         local: the client's own data.
         models: the models' vectors ``[K, P]``.
         performance: the performance measure, or its name. None: count the correctly classified samples of each class.
-        mode: ``"min"`` or ``"max"``, whether less or more of a logged value is better.
+        mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
 
     Returns:
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
-        the number of the client's held-out samples of each of M classes, row 1 + i the number of those that model i
-        classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if they
-        have fewer than :data:`MIN_HELD_OUT` samples together.
+        the number of the client's held-out samples of each of M classes, and row 1 + i the number of those that model i
+        classifies correctly. The columns of rare classes are 0. The last column is the sum over all rare classes, or 0
+        if they have fewer than :data:`MIN_HELD_OUT` samples together.
     """
     if performance is None:
         scores: Any = local.evaluate(models)
@@ -134,7 +136,7 @@ def _counts_of_models(num_models: int, num_classes: int) -> int:
 
 
 def _numbers_of_models(num_clients: int, num_classes: int) -> int:
-    # Estimators and designs evaluate no more coalitions of more clients.
+    # For more clients, estimators and designs do not evaluate more coalitions.
     num_coalitions = 2 ** min(num_clients, MAX_PREDICTED_PLAYERS)
     return _counts_of_models(num_coalitions, num_classes)
 
@@ -163,8 +165,8 @@ def score_coalitions(
         weights: ``[n]``, the clients' weights in the federation's average.
 
     Returns:
-        int64 ``[2, 1 + 2^n, M + 1]``, from outputs predicted by interpolation and by an ensemble. Each has the rows and
-        columns of :func:`score_models`, with coalitions in the order of
+        int64 ``[2, 1 + 2^n, M + 1]``, from outputs predicted by interpolation and by an ensemble. Each of the two has
+        the rows and columns of :func:`score_models`. The coalitions are those of
         :func:`flsv.functional.shapley.exact.all_coalitions`.
     """
     scores: Any = local.evaluate(models, keep=True)
@@ -195,8 +197,8 @@ declare_response(score_coalitions, _form_of_coalition_scores, _numbers_of_coalit
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
-    """Return a client's response ``[1 + K, M + 1]``, given its numbers of samples ``[M]`` and of those that K models
-    classify correctly, ``[K, M]``. The last column is the sum over the rare classes.
+    """Return a client's response ``[1 + K, M + 1]``, from its numbers of samples of each class ``[M]`` and the numbers
+    of those that K models classify correctly, ``[K, M]``. The last column is the sum over the rare classes.
     """
     counts = torch.cat([support[None], correct])  # [1 + K, M]
     rare_counts = counts * (support < MIN_HELD_OUT)
@@ -206,18 +208,18 @@ def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
 
 
 def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the numbers of correctly classified samples that clients report (:func:`score_models` without a
-    ``performance``).
+    """Sum the numbers of correctly classified samples that clients report, see :func:`score_models` without a
+    ``performance``.
 
     Args:
         responses: the responses of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
-        samples: int64 ``[j]``, the number of samples that each client trains on. A response that claims more held-out
-            samples is scaled down to this number.
+        samples: int64 ``[j]``, each client's number of training samples. A response that claims more held-out samples
+            is scaled down to this number.
 
     Returns:
         The number of samples of each class that each model classifies correctly, float64 ``[K, M]``, and the number of
-        held-out samples of each class, ``[M]``. For a class on which no client reports, both are those of all rare
-        classes.
+        held-out samples of each class, ``[M]``. For a class that no client reports, both are the numbers of all rare
+        classes together.
 
     Example:
         >>> one, other = torch.tensor([[6, 0, 9], [6, 0, 0]]), torch.tensor([[0, 0, 9], [0, 0, 3]])
@@ -228,7 +230,7 @@ def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor,
     # [clients, 1 + K, M + 1]: row 0 has the held-out samples, the last column the sum over rare classes.
     counts = torch.stack([*responses]).double()
     held_out_samples = counts[:, 0].sum(1)  # [clients]
-    # A client that claims more held-out samples than it has training samples counts for no more than these.
+    # Clients could claim many held-out samples to get more weight.
     factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)  # [clients]
     counts *= factors[:, None, None]
 
@@ -236,7 +238,7 @@ def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor,
     totals_by_class = totals[:, :-1]
     totals_of_rare_classes = totals[:, -1:]
     class_has_samples = totals_by_class[0] > 0
-    # A class without samples of its own takes the counts of the rare classes.
+    # A class that no client reports gets the counts of all rare classes.
     totals_or_rare = torch.where(class_has_samples, totals_by_class, totals_of_rare_classes)
     hits = totals_or_rare[1:]
     held_out = totals_or_rare[0]
@@ -264,11 +266,10 @@ class ClientEvaluator(VectorEvaluator):
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
         if max(sizes) < MIN_HELD_OUT:
             raise ConfigurationError(
-                f'evaluators="clients": no client holds out {MIN_HELD_OUT} samples. Set '
-                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+                f'evaluators="clients": no client holds out {MIN_HELD_OUT} samples to score models. Set '
+                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger fraction."
             )
-        # Numbers of held-out samples, int64 [n]: the clients come in the order of their ids.
-        self._held_out_counts = torch.tensor(sizes)
+        self._held_out_counts = torch.tensor(sizes)  # int64 [n], by client id
         self._clients = [
             client for client in clients if self._held_out_counts[client.id] >= MIN_HELD_OUT
         ]
@@ -283,35 +284,32 @@ class ClientEvaluator(VectorEvaluator):
             warnings.simplefilter("always")
             scores = self(model[None])  # the call also sets self.responses
             support = scores.support
-        self._check_all_responded([str(warning.message) for warning in recorded_warnings])
-        if support is not None:
-            self._check_all_classes_scored(support)
 
-    def _check_all_responded(self, messages: list[str]) -> None:
         silent_ids = [client.id for client in self._clients if client.id not in self.responses]
         if silent_ids:
+            messages = [str(warning.message) for warning in recorded_warnings]
             reasons = " ".join(
                 message for message in messages if message.endswith(_EXCLUDED_NOTICE)
             )
             raise ConfigurationError(
-                f'evaluators="clients": clients {silent_ids} do not score models. {reasons}'
+                f'evaluators="clients": the clients {silent_ids} do not score models. {reasons}'
             )
-
-    def _check_all_classes_scored(self, support: Tensor) -> None:
+        if support is None:
+            return
         class_names = self._data.class_names
         unscored = [name for name, count in zip(class_names, support) if count == 0]
         if unscored:
             raise ConfigurationError(
-                f'evaluators="clients": no client can score models on the classes {unscored}: none holds out '
-                f"{MIN_HELD_OUT} samples of one of them, or {MIN_HELD_OUT} of classes that it has fewer of. "
-                "Let clients hold out more, FederatedDataModule(splits=Splits(client_val=0.3)), or put rare "
-                "classes together."
+                f'evaluators="clients": no client can score models on the classes {unscored}. A client scores models '
+                f"on a class of which it holds out {MIN_HELD_OUT} samples, and on all of its rarer classes together if "
+                f"these have {MIN_HELD_OUT} held-out samples. Let clients hold out more samples, "
+                "FederatedDataModule(splits=Splits(client_val=0.3)), or merge rare classes."
             )
 
     @property
     def can_predict(self) -> bool:
         """Return whether the clients can predict the outputs of coalitions that were not trained."""
-        # Clients have the private part of the run's model, not that of each coalition's.
+        # Clients have the private part of the run's model, but not that of each coalition's model.
         if self.space.private_names:
             return False
         num_clients = len(self._held_out_counts)
@@ -326,8 +324,8 @@ class ClientEvaluator(VectorEvaluator):
         trained: Tensor,
         weights: Tensor,
     ) -> Tensor:
-        """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
-        ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
+        """Let clients predict all coalitions' outputs, by interpolation and by an ensemble, and score them. Return both
+        utilities of each coalition, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         tensors = [models.to(self._device), trained, weights]
         responses = map_clients(self._clients, partial(self._request, score_coalitions, tensors))
@@ -355,8 +353,8 @@ class ClientEvaluator(VectorEvaluator):
         count: int,
         keep: bool = False,
     ) -> Scores:
-        """Let the clients score ``count`` models. With ``keep`` return the models in place of the scores' ``outputs``,
-        for :meth:`predict`.
+        """Let the clients score ``count`` models. With ``keep``, the attribute ``outputs`` of the result has the models
+        themselves, for :meth:`predict`.
         """
         bytes_per_model = self.space.size * self.space.dtype.itemsize
         chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
@@ -391,14 +389,16 @@ class ClientEvaluator(VectorEvaluator):
     def _joined(self, chunks: list[Tensor]) -> Tensor:
         """Join a client's responses for several chunks of models."""
         if self._measure.by_class:
-            # Each begins with the same row of held-out samples.
+            # Row 0, the numbers of held-out samples, is the same in each chunk.
             chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]
         return torch.cat(chunks)
 
     def _request(
         self, function: Callable[..., Tensor], tensors: list[Tensor], client: Client
     ) -> Tensor | None:
-        """Run a function on ``tensors`` at a client and return its response, or None, with a warning, without one."""
+        """Run a function on ``tensors`` at a client, and return the response. If there is none, warn and return
+        None.
+        """
         try:
             return client.request(function, *tensors).cpu()
         except NoResponse as reason:
@@ -415,17 +415,17 @@ class ClientEvaluator(VectorEvaluator):
         num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
         weights = num_samples[evaluators].double()
         mean_utilities = (weights / weights.sum()) @ torch.stack(responses)  # [K]
-        # Utilities are the measure's values, or their negatives. The same function converts them back.
+        # A utility is the measure's value or its negative, so the same function converts utilities back to values.
         values = self._measure.utility(mean_utilities)
         return Scores({self._measure.name: values})
 
 
 def _function_arguments(measure: ModelScore) -> dict[str, Any]:
-    """Return the arguments ``performance`` and ``mode`` with which the server requests a measure from clients."""
+    """Return the arguments of :func:`score_models` with which the server requests a measure from clients."""
     if measure.by_class:
         return {}
-    # From a name of flsv's the client also knows the mode.
-    if measure.called and measure.logits is None:
+    is_named_by_flsv = measure.called and measure.logits is None
+    if is_named_by_flsv:  # the client knows the mode, too
         return {"performance": measure.called, "mode": None}
     if isinstance(measure.of, str):  # the name of a logged value
         return {"performance": measure.of, "mode": measure.mode}

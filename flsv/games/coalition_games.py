@@ -26,7 +26,7 @@ class CoalitionGames:
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
-        own_validation: the comparison of copies with the run's own validation, if any.
+        own_validation: the comparison of copies' validations with those of the run. None: there is no comparison.
 
     Example:
         >>> import torch
@@ -61,11 +61,11 @@ class CoalitionGames:
         self._evaluators_by_key = evaluators
         self._ranks = ranks
         self._round: Round | None = None
-        # {variant of the loss: (model, its gradient)}, see _loss_variant.
+        # {name of the loss: (model, gradient of the loss at the model)}
         self._gradient_by_loss: dict[str, tuple[Tensor, Tensor]] = {}
-        # {variant of the loss: slopes along the round's updates}
+        # {name of the loss: its slopes along the round's updates}
         self._slopes_by_loss: dict[str, Tensor] = {}
-        # {key of the evaluator, None for the classifiers': scores of the round's coalitions}
+        # {key of the evaluator: scores of the round's coalitions}
         self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
         self._evaluations_of_earlier_rounds = 0
 
@@ -73,13 +73,12 @@ class CoalitionGames:
     def round(self) -> Round:
         """The current round."""
         if self._round is None:
-            raise RuntimeError("CoalitionGames: there is no round; call begin(round) first.")
+            raise RuntimeError("CoalitionGames: no round has begun. Call begin(round) first.")
         return self._round
 
     @property
     def evaluations(self) -> int:
-        """Number of evaluations of a model by an evaluator in the current round."""
-        assert self.round is not None  # it raises without one
+        """Number of models that were evaluated in the current round."""
         return self.total_evaluations - self._evaluations_of_earlier_rounds
 
     @property
@@ -104,7 +103,6 @@ class CoalitionGames:
             copies.end_round()
 
     def _copies(self) -> list[ScoringCopies]:
-        """Return the copies in which the evaluators score models."""
         evaluators = self._evaluators_by_key.values()
         return [evaluator.copies for evaluator in evaluators if evaluator.copies is not None]
 
@@ -166,7 +164,6 @@ class CoalitionGames:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
         name = _loss_name(loss)
-        # The last gradient of each loss is kept with the vector at which it was taken.
         if name in self._gradient_by_loss:
             last_vector, last_gradient = self._gradient_by_loss[name]
             if last_vector is vector:
@@ -177,8 +174,8 @@ class CoalitionGames:
         return gradient
 
     def slopes(self, loss: str | ModelScore = "negative_loss") -> Tensor:
-        """Compute the validation loss's slopes along the k updates, once per round. They are dot products ``[k]`` with
-        :meth:`gradient` at the global model.
+        """Compute the validation loss's slopes along the k updates, once per round. They are the dot products ``[k]``
+        of the updates with the :meth:`gradient` at the global model.
         """
         name = _loss_name(loss)
         if name not in self._slopes_by_loss:

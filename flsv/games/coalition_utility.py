@@ -1,4 +1,4 @@
-"""CoalitionUtility: how good the model would be with only some of a round's updates.
+"""CoalitionUtility: the performance of the models that are aggregated from only some of a round's updates.
 
 The game is from Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1,
 with uniform weights. Fixed weights are from line 12 of Algorithm 1 in Guo et al., "A Fair Contribution Measurement
@@ -23,19 +23,19 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Renormalized(NamedTuple):
-    """Weights ``[k]`` that are divided by their sum over each coalition's members."""
+    """Weights ``[k]`` that are divided by their sum over the members of each coalition."""
 
     weights: Tensor
 
 
-#: A sum of weights that differs from 1 by at most this much counts as 1.
+#: A sum of weights counts as 1 if it differs from 1 by at most this number.
 _WEIGHT_TOLERANCE = 1e-12
 
 Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 
 
 class CoalitionModels:
-    """Builder of the models of a round's coalitions, for one way of weighting the updates."""
+    """Builder of the models of a round's coalitions, with one kind of weights of the updates."""
 
     def __init__(
         self,
@@ -47,22 +47,27 @@ class CoalitionModels:
         self._server_lr = server_lr
         self._is_normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
-        # Equal for two objects of one round if each coalition has the same model in both.
+        # Two objects of one round have equal keys if they build the same model for each coalition.
         weight_bytes = self._weights.numpy().tobytes()
         self.key = (self._is_normalized, server_lr, weight_bytes)
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the clients' weights in K coalitions: for parameters and for buffers, float64 ``[K, k]`` each."""
+        """Return the clients' weights in K coalitions, once for parameters and once for buffers, float64 ``[K, k]``
+        each.
+        """
         member_weights = masks * self._weights
         total = torch.zeros(len(masks), dtype=torch.float64)
-        # Column by column: the rounding of sum(-1) depends on the number of rows.
+        # The columns are added one by one, because the rounding of sum(-1) depends on the number of rows.
         for column in member_weights.unbind(1):
             total = total + column
 
         divisor = torch.where(total > 0, total, 1.0)  # no NaN for a coalition without weight
         shares = member_weights / divisor[:, None]
         parameter_weights = shares if self._is_normalized else member_weights
-        return self._server_lr * parameter_weights, shares  # buffers are only averaged
+        return (
+            self._server_lr * parameter_weights,
+            shares,
+        )  # buffers are averaged, without server_lr
 
     def builder(self, masks: Tensor) -> Build:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
@@ -84,8 +89,8 @@ class CoalitionModels:
         has_members = buffer_weights.any(1).tolist()
 
         def build(index: int, out: Tensor) -> None:
-            # A product of one shape per model, rather than one of masks and updates: how a matrix product sums
-            # depends on the number of rows, and CUDA may do it in TF32. It is cheap beside a pass over the data.
+            # Each model is a product of one shape. In one product of all masks and updates, the rounding would depend
+            # on the number of masks, and CUDA may use TF32. The cost is small compared with a pass over the data.
             if not has_members[index]:
                 out.copy_(global_model)
                 return
@@ -134,21 +139,21 @@ def _checked_weights(weights: Tensor, num_clients: int) -> Tensor:
     return weights
 
 
-#: The key of the models, None for the empty coalition, and the key of its mask.
+#: The key of the :class:`CoalitionModels`, or None for the empty coalition, and the key of the coalition's mask.
 CoalitionKey = tuple[object, int | bytes]
 
 
 class CoalitionTable:
     """Table of the scores of a round's coalitions, each of which is evaluated once.
 
-    Games that differ in the performance measure share all scores. Games that differ in the weighting share only the
-    empty coalition's.
+    Games with different performance measures share all scores. Games with different weightings share only the score of
+    the empty coalition.
 
     Args:
         round: the round whose clients are the players.
         evaluator: the evaluator of the coalitions' models.
-        ranks: the processes among which the evaluations are divided. Each gets all scores. If clients score the models,
-            they are not divided.
+        ranks: the processes among which the evaluations are divided. All of them get all scores. If clients score the
+            models, the evaluations are not divided.
 
     Attributes:
         evaluations: the number of models evaluated so far.
@@ -163,7 +168,7 @@ class CoalitionTable:
         self.round = round
         self.evaluator = evaluator
         self._ranks = ALONE if evaluator.requests_from_clients else ranks
-        # Each coalition's row of the scores.
+        # {coalition: row of the scores}
         self._row_by_coalition: dict[CoalitionKey, int] = {}
         self._scores: Scores | None = None
 
@@ -192,7 +197,7 @@ class CoalitionTable:
                 self._scores = new_scores
             else:
                 self._scores = Scores.cat([self._scores, new_scores])
-            # Stored last: after an error the coalitions can be evaluated again.
+            # The rows are stored after the evaluation, so that coalitions can be evaluated again after an error.
             for key in new_positions:
                 self._row_by_coalition[key] = len(self._row_by_coalition)
 
@@ -215,7 +220,7 @@ class CoalitionTable:
         scores_of_rank: Scores | str
         try:
             scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices_of_rank))
-        except Exception as error:  # the other ranks wait for these scores
+        except Exception as error:  # raised below: the other ranks wait for these scores
             scores_of_rank = f"{type(error).__name__}: {error}"
         scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
         for rank, scores_or_error in enumerate(scores_by_rank):
@@ -227,7 +232,7 @@ class CoalitionTable:
         return scores[rows_in_order]
 
 
-#: A performance measure of models, or several names of classifiers' scores, each of which gives a column of utilities.
+#: A performance measure of models, or several names of classifiers' scores, one for each column of utilities.
 Measure = str | ModelScore | Sequence[str]
 
 
@@ -237,11 +242,11 @@ class CoalitionUtility:
 
     The model of coalition S is x + server_lr * sum_{i in S} w_i(S) d_i, with x the round's global model, d_i client i's
     update (a row of ``round.state_updates``) and w_i(S) its weight in S. It is x itself if S is empty or its weights
-    sum to 0. Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum to 1 inside S,
-    without ``server_lr``, because other sums can make a running variance negative.
+    sum to 0. Buffers (BatchNorm's statistics) are averages of the members' buffers, with weights that sum to 1 inside
+    S and without ``server_lr``, because other sums can make a running variance negative.
 
-    Each model is computed by a matrix-vector product of its own, so it is bitwise identical whatever the other
-    coalitions of the call are. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
+    Each model is computed by a matrix-vector product of its own, so it does not depend on the other coalitions of the
+    call, to the bit. At any time only one model (CPU) or one chunk of models (CUDA) is in memory.
 
     Args:
         round: the round whose clients are the players, in the order of ``client_ids``.
@@ -254,7 +259,8 @@ class CoalitionUtility:
             samples of client i, a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S, or
             ``Renormalized(weights)`` for w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: the server's learning rate: the factor of the members' weighted mean update.
-        table: the table that stores the coalitions' scores, shared by a round's utilities. None: a new table.
+        table: the table that stores the coalitions' scores, which several games of a round may share. None: a new
+            table.
 
     Attributes:
         num_players: k, the number of the round's clients.
@@ -324,8 +330,8 @@ class CoalitionUtility:
 
 
 def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """Convert K models' scores to utilities (higher is better), ``[K]``, or ``[K, M]`` for M classes or several
-    names.
+    """Convert the scores of K models to utilities, of which more is better, ``[K]``. For a score per class, or several
+    names of scores, ``[K, M]``.
     """
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
@@ -336,7 +342,7 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
 
 
 def check_untrained(requester: str, measure: Measure, scores: Scores) -> None:
-    """Raise ConfigurationError if the untrained model's score or outputs are not finite, so that no value would be."""
+    """Raise ConfigurationError if the untrained model's score or outputs are not finite. All values would be NaN."""
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:
         tensors.append(scores.outputs)

@@ -24,7 +24,7 @@ Private = Callable[[], Mapping[str, Tensor]]
 
 
 class CopyEvaluator(VectorEvaluator):
-    """Base class of evaluators that score models in copies of a module, with the arguments of its subclasses."""
+    """Base class of evaluators that score models in copies of a module. The arguments are those of its subclasses."""
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class CopyEvaluator(VectorEvaluator):
         """Return a copy of this evaluator that computes the same scores on other batches.
 
         Args:
-            batches: the other batches, as the constructor takes them. None: the batches of this evaluator.
-            private: returns the state-dict entries that vectors do not contain. None: those of the module.
+            batches: the other batches, in the form of the constructor's argument. None: the batches of this evaluator.
+            private: function that returns the state-dict entries that vectors do not contain. None: they are those of
+                the module.
         """
         evaluator = copy(self)
         evaluator.copies = ScoringCopies(self._module, self.space)
@@ -62,10 +63,9 @@ class CopyEvaluator(VectorEvaluator):
 
     @abstractmethod
     def _read_batches(self, batches: Any) -> None:
-        """Let models be scored on these batches."""
+        """Replace the batches on which models are scored."""
 
     def _scoring(self) -> AbstractContextManager[None]:
-        """Return the context in which models are scored."""
         return isolated_scoring(self.effects, self._seed, device=self.device)
 
     def _new_vector(self) -> Tensor:
@@ -76,6 +76,6 @@ class CopyEvaluator(VectorEvaluator):
         )
 
     def _write(self, module_copy: nn.Module, vector: Tensor) -> None:
-        """Write a model ``[P]`` into a copy of the module, with the state-dict entries that it does not contain."""
+        """Write a model ``[P]``, and the state-dict entries that vectors do not contain, into a copy of the module."""
         self.space.write(module_copy, vector)
         put_private(module_copy, self.space, self._read_private())

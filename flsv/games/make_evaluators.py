@@ -1,4 +1,4 @@
-"""Functions that make the evaluators of performance measures, and run them once to find errors."""
+"""Functions that create the evaluators of performance measures, and run them once to find errors before training."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from flsv.utilities.seeding import isolated_rngs
 if TYPE_CHECKING:
     from flsv.games.client_evaluation import ClientEvaluator
 
-#: The end of an error about a module whose outputs cannot be scored.
+#: Advice at the end of errors about modules whose outputs cannot be scored.
 LOGGED_VALUE_ADVICE = (
-    " Or measure by a value that validation_step logs, of any batches and outputs, such as performance='val_loss', "
-    "mode='min'."
+    " Or choose a value that validation_step logs as the performance, such as performance='val_loss', mode='min'. This "
+    "works with batches and outputs of any form."
 )
 
 
@@ -47,17 +47,17 @@ def make_evaluators(
     effects: ScoringEffects | None = None,
     make_client_evaluator: Callable[[ModelScore], ClientEvaluator] | None = None,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators of all measures, and run each once to find errors.
+    """Create the evaluators of all measures, and run each once to find errors.
 
     Args:
         trainer: the module's Trainer.
         space: the map between the module and vectors.
         loaders: the validation loaders.
-        measures: ``{name of what needs it: measure}``.
-        num_classes: the number of classes. None: as many as there are logits.
+        measures: ``{name of the metric that needs the measure: measure}``.
+        num_classes: the number of classes. None: the number of logits.
         seed: seed of the random numbers that scoring draws.
-        effects: what scoring changes, as another evaluator has tried, which then need not be run.
-        make_client_evaluator: makes the evaluator by which clients score models.
+        effects: what scoring changes, as another evaluator has found out. Then the evaluators are not run.
+        make_client_evaluator: function that creates the evaluator by which clients score models.
 
     Returns:
         ``{key: evaluator}``, see :func:`flsv.scores.performance.evaluator_key`.
@@ -107,14 +107,14 @@ def _evaluators_of_scores(
     seed: int,
     effects: ScoringEffects | None,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators of logged values and torchmetrics metrics."""
+    """Create the evaluators of logged values and torchmetrics metrics."""
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
     if any(isinstance(measure.of, str) for measure in model_scores.values()):
         validated_models = _validated_models(trainer, space, batches, model_scores, seed, effects)
         if effects is None:
-            validated_models.attempt()
+            validated_models.dry_run()
         evaluators["logged"] = validated_models
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
@@ -140,8 +140,8 @@ def _validated_models(
     seed: int,
     effects: ScoringEffects | None,
 ) -> ValidatedModels:
-    """Make the evaluator of all values that the module logs and a measure needs. ``model_scores`` has the measure of
-    each metric, by the metric's name.
+    """Create the evaluator of all logged values that measures need, from ``model_scores``, ``{name of a metric:
+    measure}``.
     """
     metrics_by_value: dict[str, list[str]] = {}
     for metric, measure in model_scores.items():
@@ -166,14 +166,14 @@ def classifier_evaluator(
     num_classes: int | None,
     effects: ScoringEffects | None = None,
 ) -> ModelEvaluator:
-    """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: as many as there are logits."""
+    """Create the evaluator of a classifier of ``num_classes`` classes. None: the number of logits."""
     if num_classes is None:
         remaining_batches = iter(batches)
         first_batches = list(islice(remaining_batches, 1))
         batches = chain(first_batches, remaining_batches)
-        num_classes = 1  # without a batch the evaluator says what is wrong
+        num_classes = 1  # if there is no batch, the evaluator raises an error
         for batch in first_batches:
-            with trial(trainer) as module:
+            with dry_run(trainer) as module:
                 num_classes = count_logits(module, batch, None)
     return ModelEvaluator(
         trainer.lightning_module,
@@ -186,15 +186,19 @@ def classifier_evaluator(
 
 
 @contextmanager
-def trial(trainer: L.Trainer) -> Iterator[nn.Module]:
-    """Yield a copy of a trainer's module for a trial of its ``forward``. Restore random numbers afterwards."""
+def dry_run(trainer: L.Trainer) -> Iterator[nn.Module]:
+    """Yield a copy of a trainer's module for a dry run of its ``forward``, and restore the random generators
+    afterwards.
+    """
     precision = trainer.strategy.precision_plugin
     with torch.no_grad(), isolate_rng(), precision.forward_context():
         yield ModuleCopies(trainer.lightning_module).load().eval()
 
 
 def count_logits(module: nn.Module, batch: Any, num_classes: int | None) -> int:
-    """Return M of the logits ``[B, M]`` that a module returns for a batch, or raise ConfigurationError."""
+    """Return the number M of logits ``[B, M]`` that a module returns for a batch. Raise ConfigurationError if it
+    returns something else.
+    """
     x, y = checked_pair(batch, num_classes)
     try:
         logits = module(x)
@@ -211,24 +215,26 @@ def evaluator_on(
     loader: Any,
     private: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> VectorEvaluator:
-    """Return an evaluator like ``evaluator`` for the batches of ``loader``. ``private`` returns the state-dict entries
-    that model vectors do not contain.
+    """Return an evaluator that computes the same scores as ``evaluator`` on the batches of ``loader``. ``private``
+    returns the state-dict entries that model vectors do not contain.
     """
     assert isinstance(evaluator, CopyEvaluator)
     batches: Any = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        batches = _inputs_and_labels(trainer, batches, "what the server requests of clients")
+        batches = _inputs_and_labels(
+            trainer, batches, "a score that the server requests from clients"
+        )
     return evaluator.with_batches(batches, private)
 
 
 def _inputs_and_labels(
     trainer: L.Trainer, loaders: list[StoredBatches], requester: str
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
+    """Yield the loaders' batches as pairs ``(x, y)`` on the device, in the form that the module gets in validation."""
     try:
         for index, loader in enumerate(loaders):
             yield from on_device(trainer, loader, index)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{requester}: a torchmetrics metric is given forward(x) and y. {error}"
+            f"{requester}: a torchmetrics metric is updated with forward(x) and y. {error}"
         ) from error

@@ -62,19 +62,20 @@ from flsv.utilities.seeding import seed_global_rngs
 Context = Callable[[], AbstractContextManager[Any]]
 Backend = Literal["auto", "vmap", "serial"]
 
-# Activations of larger batches pass 32 MB, beyond which the C library returns memory to the system after every layer:
-# LeNet5 takes twice as long on batches of 2,000. On batches of 25 it takes 1.2 times as long.
+# Activations of larger batches exceed 32 MB. Then the C library returns memory to the system after every layer: LeNet5
+# takes twice as long on batches of 2,000. On batches of 25 it takes 1.2 times as long.
 _CPU_BATCH_SIZE = 256
-#: Number of models with normal random weights that show whether a regression's outputs have a bound or are whole
-#: numbers, and the standard deviations of their weights.
+# Models with normally distributed random weights show whether a regression's outputs have a bound or are whole numbers.
+#: The number of these models.
 _NUM_RANDOM_MODELS = 8
+#: The standard deviations of their weights.
 _SMALL_SCALE = 0.3
 _SCALE = 3.0
 _LARGE_SCALE = 30.0
 
 
 class Measure(Protocol):
-    """A measure of c models at once, of batches that are added one by one."""
+    """Interface of a measure that scores c models at once, on batches that are added one by one."""
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
@@ -88,11 +89,11 @@ class ModelEvaluator(CopyEvaluator):
     """Evaluator of models of one structure by their outputs on validation batches.
 
     Each model is evaluated in a copy of the module, in evaluation mode, without gradients and with the same random
-    numbers. If models are evaluated one at a time, scores are bitwise identical whatever the
-    other models of the call are. Under vmap they differ by rounding, since batched kernels sum in another order.
+    numbers. If models are evaluated one at a time, a model's scores do not depend on the other models of the call, to
+    the bit. Under vmap they depend on them by rounding, since batched kernels sum in another order.
 
     Args:
-        module: the module, which is copied as it is when models are evaluated.
+        module: the module. It is copied each time when models are evaluated.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``, read once and kept on the module's device. On the CPU, classifiers' batches are
             merged and cut to a faster size.
@@ -101,16 +102,16 @@ class ModelEvaluator(CopyEvaluator):
             None: only the metric is computed.
         metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, the score ``"metric"``, see
             :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
-        logits: for a metric of classes, whether the outputs are logits, which are not probabilities. None: they are if
-            one is outside [0, 1], see :func:`flsv.games.output_metric.gives_logits`.
+        logits: for a metric of classes, whether the outputs are logits instead of probabilities. None: they are logits
+            if one is outside [0, 1], see :func:`flsv.games.output_metric.gives_logits`.
         backend: ``"vmap"`` for chunks of models at once, ``"serial"`` for one model at a time, ``"auto"`` for vmap on
             CUDA and serial elsewhere. A module that vmap cannot handle is evaluated serially, with a warning.
-        chunk: number of models at once under vmap. It is halved for good when a chunk does not fit into memory.
+        chunk: number of models at once under vmap. It is halved permanently when a chunk does not fit into memory.
         context: function that returns a context manager for a forward pass, such as a Lightning precision plugin's
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         requester: name of the object that needs the metric, for messages.
-        effects: what scoring changes, as another evaluator has tried. None: this one tries it.
+        effects: what scoring changes, as another evaluator has found out. None: this evaluator finds out.
 
     Attributes:
         form: the :class:`OutputForm` of the outputs that :meth:`evaluate` keeps. None if the batches have no common
@@ -148,7 +149,8 @@ class ModelEvaluator(CopyEvaluator):
     ) -> None:
         if num_classes is None and metric is None:
             raise ConfigurationError(
-                "ModelEvaluator: expected num_classes of a classifier, or a metric."
+                "ModelEvaluator: neither num_classes nor metric is given. Pass the number of classes of a classifier, "
+                "or a torchmetrics metric."
             )
         super().__init__(module, space, module_device(module), seed, effects)
         self.num_classes = num_classes
@@ -169,11 +171,12 @@ class ModelEvaluator(CopyEvaluator):
 
         self.form: OutputForm | None = None
         self._read_batches(batches)
-        is_tried = effects is not None
-        if is_tried and self._metric is None and self.backend == "serial":
-            self.form = OutputForm(classifies=True)  # a trial could find nothing else
+        knows_effects = effects is not None
+        is_serial_classifier = self._metric is None and self.backend == "serial"
+        if knows_effects and is_serial_classifier:
+            self.form = OutputForm(classifies=True)
         else:
-            self._check_forward(is_tried)
+            self._check_forward(knows_effects)
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
@@ -182,7 +185,7 @@ class ModelEvaluator(CopyEvaluator):
         labels_of_batches = [labels for _, labels in self._batches]
         for labels in labels_of_batches:
             if not isinstance(labels, Tensor) or labels.is_floating_point():
-                return  # the metric says what it takes
+                return  # the metric itself checks such labels
 
         has_label_per_pixel = labels_of_batches[0].ndim > 1
         all_labels = torch.cat([labels.flatten() for labels in labels_of_batches])
@@ -192,7 +195,6 @@ class ModelEvaluator(CopyEvaluator):
             check_two_classes(metric, all_labels, self._requester)
 
     def _read_batches(self, batches: Iterable[Any]) -> None:
-        """Keep pairs ``(x, y)`` on the device, and count the samples of each class."""
         max_batch_size = _CPU_BATCH_SIZE if self.device.type == "cpu" else None
         self._batches, self._support = read_batches(
             batches, self.device, num_classes=self.num_classes, size=max_batch_size
@@ -261,7 +263,7 @@ class ModelEvaluator(CopyEvaluator):
                 yield scores
                 first_row = rows.stop
             else:
-                # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
+                # Here the tensors of the failed chunk are freed. Inside of an except block they would still exist.
                 free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
@@ -291,7 +293,7 @@ class ModelEvaluator(CopyEvaluator):
         assert self.form is not None
         labels_of_batches = [labels.cpu() for _, labels in self._batches]
         batch_sizes = [len(labels) for labels in labels_of_batches]
-        num_at_once = len(outputs) if self._metric is None else 1  # a metric may keep all outputs
+        num_at_once = len(outputs) if self._metric is None else 1  # a metric may store all outputs
         parts = [self._scores_of(self._measures(num_models=0))]
         for outputs_of_models in outputs.split(max(num_at_once, 1)):
             measures = self._measures(len(outputs_of_models), torch.device("cpu"), has_loss=losses)
@@ -329,7 +331,7 @@ class ModelEvaluator(CopyEvaluator):
         with (
             self._scoring(),
             torch.enable_grad(),
-            sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
+            sdpa_kernel(SDPBackend.MATH),  # other kernels of attention sum in another order
         ):
             module = self.copies.take().load_to_score()
             dtypes = named_dtypes(module)
@@ -341,7 +343,7 @@ class ModelEvaluator(CopyEvaluator):
             for x, y in self._batches:
                 state = self.space.unflatten(torch.cat([parameters, buffers]))
                 for name, tensor in state.items():
-                    # Only the parameters: batch_norm refuses statistics that want a gradient.
+                    # Buffers are detached, because batch_norm refuses statistics that require gradients.
                     if name not in parameter_names:
                         tensor = tensor.detach()
                     state[name] = tensor.to(dtypes[name])
@@ -363,21 +365,22 @@ class ModelEvaluator(CopyEvaluator):
         """Number of validation samples of each class, int64 ``[M]``."""
         if self._support is None:
             raise ConfigurationError(
-                "ModelEvaluator: without num_classes there are no classes, nor a cross-entropy."
+                "ModelEvaluator: scores by class and the cross-entropy need the argument num_classes."
             )
         return self._support
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def check_logits(self, requester: str) -> None:
-        """Raise ConfigurationError if a classifier's outputs are probabilities. ``requester`` needs it."""
+        """Raise ConfigurationError if a classifier's outputs are probabilities, although ``requester`` needs logits."""
         with self._scoring():
             module = ModuleCopies(self._module, self.space).load_to_score(is_last=True)
             outputs = self._outputs_of_copy(module)
         if are_probabilities(outputs):
             raise ConfigurationError(
-                f"{requester}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
-                "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
+                f"{requester}: {type(self._module).__name__}.forward gives probabilities, but negative_loss is the "
+                "cross-entropy of logits. Remove the softmax from forward, or choose a loss that validation_step logs "
+                "as the performance."
             )
 
     def _stacked_outputs(
@@ -399,7 +402,7 @@ class ModelEvaluator(CopyEvaluator):
         device: torch.device | None = None,
         has_loss: bool = True,
     ) -> list[Measure]:
-        """Return the measures of so many models, without a batch, on a device."""
+        """Return new measures of ``num_models`` models, to which no batch was added, on a device."""
         device = device or self.device
         measures: list[Measure] = []
         if self._support is not None:
@@ -437,13 +440,13 @@ class ModelEvaluator(CopyEvaluator):
                 kept_outputs.update(outputs, y)
         return self._scores_of(measures, None if kept_outputs is None else kept_outputs.compute())
 
-    def _check_forward(self, is_tried: bool) -> None:
+    def _check_forward(self, knows_effects: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
         copies = ModuleCopies(self._module, self.space)
         try:
             with self._scoring():
                 self._try_forward(copies)
-                if not is_tried:
+                if not knows_effects:
                     self._check_repetition(copies)
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
@@ -468,7 +471,9 @@ class ModelEvaluator(CopyEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _check_repetition(self, copies: ModuleCopies) -> None:
-        """Check that two copies have the same outputs, whatever the run's own weights are, and whether one changes."""
+        """Check that two copies have the same outputs, also if the module's own weights are different. Find out whether
+        a forward pass changes the copy.
+        """
         module = copies.load_to_score()
         content = copies.content_of(module)
         outputs = self._outputs_of_copy(module)
@@ -479,14 +484,13 @@ class ModelEvaluator(CopyEvaluator):
             raise not_repeated(self._requester, self._module, "forward")
 
     def _outputs_of_copy(self, module: nn.Module) -> Any:
-        """Return a copy's outputs for the first batch."""
         x, _ = self._batches[0]
         seed_global_rngs(self._seed, "utility")
         with self._context():
             return module(x)
 
     def _try_metric(self, output_metric: OutputMetric, copies: ModuleCopies) -> None:
-        """Find the form of the outputs, and score a copy by the metric."""
+        """Find the form of the outputs, and compute the metric of a copy."""
         _, y = self._batches[0]
         outputs = self._outputs_of_copy(copies.load_to_score())
         are_logits = self._logits
@@ -495,14 +499,15 @@ class ModelEvaluator(CopyEvaluator):
         if are_logits is None:
             raise ConfigurationError(
                 f"{self._requester}: all outputs of {type(self._module).__name__} for the first validation batch are "
-                "in 0 .. 1, so that they can be logits or probabilities. Say which: "
-                "performance=flsv.scores.FromOutputs(metric, logits=True), or logits=False."
+                "in 0 .. 1, so they can be logits or probabilities. Pass "
+                "performance=flsv.scores.FromOutputs(metric, logits=True) for logits, or logits=False for "
+                "probabilities."
             )
         output_metric.converts_logits = are_logits and wants_probabilities(output_metric.metric)
         self._set_form(copies.load_to_score(), output_metric.metric, are_logits)
-        # Class numbers are no form: between two of them lies another class.
         if self.form is None or self.form.classifies:
             return
+        # Whole numbers may be numbers of classes, between which no prediction may lie.
         if are_whole(self._random_outputs(copies, _SMALL_SCALE)):
             self.form = None
             return
@@ -512,7 +517,7 @@ class ModelEvaluator(CopyEvaluator):
         self.form = replace(self.form, is_bounded=is_bounded)
 
     def _random_outputs(self, copies: ModuleCopies, scale: float) -> Tensor:
-        """Return the numbers, without NaN, that models with random weights of a standard deviation give."""
+        """Return the outputs, without NaN, of models with random weights of the standard deviation ``scale``."""
         generator = torch.Generator().manual_seed(0)
         numbers = []
         for _ in range(_NUM_RANDOM_MODELS):
@@ -526,8 +531,8 @@ class ModelEvaluator(CopyEvaluator):
         return torch.cat(numbers)
 
     def _set_form(self, module: nn.Module, metric: Metric, are_logits: bool) -> None:
-        """Score a module. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
-        batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
+        """Score a module. Set :attr:`form` if the outputs for all samples are numbers of one shape."""
+        batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are not numbers
 
         def outputs_with_recorded_shape(x: Any) -> Any:
             outputs = outputs_of(module, x)
@@ -535,7 +540,7 @@ class ModelEvaluator(CopyEvaluator):
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
-        # Not for the scores, but for the shapes, and to find errors of the metric on all batches.
+        # The scores are not used. The pass records the shapes, and finds errors of the metric on all batches.
         self._score(1, outputs_with_recorded_shape)
 
         first_shape = batch_shapes[0]
@@ -560,7 +565,7 @@ class ModelEvaluator(CopyEvaluator):
                 raise
             self.backend = "serial"
             warnings.warn(
-                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
-                'one at a time. backend="serial" silences this.',
+                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}), so coalitions' models are "
+                'evaluated one at a time. Set backend="serial" to avoid this warning.',
                 stacklevel=5,
             )

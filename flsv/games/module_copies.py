@@ -1,4 +1,4 @@
-"""ModuleCopies: copies of a module as it is now, in which models are scored. Scoring changes nothing of the run."""
+"""ModuleCopies: copies of a module in which models are scored, so that scoring does not change the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flsv.utilities.program_state import present_state, restored_program
 from flsv.utilities.run_copy import find_refused
 from flsv.utilities.seeding import isolated_rngs
 
-#: Types of objects that a copy has in common with the run's module.
+#: Types of objects to which both a copy and the run's module refer.
 _SHARED_TYPES = (
     L.Trainer,
     L.Callback,
@@ -52,18 +52,18 @@ _SHARED_TYPES = (
 
 
 class ModuleCopies:
-    """A module as it is now, of which each load is a copy of its own, without ``torch.compile``.
+    """Snapshot of a module, from which each :meth:`load` returns a new copy, without ``torch.compile``.
 
     A copy refers to the run's Trainer and its callbacks, loggers, data modules and data sets, and to the parameters
-    that are constant in ``space``. All else is copied, with the references that its objects have to each other, also
-    the callbacks of ``configure_callbacks``. A part that refuses pickling, and is or belongs to an attribute of a
-    layer, has a stand-in: an error is raised when it is used.
+    that are constant in ``space``. All other objects are copied, among them the callbacks of ``configure_callbacks``,
+    with the references that they have to each other. If an attribute of a layer cannot be pickled, the copy has a
+    stand-in in its place, which raises an error when it is used.
 
     Args:
         module: the module.
-        space: the map between the module and vectors. None: nothing is constant.
-        are_blank: whether the caller writes a vector into each copy. The copies then have one memory of the weights
-            that vectors hold, so that only the last load may be used.
+        space: the map between the module and vectors. None: no parameter is constant.
+        are_blank: whether the caller writes a vector into each copy. The copies then share the memory of the weights
+            that vectors contain, so only the last copy may be used.
 
     Raises:
         ConfigurationError: a copy cannot be made. The message has the path of the part.
@@ -93,9 +93,9 @@ class ModuleCopies:
                 blank_storages = _storages_of_vectors(module, space)
 
         self._stand_ins: dict[int, StandIn] = {}
-        # Kept, so that no other object gets the id of one of them.
+        # References to the parts, so that no other object gets the id of one of them.
         self._refused_parts: list[Any] = []
-        # The module's own, whose values are values that the module logs.
+        # The callbacks that the module has configured. The values that they log count as the module's.
         self._callbacks: list[L.Callback] = []
         self._dump = partial(
             pickled,
@@ -115,7 +115,7 @@ class ModuleCopies:
     def _copy_callbacks(self, trainer: L.Trainer) -> None:
         """Copy the callbacks that the module has configured together with it."""
         module_copy = self.load()
-        # The method of the class: a coalition's module has another one among its attributes, which configures none.
+        # The method of the class, because a coalition's module hides it by an attribute that configures no callbacks.
         configured_callbacks: Any = type(module_copy).configure_callbacks(module_copy)
         if not isinstance(configured_callbacks, Sequence):
             configured_callbacks = [configured_callbacks]
@@ -127,7 +127,7 @@ class ModuleCopies:
         for callback in callbacks_of(trainer):
             if type(callback) not in configured_types or isinstance(callback, WATCHERS):
                 continue
-            # The module itself may hold the callback, and a copy of the module then has another one than its Trainer.
+            # If the module refers to the callback, its copy must refer to the same copy of the callback.
             callback_of_module: Any = part_by_type.get(type(callback), callback)
             self._callbacks.append(callback_of_module)
             log_methods += [vars(callback_of_module).get(name) for name in ("log", "log_dict")]
@@ -141,20 +141,22 @@ class ModuleCopies:
         self._dump_parts()
 
     def load(self) -> Any:
-        """Return a new copy of the module, in the modes of the module's layers."""
+        """Return a new copy of the module. Its layers have the same modes (training or evaluation)."""
         module, *_ = self._load()
         return module
 
     def load_to_score(self, is_last: bool = False) -> Any:
-        """Return a new copy of the module in evaluation mode, to which the program refers, see
-        :func:`isolated_scoring`. The last copy has no memory of its own.
+        """Return a new copy of the module in evaluation mode. The program's references to the module are redirected to
+        the copy, see :func:`isolated_scoring`. The last copy uses the snapshot's memory.
         """
-        _refer_to_originals()  # where an earlier copy is
+        _refer_to_originals()  # in place of an earlier copy
         module, *_ = self._load(is_last, redirected=_redirected)
         return module.eval()
 
     def content_of(self, module_copy: nn.Module) -> Any:
-        """Return what differs if the copy's content does. What cannot be pickled is unlike itself."""
+        """Return an object by which the content of copies can be compared. The content of a copy that cannot be pickled
+        differs from any other.
+        """
         try:
             pickled_copy = self._dump(module_copy)
         except Exception:
@@ -162,8 +164,8 @@ class ModuleCopies:
         return pickled_copy.bytes, digest(pickled_copy.storages)
 
     def load_with_trainer(self) -> tuple[L.LightningModule, L.Trainer]:
-        """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in. The
-        program refers to the copies, see :func:`isolated_scoring`.
+        """Return a new copy of the module, and a copy of its Trainer and optimizers by which it can be validated. The
+        program's references are redirected to the copies, see :func:`isolated_scoring`.
         """
         module, optimizers, schedulers, callbacks = self._load(redirected=_redirected)
         trainer = copy_of_trainer(self._trainer, module)
@@ -176,14 +178,12 @@ class ModuleCopies:
         return module, trainer
 
     def _parts(self) -> tuple[Any, Any, Any, Any]:
-        """Return the module, and the optimizers, schedulers and callbacks that are copied together with it."""
         if self._trainer is None:
             return self._module, [], [], []
         optimizers = self._trainer.optimizers
         return self._module, optimizers, self._trainer.lr_scheduler_configs, self._callbacks
 
     def _dump_parts(self) -> Pickled:
-        """Return the pickle of what :meth:`_parts` returns, which is made once."""
         if self._pickled is None:
             self._pickled = self._call_with_stand_ins(lambda: self._dump(self._parts()))
         return self._pickled
@@ -193,7 +193,7 @@ class ModuleCopies:
         is_last: bool = False,
         redirected: list[Redirection] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return new copies of what :meth:`_parts` returns."""
+        """Return new copies of the objects that :meth:`_parts` returns."""
         module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
             lambda: self._dump_parts().load(
                 copies_memory=not is_last,
@@ -207,8 +207,8 @@ class ModuleCopies:
         return module, optimizers, schedulers, callbacks
 
     def _call_with_stand_ins(self, function: Callable[[], Any]) -> Any:
-        """Return what ``function`` returns. It pickles or loads the parts, and is called again with stand-ins for the
-        attributes of layers at which it has failed.
+        """Call ``function``, which pickles or loads the parts, and return its result. If it fails at an attribute of a
+        layer, replace this attribute by a stand-in and call the function again.
         """
         reason = f"models are scored in copies of {type(self._module).__name__}"
         module, optimizers, _, callbacks = self._parts()
@@ -232,9 +232,9 @@ class ModuleCopies:
 
 @dataclass
 class ScoringEffects:
-    """What scoring a model changes, beside generators. None: no model has shown it yet."""
+    """The changes that scoring a model makes, beside those of random generators. None: not known yet."""
 
-    #: Whether it changes the program: a global, an attribute of a class, a variable of the environment, torch's
+    #: Whether scoring changes the program: a global, an attribute of a class, an environment variable, or torch's
     #: settings.
     program: bool | None = None
     #: Whether ``forward`` changes the module in evaluation mode.
@@ -242,7 +242,7 @@ class ScoringEffects:
 
     @property
     def are_none(self) -> bool:
-        """Return whether neither changes."""
+        """Return whether scoring is known to change neither the program nor the module."""
         return self.program is False and self.module is False
 
 
@@ -252,14 +252,15 @@ def isolated_scoring(
     seed: int,
     device: torch.device,
 ) -> Iterator[None]:
-    """Score a model within this context: with the same random numbers whatever was scored before, and without autocast.
-    Global generators and the program's globals are restored. An error is raised if a stand-in was used.
+    """Context in which a model is scored. The random numbers do not depend on earlier scores, and autocast is off. At
+    the end the global random generators and the program's globals are restored, and an error is raised if a stand-in
+    was used.
     """
     with_gradients = torch.is_grad_enabled()
     with (
         torch.inference_mode(False),  # which enables gradients
         torch.set_grad_enabled(with_gradients),
-        # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+        # Autocast applies only to the thread that has entered it, so it is off for the same arithmetic on all threads.
         torch.autocast(device.type, enabled=False),
         isolated_rngs(seed, "utility"),
         _restored(effects),
@@ -269,13 +270,15 @@ def isolated_scoring(
         yield
 
 
-#: Where the program refers to copies while these are scored.
+#: The program's references to the run's objects that are redirected to copies while these are scored.
 _redirected: list[Redirection] = []
 
 
 @contextmanager
 def _restored(effects: ScoringEffects) -> Iterator[None]:
-    """Restore the program at the end of this context, unless scoring does not change it, as the first score shows."""
+    """Restore the program at the end of this context. If the first score shows that scoring does not change it, it is
+    not restored in later contexts.
+    """
     _redirected.clear()
     if effects.program is False:
         try:
@@ -287,14 +290,14 @@ def _restored(effects: ScoringEffects) -> Iterator[None]:
     program = present_state()
     with restored_program(program):
         yield
-        # What refers to a copy has not been changed by the program.
+        # References to copies are not changes by the program.
         _refer_to_originals()
         if effects.program is None:
             effects.program = not program.is_present()
 
 
 def _refer_to_originals() -> None:
-    """Let the program refer again to what has been copied."""
+    """Undo the redirection of the program's references to copies."""
     while _redirected:
         reference, original = _redirected.pop()
         reference.write(original)
@@ -314,7 +317,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 class ScoringCopies:
-    """Copies of a module as it is, into which models' vectors are written. A round's are made from one pickle."""
+    """Copies of a module, into which models' vectors are written. Those of one round are made from one snapshot."""
 
     def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self._module = module
@@ -328,7 +331,7 @@ class ScoringCopies:
         self._copies_of_round = None
 
     def end_round(self) -> None:
-        """Release the round's copies."""
+        """Release the snapshot of the round."""
         self._is_in_round = False
         self._copies_of_round = None
 
@@ -343,7 +346,7 @@ class ScoringCopies:
 
 
 def _storages_of_vectors(module: nn.Module, space: ParameterSpace) -> set[int]:
-    """Return the keys of memory that holds nothing but entries of vectors."""
+    """Return the keys of the storages that hold only tensors that model vectors contain."""
     storages = set()
     for name, tensor in named_tensors(module).items():
         is_plain = type(tensor) in (Tensor, nn.Parameter) and is_dense(tensor)
@@ -367,7 +370,7 @@ def _factories(module: nn.Module) -> list[Any]:
 
 
 def _is_factory(factory: partial[Any]) -> bool:
-    """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
+    """Return whether a ``partial`` constructs objects: it wraps a class, or was created by jsonargparse."""
     if isinstance(factory.func, type):
         return True
     modules = [type(argument).__module__ for argument in factory.args]
@@ -375,11 +378,11 @@ def _is_factory(factory: partial[Any]) -> bool:
 
 
 def _uncompile(layer: nn.Module) -> None:
-    """Remove from a layer what ``torch.compile`` has added."""
+    """Undo ``torch.compile`` for a layer."""
     attributes = vars(layer)
     # layer.compile() has set this attribute.
     attributes.pop("_compiled_call_impl", None)
-    # torch.compile(layer) has put this module around the layer.
+    # torch.compile(layer) has wrapped the layer in this module.
     if isinstance(layer, OptimizedModule):
         attributes["forward"] = layer._orig_mod.__call__
         return
@@ -399,13 +402,13 @@ def _uncompile(layer: nn.Module) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether ``torch.compile`` has added something to a module."""
+    """Return whether ``torch.compile`` was applied to a part of a module."""
     attributes = chain.from_iterable(vars(layer).values() for layer in module.modules())
     return any(hasattr(value, "_torchdynamo_orig_callable") for value in attributes)
 
 
 def _is_frame_of_dynamo(function: Any) -> bool:
-    """Return whether a function is the frame that dynamo puts around torch's own functions."""
+    """Return whether a function is the wrapper that dynamo puts around torch's own functions."""
     if not isinstance(function, FunctionType):
         return False
     return function.__code__.co_filename == external_utils.__file__
@@ -417,7 +420,7 @@ def _is_frame_of_dynamo(function: Any) -> bool:
 @contextmanager
 @torch.no_grad()
 def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
-    """Give a module other weights within the context, but for those that its copies share with it."""
+    """Change a module's weights within this context, except those that its copies share with it."""
     shared_ids = set(map(id, space.constants(module).values()))
     weights = []
     for tensor in named_tensors(module).values():
@@ -434,8 +437,8 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
 
 
 def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> bool:
-    """Return whether two results of models on a device are equal, to the bit on a CPU: tensors, numbers, or structures
-    of these.
+    """Return whether two results of models on a device are equal, on a CPU to the bit. Results are tensors, numbers, or
+    structures of these.
     """
     tolerance = 0.0 if device.type == "cpu" else MAX_ROUNDING
     leaves = tree_leaves(result)
@@ -444,7 +447,7 @@ def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> boo
         return False
     for leaf, repeated_leaf in zip(leaves, repeated_leaves):
         if not isinstance(leaf, Tensor | float | int):
-            continue  # nothing is computed from it
+            continue  # scores are not computed from other objects
         values = torch.as_tensor(leaf)
         repeated_values = torch.as_tensor(repeated_leaf)
         if values.shape != repeated_values.shape:
@@ -465,9 +468,9 @@ def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationE
     """Return the error for a module of which two copies have different scores."""
     return ConfigurationError(
         f"{requester}: one model, scored twice, has two scores. {part} of {type(module).__name__} depends on something "
-        "that the module's copy does not hold, such as a global, a file, or the module itself by its Trainer. Scores "
-        "would be wrong, or the run would train otherwise because it is measured. Keep it in an attribute of the "
-        "module, or leave it alone in validation."
+        "that the module's copy does not contain, such as a global, a file, or the original module, to which its "
+        "Trainer refers. So scores would be wrong, or scoring would change the training. Store this state in an "
+        "attribute of the module, or do not use it in validation."
     )
 
 
@@ -480,7 +483,6 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def named_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
-    """Return the dtypes of a module's parameters and buffers by name."""
     return {name: tensor.dtype for name, tensor in named_tensors(module).items()}
 
 

@@ -1,4 +1,4 @@
-"""OutputForm: the form in which models' outputs are kept, to predict those of coalitions that were not trained."""
+"""OutputForm: the form in which models' outputs are stored, to predict those of coalitions that were not trained."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from torchmetrics import Metric
 from flsv.games.output_metric import task_of
 from flsv.scores.likelihood import MeanLogLikelihood
 
-#: The distance of neighbouring numbers of a type, up to which they can show that outputs have fractions.
+#: Numbers of a floating-point type show whether outputs are whole numbers only if neighbouring numbers of this type are
+#: nearer than this distance.
 _LARGEST_STEP = 0.125
-#: The least probability whose logarithm is taken.
+#: Lower probabilities are raised to this one before their logarithm is taken.
 MIN_PROBABILITY = 1e-6
 
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The form in which coalitions' outputs are predicted: logits, with the classes in the last dimension."""
+    """The form in which coalitions' outputs are predicted. Classifiers' outputs become logits, with the classes in the
+    last dimension. A regression's outputs do not change.
+    """
 
-    # A regression's outputs stay as they are.
     classifies: bool
-    # Whether a sample has one number, for the positive class.
+    # Whether there is one output per sample, for the positive class.
     has_one_output: bool = False
     gives_logits: bool = True
-    # Whether outputs are log-probabilities of the labels. The classes are then "another" and "the label".
+    # Whether outputs are log-probabilities of the labels. The two classes are then "not the label" and "the label".
     are_label_likelihoods: bool = False
-    # Whether a regression's outputs have a bound, as rates and shares have, which no prediction may pass.
+    # Whether a regression's outputs have a bound that no prediction may exceed, such as rates and shares have.
     is_bounded: bool = False
 
     @staticmethod
@@ -39,7 +41,7 @@ class OutputForm:
         y: Tensor,
         gives_logits: bool,
     ) -> OutputForm:
-        """Find the form of a batch's outputs of the shape ``[B, ...]``."""
+        """Return the form for a metric, and outputs of the shape ``[B, ...]`` for the labels ``y``."""
         if isinstance(metric, MeanLogLikelihood):
             return OutputForm(classifies=True, are_label_likelihoods=True)
         shapes_of_one_output = (y.shape, (*y.shape, 1))
@@ -50,9 +52,7 @@ class OutputForm:
         )
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Convert the outputs ``[c, B, ...]`` of c models for the labels ``y [B, ...]`` to this form. Classifiers'
-        classes become the last dimension.
-        """
+        """Convert the outputs ``[c, B, ...]`` of c models for the labels ``y [B, ...]`` to this form."""
         has_trailing_one = outputs.shape[1:] == (*y.shape, 1)
         if has_trailing_one:
             outputs = outputs.squeeze(-1)
@@ -79,7 +79,7 @@ class OutputForm:
         return outputs.movedim(2, -1)
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Convert c models' predicted logits ``[c, B, ..., M]`` back to outputs, as :meth:`logits` has got them."""
+        """Convert c models' predicted logits ``[c, B, ..., M]`` back to outputs, as the inverse of :meth:`logits`."""
         if not self.classifies:
             return logits
         if self.are_label_likelihoods:  # of the classes [not the label, the label]
@@ -94,7 +94,7 @@ class OutputForm:
 
 
 class KeptOutputs:
-    """Outputs of c models in an :class:`OutputForm`, of batches that are added one by one."""
+    """Storage of the outputs of c models in an :class:`OutputForm`, to which batches are added one by one."""
 
     def __init__(self, form: OutputForm) -> None:
         self._form = form
@@ -111,17 +111,17 @@ class KeptOutputs:
 
 
 def are_whole(numbers: Tensor) -> bool:
-    """Return whether all outputs are whole numbers, between which no prediction may lie."""
-    # From here on numbers of this type are whole or have few fractions, so that whole ones say nothing: eps is the
-    # distance of numbers at 1. In float32 the limit is 2^20.
+    """Return whether all outputs are whole numbers, so that predictions must not be fractions."""
+    # Large floating-point numbers are always whole, so only small ones are examined. The distance of neighbouring
+    # numbers is eps at 1, and grows with the number. In float32 the limit is 2^20.
     limit = _LARGEST_STEP / torch.finfo(numbers.dtype).eps
     small_numbers = numbers[numbers.abs() < limit]
     return len(small_numbers) > 0 and torch.equal(small_numbers, small_numbers.round())
 
 
 def have_bound(numbers: Tensor, numbers_of_larger: Tensor) -> bool:
-    """Return whether no output passes some bound, as rates and shares do not. ``numbers_of_larger`` are outputs of
-    models with larger weights.
+    """Return whether outputs have a bound, such as rates and shares have: outputs of models with larger weights,
+    ``numbers_of_larger``, do not exceed the outputs ``numbers`` of models with smaller weights.
     """
     if not len(numbers) or not len(numbers_of_larger):
         return False

@@ -1,7 +1,7 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
-torchmetrics takes a *batch* for logits if a number of it lies outside [0, 1]. So that all batches are treated the same
-way, flsv decides once per module, by what it returns for the first batch (:func:`gives_logits`).
+torchmetrics decides for each *batch* whether outputs are logits: they are if a number is outside [0, 1]. To treat all
+batches in the same way, flsv decides once per module, by its outputs for the first batch (:func:`gives_logits`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flsv.scores.class_scores import ClassScore, class_1_probabilities
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSIFICATION_MODULE = "torchmetrics.classification"
-#: Names of torchmetrics metrics that compare classes: of one class they are 0 or NaN.
+#: Names of torchmetrics metrics that compare classes. For labels of one class they are 0 or NaN.
 _CLASS_COMPARING_NAMES = re.compile(
     "AUROC|LogAUC|ROC|AveragePrecision|PrecisionRecallCurve|At[FS]|EER|MatthewsCorrCoef|CohenKappa"
 )
@@ -33,8 +33,8 @@ _CLASS_COMPARING_NAMES = re.compile(
 class OutputMetric:
     """A copy of a torchmetrics metric that converts a model's outputs to the form that the metric expects.
 
-    Depending on the metric this is: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, ``[B]``
-    with binary labels (of outputs ``[B, 2]``, those of class 1), ``[B, L]`` with multilabel targets, numbers for
+    This form depends on the metric: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` for integer labels, ``[B]``
+    for binary labels (of outputs ``[B, 2]`` the column of class 1), ``[B, L]`` for multilabel targets, and numbers for
     regression.
     """
 
@@ -43,11 +43,11 @@ class OutputMetric:
         metric: Metric,
         requester: str,
         device: torch.device,
-        # Whether the outputs are logits, which the metric gets as probabilities.
+        # Whether the outputs are logits that are converted to probabilities for the metric.
         converts_logits: bool = False,
     ) -> None:
         self.metric = metric.clone().to(device)
-        self.metric.sync_on_compute = False  # evaluated in this process only
+        self.metric.sync_on_compute = False  # this process alone evaluates the model
         self.metric.reset()
         self.converts_logits = converts_logits
         self._requester = requester
@@ -55,7 +55,7 @@ class OutputMetric:
         self._last_batch = ""
 
     def clone(self, device: torch.device | None = None) -> OutputMetric:
-        """Return a copy that has seen no batch, on the same or another device."""
+        """Return a copy without batches, on the same or another device."""
         return OutputMetric(
             self.metric,
             requester=self._requester,
@@ -64,7 +64,9 @@ class OutputMetric:
         )
 
     def update(self, outputs: Any, y: Any) -> None:
-        """Add a batch, with half-precision outputs in single precision and a last dimension of 1 dropped."""
+        """Add a batch. Half-precision outputs are converted to single precision, and a last dimension of size 1 is
+        dropped.
+        """
         self._last_batch = f"{description_of(outputs)}, with y {description_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
             if outputs.dtype in (torch.bfloat16, torch.float16):
@@ -93,31 +95,34 @@ class OutputMetric:
             return float(value)
 
         if isinstance(value, Tensor):
-            form = str(list(value.shape))
-            advice = 'Let the metric average, such as average="macro".'
+            form = f"a tensor {list(value.shape)}"
+            advice = 'Let the metric average, for example with average="macro".'
         else:
             form = type(value).__name__
-            advice = "Give a metric of one number, such as the metric that this one wraps."
+            advice = (
+                "Pass a metric that returns one number, such as the metric that this one wraps."
+            )
         raise ConfigurationError(
-            f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a scalar. {advice}"
+            f"{type(self.metric).__name__} returns {form}, but a performance must be one number per model. {advice}"
         )
 
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._requester}: {type(self.metric).__name__} does not take what forward gives, {self._last_batch}: "
-            f"{error} Log the value in validation_step, and give its name as performance."
+            f"{self._requester}: {type(self.metric).__name__} raised an error for the outputs of forward, "
+            f"{self._last_batch}: {error} Pass a metric for such outputs, or log the value in validation_step and pass "
+            "its name as the performance."
         )
 
 
 class ModelMetrics:
-    """A measure of several models at once: a metric of each model's outputs."""
+    """A measure of several models at once, with one :class:`OutputMetric` for each model."""
 
     def __init__(self, metric: OutputMetric) -> None:
         self._metrics = [metric]
         self._num_models = 0
 
     def begin(self, num_models: int) -> None:
-        """Forget all batches, and measure c = ``num_models`` models from now on."""
+        """Remove all batches, and measure c = ``num_models`` models from now on."""
         self._num_models = num_models
         while len(self._metrics) < num_models:
             self._metrics.append(self._metrics[0].clone())
@@ -136,7 +141,7 @@ class ModelMetrics:
 
 
 def wants_probabilities(metric: Metric) -> bool:
-    """Return whether a metric's value for logits differs from that for their probabilities."""
+    """Return whether a metric has different values for logits and for their probabilities."""
     compares_largest_outputs = isinstance(
         metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch
     )
@@ -173,15 +178,15 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
     if len(classes) == 1:
         name = metric.name if isinstance(metric, ClassScore) else type(metric).__name__
         raise ConfigurationError(
-            f"{owner}: the {labels.numel()} labels by which models are scored are all of class "
-            f"{int(classes)}, and {name} needs two classes. Hold out samples of another class as well, "
-            'or take performance="balanced_accuracy", which needs one.'
+            f"{owner}: the {labels.numel()} labels by which models are scored are all of class {int(classes)}, but "
+            f"{name} needs samples of two classes. Hold out samples of another class as well, or set "
+            'performance="balanced_accuracy", for which one class is enough.'
         )
 
 
 def gives_logits(metric: Metric, outputs: Any, labels: Any) -> bool | None:
-    """Return whether a module's outputs for a batch are logits, of which one is outside [0, 1]. They are probabilities
-    if those of each sample's classes sum to 1. None: they can be either.
+    """Return whether a module's outputs for a batch are logits: then one of them is outside [0, 1]. They are
+    probabilities if those of all classes sum to 1 for each sample. None: they can be either.
     """
     is_pair_of_numbers = isinstance(outputs, Tensor) and isinstance(labels, Tensor)
     if not is_pair_of_numbers or not outputs.is_floating_point() or task_of(metric) is None:
@@ -191,8 +196,8 @@ def gives_logits(metric: Metric, outputs: Any, labels: Any) -> bool | None:
     has_class_columns = outputs.ndim == labels.ndim + 1 and outputs.shape[1] > 1
     if has_class_columns and are_probabilities(outputs):
         return False
-    starts_with_zeros = not outputs.any()  # as a head of zeros gives
-    return True if starts_with_zeros else None
+    are_all_zero = not outputs.any()  # a head that is initialized with zeros returns such logits
+    return True if are_all_zero else None
 
 
 def _are_within_0_and_1(outputs: Tensor) -> bool:
@@ -227,9 +232,9 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
     has_class_columns = logits.ndim == y.ndim + 1
     if task == "Multiclass":
         if not has_class_columns:
-            return logits  # class numbers
+            return logits  # numbers of classes
         return logits.softmax(1)
     if task == "Multilabel" or not has_class_columns:
         return logits.sigmoid()
-    # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.
+    # Metrics of rankings need probabilities close to 1 that are distinct, which float64 keeps.
     return logits.to(double_dtype(logits.device)).softmax(1)

@@ -1,4 +1,6 @@
-"""OutputScore: scores of coalitions' outputs. Untrained models show how much scores depend on the initial weights."""
+"""OutputScore: scores of coalitions by their outputs. And untrained models, which show how much scores depend on the
+initial weights.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +18,29 @@ from flsv.functional.shapley.predicted_outputs import (
     predicted_shapley,
     values_of_tables,
 )
-from flsv.games.case_scores import CaseScores, case_scores, score_within_bounds
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
+from flsv.games.sample_scores import SampleScores, sample_scores, score_within_bounds
 from flsv.scores.performance import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 
 
 @dataclass(frozen=True, eq=False)
 class OutputScore:
-    """Score of coalitions' predicted outputs by a performance measure, and the Shapley values that follow from it."""
+    """Score of coalitions' predicted outputs by a performance measure. It also computes the Shapley values."""
 
-    # From outputs [c, V, ...] to utilities [c] or [c, M].
+    # Function from outputs [c, V, ...] to utilities [c] or [c, M].
     score: Callable[[Tensor], Tensor]
     # Whether the outputs are logits.
     logits: bool
-    # The clients, if they predict and score. Models [T, P] then take the outputs' place.
+    # The evaluator at the clients, if the clients predict and score. Then the "outputs" are models [T, P].
     client_evaluator: ClientEvaluator | None = None
-    # Whether predicted outputs stay between those of the trained coalitions.
+    # Whether predicted outputs are limited to the range of the trained coalitions' outputs.
     is_bounded: bool = False
-    # The performance measure case by case. None: it is not known.
-    scores_by_case: CaseScores | None = None
+    # The scores on each validation sample. None: they cannot be computed.
+    scores_by_sample: SampleScores | None = None
 
     def shapley(
         self,
@@ -62,15 +64,15 @@ class OutputScore:
                 logits=self.logits,
             )
 
-        # [2^n, 2] or [2^n, 2, M], the utilities in two games: by interpolation and by an ensemble
+        # [2^n, 2] or [2^n, 2, M], the utilities in two games: of outputs by interpolation and by an ensemble
         tables = self.client_evaluator.predict(outputs, trained, weights)
         shape = tables.shape[:2] + utilities.shape[1:]
         tables = tables.view(shape)
-        # A coalition's row is its mask as a binary number, with client 0 as the lowest bit.
+        # The number of a coalition's row has the mask as its binary digits. Client 0 is the lowest digit.
         num_clients = trained.shape[1]
         place_values = 2 ** torch.arange(num_clients)
         coalition_numbers = (trained * place_values).sum(1)
-        # Trained coalitions keep their own utility in both games.
+        # In both games, trained coalitions have the utilities of their own models.
         tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
         return values_of_tables(tables)
 
@@ -80,18 +82,18 @@ class OutputScore:
         outputs: Tensor,
         weights: Tensor,
     ) -> CaseValues | None:
-        """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if they are not known."""
-        if self.scores_by_case is None:
+        """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if this is not possible."""
+        if self.scores_by_sample is None:
             return None
-        return self.scores_by_case.values(
+        return self.scores_by_sample.values(
             trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
         )
 
     @staticmethod
     def for_evaluator(evaluator: Any, measure: Measure) -> OutputScore | None:
-        """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
+        """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
-            # The clients predict the outputs and return scores.
+            # The clients predict the outputs and return scores, so `score` is not used.
             return OutputScore(lambda scores: scores, logits=True, client_evaluator=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
@@ -102,14 +104,14 @@ class OutputScore:
             scores = evaluator.score_outputs(outputs, losses=needs_losses)
             return utility_of(scores, measure)
 
-        scores_by_case = None
+        scores_by_sample = None
         if isinstance(measure, str | ModelScore):
-            scores_by_case = case_scores(evaluator, measure)
+            scores_by_sample = sample_scores(evaluator, measure)
         return OutputScore(
             score,
             logits=evaluator.form.classifies,
             is_bounded=evaluator.form.is_bounded,
-            scores_by_case=scores_by_case,
+            scores_by_sample=scores_by_sample,
         )
 
 
@@ -120,8 +122,8 @@ NUM_UNTRAINED_MODELS = 8
 def untrained_models(
     module: nn.Module, space: ParameterSpace, seed: int
 ) -> Callable[[int, Tensor], None] | None:
-    """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer of
-    the untrained ``module`` has random weights.
+    """Return a function ``build(i, out)`` that draws the i-th model with random initial weights and writes it into
+    ``out [P]``. None if no layer of the untrained ``module`` has weights that can be drawn.
     """
     module_copy = ModuleCopies(module, space).load()
     layers = _drawable_layers(module_copy, space)
@@ -138,7 +140,7 @@ def untrained_models(
 
 
 def _drawable_layers(module: nn.Module, space: ParameterSpace) -> list[Any]:
-    """List the layers whose weights can be drawn at random again."""
+    """List the layers whose weights can be drawn again by ``reset_parameters``."""
     frozen_ids = {id(tensor) for tensor in space.constants(module).values()}
     layers = []
     for layer in module.modules():
@@ -146,7 +148,7 @@ def _drawable_layers(module: nn.Module, space: ParameterSpace) -> list[Any]:
             continue
         parameters = list(layer.parameters())
         has_frozen = any(id(parameter) in frozen_ids for parameter in parameters)
-        # An adapter starts at zero, and must stay there.
+        # The initial weights of an adapter must be zero.
         is_adapter = len(parameters) > 0 and not any(parameter.any() for parameter in parameters)
         if not has_frozen and not is_adapter:
             layers.append(layer)

@@ -1,4 +1,4 @@
-"""OwnValidation: compares what copies of the module log with what the run's own validation logs."""
+"""OwnValidation: compares the values that copies of the module log in validation with those that the run logs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from flsv.utilities.seeding import isolated_rngs, kept_generators, seed_generato
 
 
 class OwnValidation:
-    """Comparison of a copy's validation with the run's own, of the same model and batches.
+    """Comparison of a copy's validation with the run's own validation of the same model on the same batches.
 
-    A difference shows that copies, in which models are scored, lack something that the module has. It is looked for in
-    every validation if metrics score models by logged values, else in the first, second, fourth, eighth and so on.
-    Nothing is compared on several ranks, by a part of the batches, or after a copy cannot be validated.
+    Models are scored in copies of the module. A difference shows that scores may be wrong, because the module depends
+    on something that its copies do not have. If metrics score models by logged values, every validation is compared,
+    otherwise the first, second, fourth, eighth and so on. There is no comparison on several ranks, if scores use only a
+    part of the batches, or after a copy could not be validated.
 
     Args:
         trainer: the fit's trainer.
@@ -55,15 +56,16 @@ class OwnValidation:
         """Copy the module before the run's own validation."""
         self._num_validations += 1
         is_power_of_two = self._num_validations & (self._num_validations - 1) == 0
-        if self._is_over or not (self._compares_all or is_power_of_two):
+        is_due = self._compares_all or is_power_of_two
+        if self._is_over or not is_due:
             return
         try:
             self._copies = ModuleCopies(module, self._space)
-        except Exception:  # scores say why
+        except Exception:  # scoring the first model raises the same error with a reason
             self._is_over = True
 
     def difference(self) -> str:
-        """Return what a copy logs otherwise than the run's validation, which has ended. Empty if nothing."""
+        """After the run's validation, describe how the values that a copy logs differ. Empty if they do not."""
         copies = self._copies
         self._copies = None
         if copies is None:
@@ -73,10 +75,10 @@ class OwnValidation:
             values = self._values(copies)
             names = self._differing(values, own_values)
             if names:
-                # Values of random numbers or batches differ between two validations of copies, too.
+                # Values that depend on random numbers or random batches differ between two copies, too.
                 random_names = self._differing(values, self._values(copies, is_repetition=True))
                 names = [name for name in names if name not in random_names]
-        except Exception:  # scores say why
+        except Exception:  # scoring the first model raises the same error with a reason
             self._is_over = True
             return ""
         if not names:
@@ -86,7 +88,7 @@ class OwnValidation:
         return f"a copy logs {name} {values[name]:.5g}, and the run {own_values[name]:.5g}"
 
     def _values(self, copies: ModuleCopies, is_repetition: bool = False) -> dict[str, float]:
-        """Return the numbers that a copy logs. A repetition has other random numbers, and reads the batches anew."""
+        """Return the numbers that a copy logs. A repetition has other random numbers, and reads the batches again."""
         scorer = self._scorer
         if scorer is None or is_repetition:
             seed = self._seed + 1 if is_repetition else self._seed
@@ -106,7 +108,7 @@ class OwnValidation:
     def _differing(
         self, values: Mapping[str, float], other_values: Mapping[str, float]
     ) -> list[str]:
-        """Return the names of numbers that differ beyond rounding."""
+        """Return the names of the numbers that differ by more than rounding."""
         relative_tolerance = rounding_of(self._trainer).number
         names = []
         for name in sorted(values.keys() & other_values.keys()):
@@ -118,7 +120,7 @@ class OwnValidation:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are a single number."""
+    """Return the values that are a single number, as floats."""
     numbers = {}
     for name, value in values.items():
         tensor = torch.as_tensor(value)

@@ -34,8 +34,8 @@ class ValidatedModels(CopyEvaluator):
     """Evaluator of models of any task by the values that they log in validation.
 
     It runs ``validation_step`` and the validation hooks for one model after the other, each in a copy of the fit's
-    module. A model's score depends only on its vector and the module, since the global generators are in the same
-    state before every model. The trainer and its loggers are not changed.
+    module. A model's score depends only on its vector and the module, since the global random generators are in the
+    same state before every model. The trainer and its loggers do not change.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
@@ -45,11 +45,11 @@ class ValidatedModels(CopyEvaluator):
         derived: those of ``names`` whose gradients are needed, too.
         requester: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
         seed: seed of the random numbers that a validation draws.
-        effects: what scoring changes, as another evaluator has tried.
+        effects: what scoring changes, as another evaluator has found out.
 
     Raises:
-        ConfigurationError: while evaluating, a name is not logged, or its value is not one number. In ``attempt``, a
-            name in ``derived`` has no gradient.
+        ConfigurationError: during an evaluation, a name is not logged, or its value is not one number. In ``dry_run``,
+            a name in ``derived`` has no gradient.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ValidatedModels(CopyEvaluator):
         module: nn.Module,
         keep: bool = False,
     ) -> Scores:
-        """Validate a module as it is."""
+        """Score a module as it is by a validation of one copy."""
         logged_values = self.logged_values(ModuleCopies(module, self.space))
         scores = {}
         for name, value in self._named_values(logged_values).items():
@@ -118,12 +118,12 @@ class ValidatedModels(CopyEvaluator):
 
     @property
     def has_all_batches(self) -> bool:
-        """Return whether the fit's own validation has as many batches."""
+        """Return whether these batches are all batches of the fit's own validation."""
         return [len(loader) for loader in self._loaders] == list(self._trainer.num_val_batches)
 
     @torch.no_grad()
     def logged_values(self, copies: ModuleCopies) -> dict[str, Tensor]:
-        """Return all values that a copy logs when it is validated as it is."""
+        """Return all values that the validation of a copy logs."""
         with self._validation(copies) as run:
             return run.logged()
 
@@ -143,7 +143,7 @@ class ValidatedModels(CopyEvaluator):
         _value, gradient = self._value_and_gradient(vector, name)
         return gradient
 
-    def attempt(self) -> None:
+    def dry_run(self) -> None:
         """Evaluate the fit's module as it is, to find errors before training.
 
         Raises:
@@ -158,9 +158,10 @@ class ValidatedModels(CopyEvaluator):
                 raise
             requesters = ", ".join(self._requesters.values()) or "a utility"
             raise ConfigurationError(
-                f"{requesters}: before training, the untrained {type(module).__name__} is validated in a copy, as all "
-                f"models are that are scored, and this ends in {type(error).__name__}: {error}. Let it validate "
-                "untrained, or take a performance that is computed from forward(x)."
+                f"{requesters}: before training, a copy of the untrained {type(module).__name__} is validated, as all "
+                f"scored models are. This validation has raised {type(error).__name__}: {error}. Let "
+                "validation_step work with an untrained module, or choose a performance that is computed from "
+                "forward(x)."
             ) from error
 
         for name in self._value_names:
@@ -173,7 +174,9 @@ class ValidatedModels(CopyEvaluator):
     def _two_validations(
         self, module: L.LightningModule, vector: Tensor
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the values of a model in two copies, the second while the run's module has other weights."""
+        """Return the values of a model in two copies. The second copy is validated while the fit's module has other
+        weights.
+        """
         copies = self.copies.take()
         with self._validation(copies, vector) as run:
             values = self._named_values(run.logged())
@@ -185,7 +188,7 @@ class ValidatedModels(CopyEvaluator):
     def _validation(
         self, copies: ModuleCopies, vector: Tensor | None = None
     ) -> Iterator[ValidationRun]:
-        """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
+        """Yield a validation of a copy, with the weights of ``vector [P]``. None: with the copy's weights."""
         with self._scoring():
             module, trainer = copies.load_with_trainer()
             if vector is not None:
@@ -200,20 +203,22 @@ class ValidatedModels(CopyEvaluator):
                 module_name = type(self._module).__name__
                 raise ConfigurationError(
                     f"{requester}: {module_name} logs no {name!r} when it validates.{nearest(name, logged_values)} It "
-                    f"logs {sorted(logged_values)}. Name one of those, or log it in validation_step: self.log("
-                    f"{name!r}, value). What callbacks log counts only if configure_callbacks "
-                    "returns them."
+                    f"logs {sorted(logged_values)}. Choose one of these names, or log the value in validation_step: "
+                    f"self.log({name!r}, value). Values that callbacks log can be chosen only if configure_callbacks "
+                    "returns the callbacks."
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 
     def _value_and_gradient(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return what ``validation_step`` logs under ``name`` of a model ``[P]``, and its gradient ``[P']``."""
-        # Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called
-        # directly, without its hooks, and batches are averaged as Lightning does it, weighted by their sizes.
+        """Return the value that ``validation_step`` logs under ``name`` for a model ``[P]``, and its gradient
+        ``[P']``.
+        """
+        # Lightning's evaluation loop converts logged values to numbers without an autograd graph. So the step is called
+        # directly, without hooks. Batches are averaged as in Lightning, weighted by their sizes.
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
         total = torch.zeros((), dtype=torch.float64)
         total_weight = 0.0
-        # Closed, or an error would leave its contexts entered.
+        # The generator is closed, so that its contexts are left after an error, too.
         with self._validation(self.copies.take(), vector) as run, closing(run.steps()) as steps:
             parameters = self._trainable_parameters(run.module)
             for arguments, loader_index in steps:
@@ -225,9 +230,9 @@ class ValidatedModels(CopyEvaluator):
                 for value, weight in logged_values:
                     if not value.requires_grad:
                         raise ConfigurationError(
-                            f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}, which is "
-                            "logged without its graph, as .item(), .detach() and no_grad leave it. Let validation_step "
-                            "log the loss itself, or take a metric that evaluates models instead."
+                            f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}, which "
+                            "validation_step logs without its autograd graph. Log the loss without .item(), .detach() "
+                            "and torch.no_grad(), or choose a metric that evaluates models instead of gradients."
                         )
                     gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
                     flat_gradient = torch.cat([tensor.flatten() for tensor in gradients])
@@ -237,7 +242,7 @@ class ValidatedModels(CopyEvaluator):
         return total / total_weight, gradient / total_weight
 
     def _trainable_parameters(self, module: nn.Module) -> list[Tensor]:
-        """Let a module's parameters require gradients, and return them in the order of vectors."""
+        """Let a module's parameters require gradients. Return them in the order that they have in vectors."""
         parameters = {}
         for name, parameter in module.named_parameters():
             if name in self.space.names:
@@ -250,7 +255,9 @@ class ValidatedModels(CopyEvaluator):
         model: Tensor,
         logged_value: float,
     ) -> None:
-        """Raise unless the value that is differentiated equals ``logged_value``, which Lightning logs."""
+        """Raise ConfigurationError unless the value that is differentiated equals ``logged_value``, which Lightning
+        logs.
+        """
         value, _gradient = self._value_and_gradient(model, name)
         step_value = float(value)
         relative_tolerance = rounding_of(self._trainer).number
@@ -258,9 +265,10 @@ class ValidatedModels(CopyEvaluator):
         is_equal = abs(step_value - logged_value) <= tolerance  # False for NaN
         if not is_equal:
             raise ConfigurationError(
-                f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}. What validation_step "
-                f"logs averages to {step_value:.6g}, and the trainer logs {logged_value:.6g}: hooks around the step "
-                "have a part in it. Log the loss in validation_step, or take a metric that evaluates models instead."
+                f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}. The values that "
+                f"validation_step logs have the mean {step_value:.6g}, but the trainer logs {logged_value:.6g}. So "
+                "hooks around the step contribute to the value. Log the loss in validation_step only, or choose a "
+                "metric that evaluates models instead of gradients."
             )
 
 
@@ -274,7 +282,7 @@ def _values_of_step(
     values_and_weights: list[tuple[Any, float]] = []
     batch = arguments[0]
 
-    # It is called in place of self.log(...).
+    # This function replaces self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:
         log_call = _SIGNATURE_OF_LOG.bind(None, *args, **kwargs)  # None for self
         log_call.apply_defaults()
@@ -290,7 +298,7 @@ def _values_of_step(
             batch_size = extract_batch_size(batch)
         values_and_weights.append((log_arguments["value"], float(batch_size)))
 
-    # The attribute hides the method for the time of one step.
+    # The attribute hides the method during this step.
     attributes = vars(module)
     attributes["log"] = record_value
     try:

@@ -1,4 +1,4 @@
-"""Functions that read the validation batches once, check and keep them, and compute models' outputs for them."""
+"""Functions that read and check validation batches, and compute models' outputs for them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def read_batches(
     num_classes: int | None,
     size: int | None = None,
 ) -> tuple[list[Pair], Tensor | None]:
-    """Move batches to a device, and cut them to ``size`` samples. Also return the number of samples of each class,
-    int64 ``[M]`` on the CPU.
+    """Move batches to a device, and split or merge them to ``size`` samples. Also return the number of samples of each
+    class, int64 ``[M]`` on the CPU.
     """
     pairs: list[Pair] = []
     support = torch.zeros(num_classes or 0, dtype=torch.int64)
@@ -42,7 +42,8 @@ def read_batches(
 
     if not pairs:
         raise ConfigurationError(
-            "there are no validation samples: models cannot be evaluated on nothing."
+            "there are no validation samples on which models could be evaluated. Hold out some, for example with "
+            "Splits(server_val=0.1)."
         )
     if num_classes is None:
         return pairs, None
@@ -52,7 +53,7 @@ def read_batches(
 
 
 def _with_batch_size(batches: list[Pair], size: int) -> list[Pair]:
-    """Cut batches to ``size`` samples if all inputs are tensors of one shape."""
+    """Split or merge batches to ``size`` samples if all inputs are tensors of one shape."""
     inputs = [x for x, _ in batches]
     labels = [y for _, y in batches]
     sample_forms = set()
@@ -70,7 +71,7 @@ def _with_batch_size(batches: list[Pair], size: int) -> list[Pair]:
 
 
 def _without_inference_mode(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a clone if it was made in inference mode, which autograd refuses."""
+    """Return the tensor, or a clone if it was created in inference mode, since autograd refuses such tensors."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
@@ -81,12 +82,12 @@ def checked_pair(batch: Any, num_classes: int | None) -> tuple[Any, Tensor]:
     is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
     if not is_pair:
         raise ConfigurationError(
-            f"a validation batch is a {type(batch).__name__}, expected a pair (x, y)."
+            f"a validation batch is a {type(batch).__name__}, but a pair (x, y) is expected."
         )
     x, y = batch
     if not _are_classes(y):
         raise ConfigurationError(
-            f"the labels of a validation batch are {description_of(y)}, expected integer classes [B]."
+            f"the labels of a validation batch are {description_of(y)}, but integer classes [B] are expected."
         )
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
@@ -95,8 +96,8 @@ def checked_pair(batch: Any, num_classes: int | None) -> tuple[Any, Tensor]:
         highest = int(y.max())
         if lowest < 0 or highest >= num_classes:
             raise ConfigurationError(
-                f"validation labels lie in {lowest} .. {highest}, but num_classes={num_classes}: expected "
-                f"0 .. {num_classes - 1}."
+                f"validation labels lie in {lowest} .. {highest}, but with num_classes={num_classes} labels in "
+                f"0 .. {num_classes - 1} are expected."
             )
     return x, y.long()
 
@@ -113,8 +114,8 @@ def checked_logits(
     num_classes: int | None,
     allow_more_columns: bool = False,
 ) -> Tensor:
-    """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns that are
-    allowed. ``num_classes`` None: any number of columns.
+    """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns if these
+    are allowed. ``num_classes`` None: any number of columns.
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
@@ -124,8 +125,8 @@ def checked_logits(
         if num_rows == len(y) and has_columns:
             return logits
     raise ConfigurationError(
-        f"the module's forward gives {description_of(logits)} for {len(y)} samples of {num_classes or 'M'} classes; "
-        f"expected logits [{len(y)}, {num_classes or 'M'}]."
+        f"the module's forward returns {description_of(logits)} for {len(y)} samples of {num_classes or 'M'} classes, "
+        f"but logits [{len(y)}, {num_classes or 'M'}] are expected."
     )
 
 
@@ -139,8 +140,9 @@ def description_of(value: Any) -> str:
 def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationError:
     """Return the error for a module whose ``forward(x)`` raised ``error``."""
     return ConfigurationError(
-        f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
-        f"with the first part of a validation batch, {description_of(x)}: let it take that, and give the logits [B, M]."
+        f"{type(module).__name__}.forward(x) raised {type(error).__name__}: {str(error).rstrip('.')}. flsv calls "
+        f"forward with the first part of a validation batch, here {description_of(x)}. Let forward accept this, and "
+        "return the logits [B, M]."
     )
 
 
@@ -151,8 +153,8 @@ def outputs_of(module: nn.Module, x: Any) -> Any:
 
 
 def outputs_of_stacked(module: nn.Module, stacked_state: dict[str, Tensor], x: Any) -> Tensor:
-    """Return the outputs ``[c, B, ...]`` of c models for the inputs ``x``. The models' states are stacked, ``{name: [c,
-    ...]}``.
+    """Return the outputs ``[c, B, ...]`` of c models, whose states are stacked ``{name: [c, ...]}``, for the inputs
+    ``x``.
     """
 
     def outputs_of_one(state: dict[str, Tensor]) -> Any:
@@ -160,12 +162,12 @@ def outputs_of_stacked(module: nn.Module, stacked_state: dict[str, Tensor], x: A
 
     outputs = vmap(outputs_of_one, randomness="same")(stacked_state)
     if not isinstance(outputs, Tensor):
-        raise TypeError(f"forward gives {type(outputs).__name__}")
+        raise TypeError(f"forward returns a {type(outputs).__name__}")
     return outputs
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Release the memory that torch holds on a device without using it."""
+    """Release the memory that torch caches on a device."""
     backend: Any = getattr(torch, device.type, None)
     if hasattr(backend, "empty_cache"):
         backend.empty_cache()

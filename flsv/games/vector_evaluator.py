@@ -1,4 +1,4 @@
-"""VectorEvaluator: the base class of evaluators, and the scores that they compute of models given as vectors."""
+"""VectorEvaluator: the base class of evaluators of models that are given as vectors, and their scores."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Scores:
     Attributes:
         values: ``{name: numbers}``, one number per model, float64 ``[K]``. For classifiers of M classes, ``"loss"`` is
             the mean cross-entropy in nats (NaN or infinite if logits are), and ``"correct"``, int64 ``[K, M]``, is the
-            number of samples of each class that are classified correctly. A sample with a NaN among its logits counts
-            as wrong.
-        support: for classifiers, the number of samples of each class, int64 ``[M]``, else None.
-        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples, or None if they were not kept. Of
+            number of samples of each class that are classified correctly. A sample with a NaN among its logits is not
+            classified correctly.
+        support: for classifiers, the number of samples of each class, int64 ``[M]``, otherwise None.
+        outputs: the models' outputs, float32 ``[K, V, ...]`` for V samples, or None if they were not stored. For
             classifiers they are logits, with the classes in the last dimension.
 
     Example:
@@ -51,8 +51,8 @@ class Scores:
         Args:
             name: a name in ``values``. For classifiers also ``"accuracy"``, the share of samples that are classified
                 correctly, ``"balanced_accuracy"``, the mean of the per-class accuracies over the classes that have
-                samples, ``"per_class_accuracy"`` ``[K, M]``, 0 for a class without samples, so that all contributions
-                to it are 0, and ``"negative_loss"``, minus the mean cross-entropy.
+                samples, ``"per_class_accuracy"`` ``[K, M]``, which is 0 for a class without samples, and
+                ``"negative_loss"``, minus the mean cross-entropy.
 
         Raises:
             KeyError: the score is unknown.
@@ -113,23 +113,23 @@ class VectorEvaluator(ABC):
     requests_from_clients = False
     """Whether the evaluator sends requests to the clients. Then every rank must evaluate every model."""
     copies: ScoringCopies | None = None
-    """The copies of the fit's module in which models are scored. None: they are not scored in this process."""
+    """The copies of the fit's module in which models are scored. None: models are not scored in this process."""
     effects: ScoringEffects | None = None
-    """What scoring changes. None: models are not scored in this process."""
+    """The changes that scoring makes. None: models are not scored in this process."""
     copies_module = True
-    """Whether :meth:`score_module` scores a copy, or the module itself if that changes nothing."""
+    """Whether :meth:`score_module` scores a copy. If False, it scores the module itself if this changes nothing."""
 
     def __call__(self, vectors: Tensor, keep: bool = False) -> Scores:
         """Compute the scores of the K models in the rows of ``vectors [K, P]``.
 
-        With ``keep`` the scores hold the models' outputs, if possible.
+        With ``keep`` the scores also contain the models' outputs, if possible.
 
         Raises:
             ValueError: the vectors have another length.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
             shape = list(vectors.shape)
-            raise ValueError(f"expected vectors [K, {self.space.size}], got {shape}.")
+            raise ValueError(f"expected vectors of the shape [K, {self.space.size}], got {shape}.")
         return self.evaluate(row_builder(vectors), len(vectors), keep)
 
     @abstractmethod
@@ -146,10 +146,10 @@ class VectorEvaluator(ABC):
         """
 
     def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
-        """Compute the scores of the fit's module as it is, with all state that hooks have given it.
+        """Compute the scores of the fit's module in its present state, with all changes that hooks have made.
 
         Args:
             module: the fit's module.
-            keep: whether the scores also hold the outputs.
+            keep: whether the scores also contain the outputs.
         """
         return self(self.space.read(module)[None], keep)

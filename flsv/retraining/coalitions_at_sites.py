@@ -490,8 +490,8 @@ class _Coalition:
             broken=broken_clients,
         )
         self.sites.accept(set(received_round.client_ids.tolist()))
-        senders = [*broken_clients, *self.sent_models]
-        self._server.complete(received_round, self.state, senders)
+        finished_round = self._server.finish(received_round, self.state)
+        self.state.complete(finished_round, [*broken_clients, *self.sent_models])
 
 
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:

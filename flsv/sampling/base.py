@@ -116,17 +116,22 @@ class ClientSampler(Strategy):
             )
 
 
-def cohort_of(
+def draw_cohort(
     sampler: ClientSampler,
-    num_clients: int,
+    state: FederationState,
     contributions: Contributions,
-    generator: torch.Generator,
-    round_index: int,
     clients: Sequence[Client],
-    model: Tensor,
 ) -> list[int]:
-    """Draw the client ids of the round's cohort, and check them."""
-    chosen_ids = sampler.choose(clients, model, contributions, generator, round_index)
+    """Draw the client ids of a round's cohort, and check them. ``state`` is that of a run or of a coalition."""
+    round_index = state.round_index
+    num_clients = state.num_clients
+    chosen_ids = sampler.choose(
+        clients,
+        state.model(),
+        contributions,
+        generator_for(state.seed, "cohort", round_index),
+        round_index,
+    )
     ids = torch.as_tensor(chosen_ids)
     cohort: list[int] = ids.tolist()
 
@@ -148,24 +153,6 @@ def cohort_of(
             "`sample` must draw from its `members` if they are not None."
         )
     return cohort
-
-
-def draw_cohort(
-    sampler: ClientSampler,
-    state: FederationState,
-    contributions: Contributions,
-    clients: Sequence[Client],
-) -> list[int]:
-    """Draw and check the cohort of the next round of a run, or of a coalition's training."""
-    return cohort_of(
-        sampler,
-        state.num_clients,
-        contributions=contributions,
-        generator=generator_for(state.seed, "cohort", state.round_index),
-        round_index=state.round_index,
-        clients=clients,
-        model=state.model(),
-    )
 
 
 def checked_probabilities(

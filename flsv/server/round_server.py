@@ -265,14 +265,6 @@ class RoundServer:
                 initial_models.append(initial_model.to(trained_model))
         return initial_models, silent_clients
 
-    def complete(self, round: Round, state: FederationState, senders: Sequence[int]) -> Round:
-        """Finish a round, see :meth:`finish`, and store its results in ``state``. ``senders`` are the ids of all
-        clients that have sent a model.
-        """
-        finished_round = self.finish(round, state)
-        state.complete(finished_round, senders)
-        return finished_round
-
     def finish(self, round: Round, state: FederationState) -> Round:
         """Aggregate and personalize a round. Each metric is updated as soon as its inputs are known.
 

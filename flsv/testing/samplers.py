@@ -8,9 +8,10 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from flsv.core import FederationState
 from flsv.core.strategy import FederationInfo
 from flsv.sampling import ClientSampler
-from flsv.sampling.base import checked_probabilities, cohort_of
+from flsv.sampling.base import checked_probabilities, draw_cohort
 from flsv.testing import fits
 from flsv.testing.checks import ensure, pickles, untouched_rngs
 from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, PreparedRounds
@@ -77,15 +78,8 @@ class SamplerCase(fits.FitCase):
             round_index: the round's number, from 0.
             model: the global model ``[P]``.
         """
-        return cohort_of(
-            sampler,
-            NUM_CLIENTS,
-            self.contributions(num_valued),
-            torch.Generator().manual_seed(seed),
-            round_index=round_index,
-            clients=self.rounds.clients,
-            model=model,
-        )
+        state = FederationState(NUM_CLIENTS, seed, round_index=round_index, global_vector=model)
+        return draw_cohort(sampler, state, self.contributions(num_valued), self.rounds.clients)
 
     def contributions(self, num_valued: int) -> dict[str, Tensor]:
         """Return the values of the metric that the sampler reads: the first clients', and NaN for the others."""

@@ -344,7 +344,7 @@ def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
             {"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]},
             r"4 \.\. 4.*0 \.\. 3",
         ),
-        ({"num_classes": 9}, r"expected logits \[70, 9\]"),
+        ({"num_classes": 9}, r"logits \[70, 9\] are expected"),
     ],
 )
 def test_model_evaluator_with_wrong_arguments_raises(change, message):

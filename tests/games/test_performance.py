@@ -93,7 +93,7 @@ def test_outputs_in_0_to_1_are_what_the_metric_says(tmp_path, kind):
 
     accuracy = torchmetrics.Accuracy(task="binary")
 
-    with refused("'mine'.*logits or probabilities. Say which"):
+    with refused("'mine'.*logits or probabilities"):
         play_all_coalitions(
             tmp_path / "refused",
             module,
@@ -152,12 +152,12 @@ class NoValidation(Kind):
         (
             Segmentation,
             {"performance": torchmetrics.Accuracy("multiclass", num_classes=2, average="none")},
-            r"gives \[2\], expected one number .* such as average=\"macro\"",
+            r"returns a tensor \[2\], but .* one number .*average=\"macro\"",
         ),
         (
             Segmentation,
             {"performance": torchmetrics.MinMaxMetric(ACCURACY), "mode": "max"},
-            "MinMaxMetric gives dict, .* the metric that this one wraps",
+            "MinMaxMetric returns dict, .* the metric that this one wraps",
         ),
     ],
 )

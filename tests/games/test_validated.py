@@ -157,7 +157,7 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
                 names=["val_loss"],
                 derived=["val_loss"],
             )
-            evaluate.attempt()
+            evaluate.dry_run()
             model = space.read(module)
             gradient = evaluate.gradient(model, "val_loss")
 
@@ -197,7 +197,7 @@ class Twice(LanguageModel):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")],
+    [(Detached, "without its autograd graph"), (Twice, "hooks around the step contribute to")],
 )
 def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path, kind, words):
     loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3)
@@ -229,6 +229,6 @@ def test_module_that_cannot_validate_untrained_is_refused_with_what_was_done(tmp
     metric = PartialFederatedShapley(performance="distance", mode="min")
     loop = FederatedLoop(metrics={"value": metric})
 
-    message = "value.*untrained Bank is validated in a copy.*ValueError: Embedding store is empty"
+    message = "value.*copy of the untrained Bank is validated.*ValueError: Embedding store is empty"
     with refused(message):
         fit(loop, tmp_path, Bank(), toy_data(server_val=0.2))

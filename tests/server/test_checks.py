@@ -146,7 +146,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
             r"metrics \['mine'\] need a value .* Define it, or set performance",
             {},
         ),
-        (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) ends in NotImplementedError", {}),
+        (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) raised NotImplementedError", {}),
     ],
 )
 def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, message, options):

@@ -236,7 +236,7 @@ EVERY = {"evaluation": ClientEvaluation(every=1)}
 def test_module_with_one_logit_is_refused(tmp_path, loop, requester, squeeze):
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
     outputs = rf"torch.float32 {shape} for \d+ samples of 3 classes"
-    match = rf"{requester}: the module's forward gives {outputs}; expected logits"
+    match = rf"{requester}: the module's forward returns {outputs}, but logits"
     module = OneLogit(squeeze)
     data = toy_data(server_val=0.2)
     with refused(match):

@@ -111,7 +111,7 @@ def test_values_of_the_cases_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     score = make_score("balanced_accuracy")
-    assert score.scores_by_case is not None
+    assert score.scores_by_sample is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)
     values = predicted_shapley(
@@ -125,10 +125,10 @@ def test_values_of_the_cases_average_to_the_predicted_values():
 
     by_case = case_values(
         masks,
-        score.scores_by_case.score(outputs),
+        score.scores_by_sample.score(outputs),
         outputs,
         sizes,
-        score.scores_by_case.score,
+        score.scores_by_sample.score,
         logits=True,
     )
 
@@ -173,8 +173,8 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
 def test_a_measure_that_is_no_mean_over_samples_is_resampled():
     targets = torch.randn(400, generator=make_generator())
     score = make_score_of_regression(R2Score(), targets, mode="max")
-    assert score.scores_by_case is not None
-    assert score.scores_by_case.is_resampled
+    assert score.scores_by_sample is not None
+    assert score.scores_by_sample.is_resampled
 
     noise = torch.randn(400, generator=make_generator(1))
     # Of nobody, client 0, client 1 and both: client 0 alone knows the targets.

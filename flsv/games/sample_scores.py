@@ -1,4 +1,4 @@
-"""CaseScores: scores of models case by case, from which follows how much values depend on the validation samples."""
+"""SampleScores: scores of models on each validation sample, which show how much values depend on these samples."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, cas
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.scores.performance import ModelScore
 
-#: Number of samples of the validation samples, drawn with replacement, for a measure that is no mean over samples.
+#: Number of bootstrap resamples of the validation samples, for a measure that is not a mean over samples.
 NUM_RESAMPLES = 20
-#: The most scores of resampled validation samples: each takes milliseconds.
+#: The largest number of scores on resamples that are computed. Each takes milliseconds.
 MAX_RESAMPLED_SCORES = 1500
 
 
 @dataclass(frozen=True, eq=False)
-class CaseScores:
+class SampleScores:
     """Utilities of models on parts of the validation samples.
 
-    A measure that is a mean over samples has one for each sample. Any other has one for each of :data:`NUM_RESAMPLES`
-    samples of them, drawn with replacement (a bootstrap).
+    If the measure is a mean over samples, there is one utility for each sample. Otherwise there is one for each of
+    :data:`NUM_RESAMPLES` bootstrap resamples, which are drawn with replacement.
     """
 
-    # From outputs [c, V, ...] of c models for V samples to utilities [c, R].
+    # Function from the outputs [c, V, ...] of c models for V samples to utilities [c, R].
     score: Callable[[Tensor], Tensor]
     is_resampled: bool = False
-    # int64 [V], the groups of samples whose sizes are fixed, such as the classes of balanced accuracy.
+    # int64 [V], the stratum of each sample. Resamples keep the sizes of strata, such as those of the classes.
     strata: Tensor | None = None
 
     def values(
@@ -47,13 +47,13 @@ class CaseScores:
 
         Args:
             trained: bool ``[T, n]``, the trained coalitions, see :func:`flsv.functional.predicted_shapley`.
-            outputs: ``[T, V, ...]``, their models' outputs, also those of the empty coalition's.
+            outputs: ``[T, V, ...]``, the outputs of their models. The empty coalition's model is among these.
             weights: ``[n]``, the clients' weights in the federation's average.
             logits: whether the outputs are logits.
-            bounded: whether predicted outputs stay between those of the trained coalitions.
+            bounded: whether predicted outputs are limited to the range of the trained coalitions' outputs.
 
         Returns:
-            The values. None if they would take too long, or a score is not finite.
+            The values. None if their computation would take too long, or a score is not finite.
         """
         num_clients = trained.shape[1]
         is_expensive = self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
@@ -81,8 +81,8 @@ class CaseScores:
 def score_within_bounds(
     score: Callable[[Tensor], Tensor], trained_outputs: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """Return ``score`` for predicted outputs ``[c, V, ...]``, which are moved between the lowest and the highest of the
-    trained coalitions' outputs ``[T, V, ...]`` first.
+    """Return a function that clamps predicted outputs ``[c, V, ...]`` to the range of the trained coalitions' outputs
+    ``[T, V, ...]``, sample by sample, and then computes ``score``.
     """
     lowest = trained_outputs.amin(0)
     highest = trained_outputs.amax(0)
@@ -93,22 +93,24 @@ def score_within_bounds(
     return score_clamped
 
 
-def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseScores | None:
-    """Return the scores case by case of a measure that ``evaluator`` computes. None for values per class."""
+def sample_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> SampleScores | None:
+    """Return the scores on each validation sample by a measure that ``evaluator`` computes. None for values per
+    class.
+    """
     labels = torch.cat([y.cpu() for _, y in evaluator.batches])  # [V]
     if isinstance(measure, ModelScore):
-        return _metric_case_scores(evaluator, measure, labels)
+        return _metric_sample_scores(evaluator, measure, labels)
     if measure == "accuracy":
-        return CaseScores(lambda outputs: _hits(outputs, labels))
+        return SampleScores(lambda outputs: _hits(outputs, labels))
     if measure == "negative_loss":
-        return CaseScores(lambda outputs: -_losses(outputs, labels))
+        return SampleScores(lambda outputs: -_losses(outputs, labels))
     if measure == "balanced_accuracy":
         # Each class has the same total weight: the mean of weighted hits is the mean of the classes' accuracies.
         class_counts = labels.bincount()
         num_classes = (class_counts > 0).sum()
         samples_of_own_class = class_counts[labels].double()  # [V]
         weights = len(labels) / (num_classes * samples_of_own_class)
-        return CaseScores(
+        return SampleScores(
             lambda outputs: _hits(outputs, labels) * weights,
             strata=labels,
         )
@@ -116,14 +118,14 @@ def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseSco
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 where a model is right, else 0, float64 ``[c, V]``."""
+    """Return 1 where a model classifies a sample correctly and 0 elsewhere, float64 ``[c, V]``."""
     largest, predicted = logits.max(-1)
     is_number = largest == largest  # False for NaN, which max takes for the largest
     return ((predicted == labels) & is_number).double()
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the models' cross-entropies, float64 ``[c, V]``."""
+    """Return each model's cross-entropy for each sample, float64 ``[c, V]``."""
     num_models = len(logits)
     flat_logits = logits.double().flatten(0, 1)  # [c * V, M]
     repeated_labels = labels.repeat(num_models)
@@ -131,13 +133,13 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view(num_models, -1)
 
 
-def _metric_case_scores(
+def _metric_sample_scores(
     evaluator: ModelEvaluator,
     measure: ModelScore,
     labels: Tensor,
-) -> CaseScores | None:
-    metric = measure.of  # or the name of a value that the module logs
-    if not isinstance(metric, Metric):
+) -> SampleScores | None:
+    metric = measure.of
+    if not isinstance(metric, Metric):  # the name of a value that the module logs
         return None
     power = _power_of_error(metric)
     if power is None:
@@ -149,15 +151,15 @@ def _metric_case_scores(
     def error_utilities(outputs: Tensor) -> Tensor:
         predictions = outputs.double().view(len(outputs), num_samples, -1)  # [c, V, outputs]
         errors = (predictions - targets).abs().pow(power)
-        case_errors = errors.mean(2)  # [c, V]
-        return measure.utility(case_errors)
+        sample_errors = errors.mean(2)  # [c, V]
+        return measure.utility(sample_errors)
 
-    return CaseScores(error_utilities)
+    return SampleScores(error_utilities)
 
 
 def _power_of_error(metric: Metric) -> int | None:
-    """Return p if a metric is the mean of |error|^p over all samples, else None."""
-    num_outputs = getattr(metric, "num_outputs", 1)  # torchmetrics 1.4 has one output only
+    """Return p if a metric is the mean of |error|^p over all samples, otherwise None."""
+    num_outputs = getattr(metric, "num_outputs", 1)  # torchmetrics 1.4 has no such attribute
     if num_outputs != 1:
         return None
     if type(metric) is MeanAbsoluteError:
@@ -171,11 +173,11 @@ def _resampled(
     evaluator: ModelEvaluator,
     measure: ModelScore,
     labels: Tensor,
-) -> CaseScores:
-    """Return scores on resampled validation samples, within each class."""
+) -> SampleScores:
+    """Return scores on bootstrap resamples, which are drawn within each class."""
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
-    if has_classes:  # a resample has as many samples of each class
+    if has_classes:
         strata = labels
     else:
         strata = torch.zeros(len(labels), dtype=torch.int64)
@@ -190,11 +192,11 @@ def _resampled(
                 values[model, column] = value
         return measure.utility(values)
 
-    return CaseScores(score, is_resampled=True)
+    return SampleScores(score, is_resampled=True)
 
 
 def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw as many indices of each stratum as it has, with replacement."""
+    """Draw indices of samples with replacement, as many from each stratum as it has samples."""
     drawn_indices = []
     for stratum in strata.unique():
         indices = (strata == stratum).nonzero().flatten()
