@@ -95,7 +95,7 @@ class DiscardableOutput(io.FileIO):
 
 
 @contextmanager
-def lasting_output() -> Iterator[None]:
+def ignore_closed_pipe() -> Iterator[None]:
     """Let a command continue within this context after the reader of its output has closed the pipe."""
     if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
         yield

@@ -19,7 +19,7 @@ from flsv.cli.command import (
     NO_BARS,
     QUIET_FIT_ARGUMENTS,
     CommandParser,
-    lasting_output,
+    ignore_closed_pipe,
     terminable,
 )
 from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
@@ -87,7 +87,7 @@ def exit_status(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with lasting_output(), terminable():
+        with ignore_closed_pipe(), terminable():
             return run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:

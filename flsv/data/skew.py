@@ -414,7 +414,7 @@ class LongTail(Partitioner):
         # The first class can have the largest size for which each class has enough samples.
         size_of_first = float((available / relative_sizes).min())
         sizes = (size_of_first * relative_sizes).round().long()
-        sizes = sizes.minimum(available)  # rounding may have added one
+        sizes = sizes.minimum(available)  # rounding may have added a sample
         if sizes.min() == 0:
             raise ConfigurationError(
                 f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio."

@@ -128,12 +128,12 @@ def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
     if not isinstance(dataset, ConcatDataset):
         yield dataset, rows
         return
-    first_rows = [0, *dataset.cumulative_sizes]
-    end_rows = torch.tensor(dataset.cumulative_sizes)
-    part_numbers = torch.searchsorted(end_rows, rows, right=True)
-    for part_number in part_numbers.unique().tolist():
-        rows_of_part = rows[part_numbers == part_number]
-        yield dataset.datasets[part_number], rows_of_part - first_rows[part_number]
+    # Part i has the rows from first_rows[i] up to first_rows[i + 1], which is not included.
+    first_rows = torch.tensor([0, *dataset.cumulative_sizes])
+    part_of_row = torch.searchsorted(first_rows, rows, right=True) - 1
+    for part in part_of_row.unique().tolist():
+        rows_of_part = rows[part_of_row == part]
+        yield dataset.datasets[part], rows_of_part - first_rows[part]
 
 
 def has_streams(dataset: Any) -> bool:

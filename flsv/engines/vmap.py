@@ -418,9 +418,9 @@ def _compare(
     raise not_batched_error(
         module,
         f"after at most {NUM_DRY_RUN_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
-        f"what the same batches make of it one after the other, where {tolerance} is allowed (an optimizer that "
-        "divides by a gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that "
-        "of a bias before batch normalization)",
+        f"its value after training without batching. The tolerance is {tolerance}. An optimizer that divides by the "
+        "size of a gradient enlarges the rounding error of a gradient that should be 0, such as that of a bias before "
+        "batch normalization",
     )
 
 

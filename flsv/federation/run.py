@@ -124,7 +124,8 @@ class FederationRun:
                 part.begin(info)
 
         self._priors = self.metrics.with_priors()
-        # A checkpoint holds the next cohort. A sampler that sends requests to clients draws later.
+        # A checkpoint holds the next round's cohort, so it is drawn before a checkpoint is saved. A sampler that sends
+        # requests to clients draws when the round begins.
         if not self.state.cohort and not self.config.sampler.sends_requests:
             self.draw_cohort()
 

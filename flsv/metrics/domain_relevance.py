@@ -120,11 +120,11 @@ class DomainRelevance(ContributionMetric):
         if self.class_counts is None:
             return {}
         scores = self.compute().cpu()
-        relevant = label_overlap(self.class_counts.cpu()) > 0
-        relevant.fill_diagonal_(False)
-        was_evaluated = ~scores[relevant].isnan()
+        is_relevant = label_overlap(self.class_counts.cpu()) > 0  # [n, n]
+        is_relevant.fill_diagonal_(False)
+        was_evaluated = ~scores[is_relevant].isnan()
         return {
-            "auroc": relevance_auroc(scores, relevant),
+            "auroc": relevance_auroc(scores, is_relevant),
             "found": was_evaluated.float().mean(),
         }
 

@@ -33,7 +33,7 @@ class FedEM(Personalizer):
         weight_names = [name for name in federation.space.private_names if _is_weight(name)]
         if len(weight_names) != 1:
             raise ConfigurationError(
-                f"{self!r} needs a module with one mixture of networks. Train a flsv.models.MixtureClient."
+                f"{self!r} needs a module with exactly one flsv.models.Mixture. Train a flsv.models.MixtureClient."
             )
 
     def keep(self, local: LocalData) -> None:

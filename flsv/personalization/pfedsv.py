@@ -325,7 +325,9 @@ class PFedSV(UploadKeeper):
         start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        if self._is_personal is None or start is not None:
+        shares_extractor = self._is_personal is not None
+        gets_whole_model = start is not None
+        if gets_whole_model or not shares_extractor:
             return {}
         # The client received the extractor after the previous round's aggregation.
         if client in self._cohort:

@@ -59,6 +59,8 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.errors import ConfigurationError
 
+#: The column of bars, which has no title.
+_BARS = ""
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
 #: With fewer clients, no number computed from all of them is shown to one of them.
@@ -399,9 +401,15 @@ def _values_table(
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and findings."""
     estimates = basis.estimates.loc[clients]
+    has_all_clients = len(clients) == len(basis.values)
+    is_waterfall = has_all_clients and basis.adds_up
+    if is_waterfall:
+        bars = _waterfall_cells(basis, estimates)
+    else:
+        bars = bar_cells(estimates)
     columns: dict[str, list[Any]] = {
         "value": with_intervals(estimates, between=" to "),
-        "": bar_cells(estimates),  # a column without a title
+        _BARS: bars,
     }
     if shares is not None:
         cells = [shares.cells(client) for client in clients]
@@ -410,18 +418,18 @@ def _values_table(
 
     if any(client_findings):
         columns["finding"] = [client_findings[client] or NO_NUMBER for client in clients]
-    has_all_clients = len(clients) == len(basis.values)
-    if has_all_clients and basis.adds_up:
-        columns[""] = _waterfall_cells(basis, estimates)
-        initial_score = performance(basis.by, basis.initial_score)
-        final_score = performance(basis.by, basis.final_score)
-        names = ["untrained model", *names, "model of all"]
-        for column, texts in columns.items():
-            if column == "value":
-                columns[column] = [initial_score, *texts, final_score]
-            elif column:
-                columns[column] = ["", *texts, ""]
-    return table_of_clients(names, columns)
+    if not is_waterfall:
+        return table_of_clients(names, columns)
+
+    # A row before the clients' rows, and one after them. The bars have these already.
+    initial_score = performance(basis.by, basis.initial_score)
+    final_score = performance(basis.by, basis.final_score)
+    for column, texts in columns.items():
+        if column == "value":
+            columns[column] = [initial_score, *texts, final_score]
+        elif column != _BARS:
+            columns[column] = ["", *texts, ""]
+    return table_of_clients(["untrained model", *names, "model of all"], columns)
 
 
 def _waterfall_cells(basis: Basis, estimates: DataFrame) -> list[Cell]:

@@ -186,7 +186,7 @@ class ResultBuilder:
             for name, value in values.items():
                 with self._keeping_run([name], "making its rows"):
                     tensors |= tensors_of(name, value)
-        # One copy for all, since each copy would wait for the device.
+        # All tensors are copied to the host at once, since each copy waits for the device.
         host_tensors = dict(zip(tensors, to_host(tensors.values())))
         # Copies, because metrics change their states in place.
         return {key: tensor.to(torch.float64, copy=True) for key, tensor in host_tensors.items()}

@@ -195,15 +195,15 @@ def odd_rounds_have_values(case: MetricCase) -> None:
 def buffers_do_not_count(case: MetricCase) -> None:
     """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take the first
     round.space.num_parameters entries of vectors, as client_updates does."""
-    reads_evaluations = not fits.EVALUATIONS.isdisjoint(needs_of(case.part))
-    if reads_evaluations:  # these depend on all of a model
+    evaluations = fits.EVALUATIONS.intersection(needs_of(case.part))
+    if evaluations:  # these depend on the whole model, with BatchNorm's statistics
         return
-    # Rounds whose updates differ in BatchNorm's statistics only.
-    value = case.updated(kind="normalized").compute()
-    other_value = case.updated(kind="other statistics").compute()
+    # The updates of both rounds are equal, except for BatchNorm's statistics.
+    values = case.updated(kind="normalized").compute()
+    values_by_other_statistics = case.updated(kind="other statistics").compute()
     ensure(
-        equal(value, other_value, rtol=1e-4),
-        f"{other_value.tolist()} with other statistics instead of {value.tolist()}",
+        equal(values, values_by_other_statistics, rtol=1e-4),
+        f"{values_by_other_statistics.tolist()} with other statistics instead of {values.tolist()}",
     )
 
 

@@ -306,10 +306,10 @@ class RowStep:
     @cached_property
     def _trains_linear_layers_only(self) -> bool:
         """Return whether all trained parameters are of linear layers and autocast is off."""
-        for parameter in self._module.parameters():
-            # Autocast would round a product of stacked weights differently from a product of one layer's weights.
-            if torch.is_autocast_enabled(parameter.device.type):
-                return False
+        # Autocast would round a product of stacked weights differently from a product of one layer's weights.
+        device_types = {parameter.device.type for parameter in self._module.parameters()}
+        if any(map(torch.is_autocast_enabled, device_types)):
+            return False
         layers = dict(self._module.named_modules())
         for name in self._trained_names:
             layer_name = name.rpartition(".")[0]
@@ -407,7 +407,9 @@ def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
 
 
 class _WeightFirst(TorchFunctionMode):
-    """Mode in which linear layers compute (W x^T)^T + b. This is faster for stacked W."""
+    """Mode in which linear layers compute (W x^T)^T + b, which takes less time than x W^T + b if W is stacked over
+    models.
+    """
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()

@@ -219,7 +219,7 @@ class Schedules:
             is_stepped_between_rounds = _has_stepped(scheduler)
             is_stepped_by_client = config.interval != "step" and index in states
             if is_stepped_by_client and is_stepped_between_rounds:
-                raise _stepped_by_both(scheduler)
+                raise _stepped_in_and_between_rounds(scheduler)
             is_stepped_by_hand = self._is_manual and not is_stepped_between_rounds
             if config.interval == "step" or is_stepped_by_hand:
                 self._schedulers.append(scheduler)
@@ -312,7 +312,7 @@ class Schedules:
         self._round_states_before_client = None
         for scheduler, state in zip(self._round_schedulers, round_states):
             if not are_equal(scheduler.state_dict(), state):
-                raise _stepped_by_both(scheduler)
+                raise _stepped_in_and_between_rounds(scheduler)
 
 
 def _has_stepped(scheduler: Any) -> bool:
@@ -323,7 +323,7 @@ def _has_stepped(scheduler: Any) -> bool:
     return num_steps > 0
 
 
-def _stepped_by_both(scheduler: Any) -> ConfigurationError:
+def _stepped_in_and_between_rounds(scheduler: Any) -> ConfigurationError:
     return ConfigurationError(
         f"{type(scheduler).__name__} is stepped both while a client trains and between rounds, so clients would share "
         "its state. Step it in training_step only, and return it with {'scheduler': ..., 'interval': 'step'}, or step "

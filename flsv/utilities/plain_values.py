@@ -94,6 +94,10 @@ def is_dense(tensor: Tensor) -> bool:
     return has_entries and not tensor.is_nested and not tensor.is_quantized
 
 
+#: The number of entries that stands for any number above the limit.
+_MANY_ENTRIES = MAX_ENTRIES + 1
+
+
 def is_large(value: Any) -> bool:
     """Return whether a value has many entries, as data have: a tensor, an array, a collection, any object of a length.
 
@@ -107,8 +111,10 @@ def is_large(value: Any) -> bool:
 def _num_entries(value: Any) -> int:
     if isinstance(value, CONSTANT_TYPES):
         return 1
+    if isinstance(value, Tensor) and not is_dense(value):
+        return _MANY_ENTRIES
     if isinstance(value, Tensor):
-        return value.numel() if is_dense(value) else MAX_ENTRIES + 1
+        return value.numel()
     if isinstance(value, np.ndarray):
         return value.size
     if isinstance(value, dict):

@@ -38,7 +38,7 @@ GENERATORS = (
     np.random.RandomState,
     random.Random,
 )
-# For mypy: the stubs declare no private generators.
+# For mypy: the stubs do not declare the private classes of random generators.
 _GLOBAL_GENERATORS = (
     torch.default_generator,
     np.random.mtrand._rand,

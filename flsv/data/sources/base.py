@@ -150,7 +150,8 @@ class SourceData:
 
     def to_device(self, device: torch.device) -> SourceData:
         """Return a copy whose training and validation tensors lie on ``device``."""
-        sets_by_tensors: dict[int, TensorDataset] = {}  # training and validation may share them
+        # By the ids of the tensors' tuples: data sets for training and validation may share tensors.
+        sets_by_tensors: dict[int, TensorDataset] = {}
 
         def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
             tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))

@@ -154,11 +154,13 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
 def _disjoint_coalitions(trained: Tensor) -> Tensor:
     """List the families of disjoint trained coalitions of several players, bool ``[C, T]``, the empty one first."""
     num_trained, num_players = trained.shape
+    # Each row is a family. It has a column for each trained coalition.
     families = torch.zeros(1, num_trained, dtype=torch.bool)
     # The players of each family's coalitions.
     unions = torch.zeros(1, num_players, dtype=torch.bool)
-    is_several = trained.sum(1) > 1
-    for position in is_several.nonzero().flatten().tolist():
+    # Coalitions of one player are added by the caller.
+    has_several_players = trained.sum(1) > 1
+    for position in has_several_players.nonzero().flatten().tolist():
         coalition = trained[position]
         is_disjoint = ~(unions & coalition).any(1)
         # Each family of coalitions that are disjoint from this one is added again with it.

@@ -382,8 +382,10 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
     count, num_players = samples.shape[:2]
     if count < max(_MIN_PERMUTATIONS, num_players):
         return False
-    # The last running means are compared with the final one, relative to it.
-    counts = torch.arange(count - _NUM_COMPARED_MEANS, count + 1)  # permutations of each mean
+    # The last running means are compared with the final mean. Differences are relative to the final mean.
+    counts = torch.arange(
+        count - _NUM_COMPARED_MEANS, count + 1
+    )  # each mean's number of permutations
     sums = samples.cumsum(dim=0)
     running_means = sums[-len(counts) :] / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]

@@ -290,11 +290,12 @@ def _mean_of_predictions(
     values_by_prediction: Tensor, stderr: Tensor, evaluations: int
 ) -> PredictedValues:
     """Average the values ``[n, P, ...]`` of P predictions."""
-    if values_by_prediction.shape[1] == 2:
+    num_predictions = values_by_prediction.shape[1]
+    if num_predictions == 2:
         by_interpolation, by_ensemble = values_by_prediction.unbind(1)
         disagreement = by_interpolation - by_ensemble
     else:
-        # For two predictions this is the absolute value of their difference.
+        # The factor makes this, for two predictions, the absolute value of their difference.
         disagreement = math.sqrt(2) * values_by_prediction.std(1)
     return PredictedValues(
         values=values_by_prediction.mean(1),

@@ -214,7 +214,9 @@ class PairedSample:
                 self._add_coalitions(stratum, self._shuffled_coalitions(stratum.size), count)
                 continue
             while len(stratum.masks) < count:
-                num_draws = count - len(stratum.masks) + _SPARE_DRAWS
+                # Coalitions that the stratum already has are dropped, so some more are drawn.
+                num_missing = count - len(stratum.masks)
+                num_draws = num_missing + _SPARE_DRAWS
                 sizes = torch.full((num_draws,), stratum.size)
                 masks = random_coalitions(
                     sizes=sizes,
