@@ -61,7 +61,7 @@ def make_short_fit(fit):
         trains_coalitions = any(
             isinstance(callback, CoalitionScoring) for callback in self.callbacks
         )
-        # These have the rounds of their order, or are tiny and as long as their checks need.
+        # Coalitions have the rounds of their training job. The fits of checks are tiny, and as long as checks need.
         if trains_coalitions or type(module).__module__.startswith("flsv.testing"):
             return fit(self, *args, **kwargs)
 
@@ -71,16 +71,18 @@ def make_short_fit(fit):
             most_rounds = ROUNDS_OF_RESUMED_FIT
         self.fit_loop.max_epochs = min(self.max_epochs or ROUNDS, most_rounds)
         self.limit_train_batches = 1
-        for loop in self.callbacks:
-            if isinstance(loop, FederatedLoop):
-                # Figures are most of the time of so short a run. The loop's settings are frozen, and the page may use
-                # this very loop, so that no other can take its place.
-                reporting = replace(loop.reporting, figures=0)
-                object.__setattr__(loop.config, "reporting", reporting)
-
+        for callback in self.callbacks:
+            if isinstance(callback, FederatedLoop):
+                draw_no_figures(callback)
         return fit(self, *args, **kwargs)
 
     return short_fit
+
+
+def draw_no_figures(loop):
+    """Change a loop's settings in place: drawing takes most of the time of a short fit."""
+    reporting = replace(loop.reporting, figures=0)
+    object.__setattr__(loop.config, "reporting", reporting)  # the settings are frozen
 
 
 def documented_traffic():

@@ -157,25 +157,28 @@ def fit_by_both_engines(
     tolerance=1e-5,
     **kwargs,
 ):
-    loops = []
-    modules = []
-    for kind in ("sequential", engine):
+    make_data = data or partial(toy_data, SIZES)
+    trainer_options = trainer or {}
+
+    def fit_by(kind, name):
+        """Fit once. Arguments that are partial functions make an object for each fit."""
         arguments = {}
-        for name, value in kwargs.items():
-            arguments[name] = value() if isinstance(value, partial) else value
-        loops.append(make_engine_loop(kind, **arguments))
-        dealt = toy_data(SIZES) if data is None else data()
-        modules.append(
-            fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
-        )
+        for argument, value in kwargs.items():
+            arguments[argument] = value() if isinstance(value, partial) else value
+        loop = make_engine_loop(kind, **arguments)
+        module = fit(loop, folder / name, make(), make_data(), rounds, **trainer_options)
+        return loop, module
 
-    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
-    close(state_vector(modules[1]), state_vector(modules[0]))
-    assert modules[0].trainer.global_step == modules[1].trainer.global_step
+    sequential_loop, sequential_module = fit_by("sequential", "sequential")
+    other_loop, other_module = fit_by(engine, "other")
 
-    sequential, other_loop = loops
-    close(facts_of(other_loop), facts_of(sequential))
-    return sequential, other_loop
+    assert_close = partial(
+        torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    assert_close(state_vector(other_module), state_vector(sequential_module))
+    assert other_module.trainer.global_step == sequential_module.trainer.global_step
+    assert_close(facts_of(other_loop), facts_of(sequential_loop))
+    return sequential_loop, other_loop
 
 
 def facts_of(loop):

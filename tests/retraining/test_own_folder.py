@@ -200,9 +200,9 @@ def test_what_a_coalition_writes_changes_no_file(
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_what_the_run_writes_is_not_there_in_a_coalition(program, tmp_path, write):
     for path in (program / "final.pt", program / "out/weights.pt"):
-        content = path.read_bytes()  # each a file of its own
+        content = path.read_bytes()
         path.unlink()
-        path.write_bytes(content)
+        path.write_bytes(content)  # a file that no other name links to
     initial_contents = contents(program)
     folder = ProgramFolder()
     folder.begin_run()
