@@ -55,20 +55,28 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def make_loop_beside(callback, is_before_loop):
-    """A loop, the trainer's callbacks in their order, and the aggregator that remembers its models."""
-    aggregator = KeepsRounds()
+def fit_beside_loop(
+    average,
+    folder,
+    rounds,
+    *,
+    is_before_loop,
+    module=None,
+    aggregator=None,
+    callbacks=(),
+    ckpt_path=None,
+):
+    """Fit with an average before or after the loop. Return the module, and the rounds' global models."""
+    module = module or Plain()
+    aggregator = aggregator or KeepsRounds()
     loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
-
-    callbacks = [loop, callback]
-    if is_before_loop:
-        callbacks = [callback, loop]
-    return loop, callbacks, aggregator
-
-
-def callbacks_beside_a_loop(callback, is_before_loop):
-    _, callbacks, _ = make_loop_beside(callback, is_before_loop)
-    return callbacks
+    both = [average, loop] if is_before_loop else [loop, average]
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    trainer = plain_trainer(
+        folder, rounds, callbacks=[*both, *callbacks], enable_checkpointing=saves
+    )
+    trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
+    return module, global_models_of(aggregator)
 
 
 @pytest.fixture(scope="module")
@@ -103,20 +111,21 @@ def models_without_averaging(tmp_path_factory):
 def test_weight_averaging_averages_the_global_models_of_the_rounds(
     tmp_path, models_without_averaging, make_average, average_by_hand, is_before_loop
 ):
-    _, callbacks, aggregator = make_loop_beside(make_average(), is_before_loop)
-    module = Plain()
     validated_models = []
 
     class Watch(Callback):
         def on_validation_batch_start(self, trainer, module, *args):
             validated_models.append(state_vector(module))
 
-    trainer = plain_trainer(tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
+    module, global_models = fit_beside_loop(
+        make_average(),
+        tmp_path,
+        ROUNDS,
+        is_before_loop=is_before_loop,
+        callbacks=[Watch()],
+    )
 
-    trainer.fit(module, toy_data())
-
-    global_models = global_models_of(aggregator)
-    assert trainer.global_step == STEPS * ROUNDS
+    assert module.trainer.global_step == STEPS * ROUNDS
     assert len(global_models) == ROUNDS
 
     expected = average_by_hand(global_models)
@@ -130,21 +139,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
 
 @pytest.mark.slow
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
-    def fit_and_read_average_and_model(saving, checkpoint_path=None):
-        loop, callbacks, _ = make_loop_beside(make_moving_average(), is_before_loop=False)
-        trainer = plain_trainer(
-            tmp_path,
-            rounds=4,
-            callbacks=[*callbacks, *saving],
-            enable_checkpointing=bool(saving),
-        )
-        module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=checkpoint_path)
-
-        average = state_vector(module)
-        global_model = loop.state.model()
-        return average, global_model
-
+    fit_averaged = partial(fit_beside_loop, folder=tmp_path, rounds=4, is_before_loop=False)
     within = ModelCheckpoint(
         tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}"
     )
@@ -152,7 +147,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
     at_validation = ModelCheckpoint(
         tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False
     )
-    average, global_model = fit_and_read_average_and_model(saving=[within, at_validation])
+    module, models = fit_averaged(make_moving_average(), callbacks=[within, at_validation])
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
 
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
@@ -161,11 +156,9 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         # Where nothing is left to train, Lightning does not call on_train_end.
         if path.stem == "step=52":
             continue
-        resumed_average, resumed_global_model = fit_and_read_average_and_model(
-            saving=[], checkpoint_path=path
-        )
-        assert torch.equal(resumed_average, average), path
-        assert torch.equal(resumed_global_model, global_model), path
+        resumed, resumed_models = fit_averaged(make_moving_average(), ckpt_path=path)
+        assert torch.equal(state_vector(resumed), state_vector(module)), path
+        assert torch.equal(resumed_models[-1], models[-1]), path
 
 
 @pytest.mark.fast_rows
@@ -175,36 +168,31 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
     tmp_path, make, is_before_loop
 ):
-    def fit_with_average(rounds, checkpoint_path=None):
-        callbacks = callbacks_beside_a_loop(make(), is_before_loop)
-        trainer = plain_trainer(tmp_path, rounds, callbacks=callbacks)
-        module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=checkpoint_path)
-        return trainer, module
+    def fit_averaged(rounds, ckpt_path=None):
+        module, _ = fit_beside_loop(
+            make(), tmp_path, rounds, is_before_loop=is_before_loop, ckpt_path=ckpt_path
+        )
+        return module
 
-    trainer, delivered_module = fit_with_average(rounds=2)
+    delivered_module = fit_averaged(rounds=2)
     checkpoint_path = tmp_path / "end.ckpt"
-    trainer.save_checkpoint(checkpoint_path)
-    checkpoint = torch.load(checkpoint_path, weights_only=False)
-    saved_state = checkpoint["state_dict"]
+    delivered_module.trainer.save_checkpoint(checkpoint_path)
+    saved_state = torch.load(checkpoint_path, weights_only=False)["state_dict"]
 
     for name, value in delivered_module.state_dict().items():
         assert torch.equal(value, saved_state[name])
 
-    _, resumed_module = fit_with_average(rounds=4, checkpoint_path=checkpoint_path)
-    _, uninterrupted_module = fit_with_average(rounds=4)
-
-    assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
+    resumed = fit_averaged(rounds=4, ckpt_path=checkpoint_path)
+    uninterrupted = fit_averaged(rounds=4)
+    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
 
 
 FAILED_ROUND = 1
 
 
 class Fails(Plain):
-    fails = True
-
     def validation_step(self, batch, batch_idx):
-        if self.trainer.current_epoch == FAILED_ROUND and self.fails:
+        if self.trainer.current_epoch == FAILED_ROUND:
             raise ArithmeticError
         super().validation_step(batch, batch_idx)
 
@@ -214,33 +202,25 @@ class Fails(Plain):
 def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
     tmp_path, is_before_loop
 ):
-    _, callbacks, aggregator = make_loop_beside(WeightAveraging(), is_before_loop)
-    saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
-    trainer = plain_trainer(
-        tmp_path,
-        rounds=3,
-        callbacks=[*callbacks, saving],
-        enable_checkpointing=True,
+    fit_averaged = partial(
+        fit_beside_loop, folder=tmp_path, rounds=3, is_before_loop=is_before_loop
     )
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
+
     module = Fails()
+    aggregator = KeepsRounds()
 
     with pytest.raises(ArithmeticError):
-        trainer.fit(module, toy_data())
+        fit_averaged(WeightAveraging(), module=module, aggregator=aggregator, callbacks=[saving])
 
     model_of_failed_round = global_models_of(aggregator)[FAILED_ROUND]
     assert torch.equal(state_vector(module), model_of_failed_round.double())
 
-    def fit_without_failure(ckpt_path):
-        callbacks = callbacks_beside_a_loop(WeightAveraging(), is_before_loop)
-        trainer = plain_trainer(tmp_path, rounds=3, callbacks=callbacks)
-        module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
-        return state_vector(module)
-
     # Resumed from what was saved, it equals a run that never failed.
-    resumed = fit_without_failure(ckpt_path=tmp_path / f"epoch={FAILED_ROUND}.ckpt")
-    uninterrupted = fit_without_failure(ckpt_path=None)
-    assert torch.equal(resumed, uninterrupted)
+    checkpoint = tmp_path / f"epoch={FAILED_ROUND}.ckpt"
+    resumed, _ = fit_averaged(WeightAveraging(), ckpt_path=checkpoint)
+    uninterrupted, _ = fit_averaged(WeightAveraging())
+    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
 
 
 class PerBatch(averaging.WeightAveraging):

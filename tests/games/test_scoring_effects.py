@@ -76,16 +76,9 @@ EFFECTS = {
 }
 
 
-def evaluator_of(module: nn.Module, effects=None) -> ModelEvaluator:
+def evaluator_of(module: nn.Module) -> ModelEvaluator:
     space = ParameterSpace(module)
-    return ModelEvaluator(
-        module,
-        space,
-        BATCHES,
-        num_classes=3,
-        backend="serial",
-        effects=effects,
-    )
+    return ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)

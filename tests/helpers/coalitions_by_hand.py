@@ -11,7 +11,7 @@ from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from helpers.data import toy_data
 
-SEED, ROUNDS, FIT_ROUNDS = 5, 3, 2
+SEED, ROUNDS = 5, 3
 
 
 class GameByFits:

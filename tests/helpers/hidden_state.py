@@ -58,7 +58,8 @@ class Base(L.LightningModule):
         return self.net(x)
 
     def loss(self, batch):
-        return entropy(self.net(batch[0]), batch[1])
+        x, y = batch
+        return entropy(self(x), y)
 
     def training_step(self, batch, batch_idx):
         return self.weight * self.loss(batch)

@@ -8,20 +8,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop
-from helpers.hidden_state import Base, Kind, entropy
+from helpers.hidden_state import Base, Kind
 
 
-class LogsLossOfForward(Base):
-    """Logs what its forward gives."""
-
-    def validation_step(self, batch, batch_idx):
-        self.log(
-            "val_loss",
-            entropy(self(batch[0]), batch[1]),
-        )
-
-
-class ValidatesWithAverage(LogsLossOfForward):
+class ValidatesWithAverage(Base):
     """Is trained with its weights, and used with their moving average, which is no part of its state."""
 
     def __init__(self):
@@ -43,7 +33,7 @@ class ValidatesWithAverage(LogsLossOfForward):
         self.average[0].load_state_dict(average_state)
 
 
-class TunesItsTemperature(LogsLossOfForward):
+class TunesItsTemperature(Base):
     """Its outputs are divided by a number that follows from the validation loss."""
 
     temperature = 1.0

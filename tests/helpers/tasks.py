@@ -172,15 +172,19 @@ class Segmentation(Kind):
         return F.cross_entropy(self(batch[0]), batch[1])
 
 
-class Regression(Kind):
-    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + 1)))
+class OneLayer(Kind):
+    num_outputs = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Linear(3, 1)
+        self.net = nn.Linear(3, self.num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
+
+
+class Regression(OneLayer):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + 1)))
 
     def loss(self, batch: Any) -> Tensor:
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
@@ -197,29 +201,16 @@ class Regression(Kind):
         )
 
 
-class OneLogit(Kind):
+class OneLogit(OneLayer):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x.sum() > 0.5).long())))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
 
     def loss(self, batch: Any) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
 
 
-class Multilabel(Kind):
+class Multilabel(OneLayer):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x > 0).long())))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+    num_outputs = 3
 
     def loss(self, batch: Any) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())

@@ -16,8 +16,6 @@ from flsv.retraining.coalition_store import CoalitionStore
 from flsv.values.coalition_files import read_settings
 from helpers import warns
 from helpers.coalition_kinds import Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
-from helpers.fits import fit
 from helpers.forked import Forked
 from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
@@ -122,10 +120,15 @@ class SignalsItself(Manual):
 
 def fit_with_values(folder, path=None):
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
-    loop = make_shadow_loop(metric)
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    saving = {"callbacks": [saves], "enable_checkpointing": True}
-    fit(loop, folder, SignalsItself(), make_three_clients(), FIT_ROUNDS, path, **saving)
+    loop = fit_valued(
+        folder,
+        SignalsItself(),
+        metric=metric,
+        callbacks=[saves],
+        enable_checkpointing=True,
+        ckpt_path=path,
+    )
 
     rows = loop.history().query("metric == 'shadow'")
     sorted_rows = rows.sort_values(["round", "client"])

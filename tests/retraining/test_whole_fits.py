@@ -1,28 +1,13 @@
-"""ShadowShapley trains each coalition alone: random numbers, failures, warnings, and one coalition ends early."""
+"""ShadowShapley trains each coalition alone: its costs, random numbers, and ends that are one coalition's."""
 
 import lightning as L
 import pytest
 import torch
 
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from helpers.coalition_kinds import Manual, Module
-from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
-from helpers.fits import fit
+from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.recorded import Recorded
-
-
-def fit_module(folder, metric, module=None, callbacks=()):
-    loop = make_shadow_loop(metric)
-    fit(
-        loop,
-        folder,
-        module or Module(),
-        make_three_clients(),
-        FIT_ROUNDS,
-        callbacks=callbacks,
-    )
-    return loop
 
 
 @pytest.mark.parametrize(
@@ -33,7 +18,7 @@ def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
     assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
-class DrawsItsScore(Manual):
+class DrawsItsScore(Base):
     def validation_step(self, batch, batch_idx):
         self.log("luck", torch.rand(()))
 
@@ -41,7 +26,7 @@ class DrawsItsScore(Manual):
 @pytest.mark.slow
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     recorded = Recorded(coalitions="all", performance="luck", mode="max")
-    fit_module(tmp_path, recorded, DrawsItsScore())
+    fit_valued(tmp_path, DrawsItsScore(), metric=recorded)
 
     utilities_of_trained = recorded.utilities[1:]  # those of the seven coalitions but the empty one
     assert len(utilities_of_trained) == 7
@@ -62,7 +47,7 @@ def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path):
     games = []
     for callbacks in ([], [StopsAlone()]):
         metric = Recorded(coalitions="all", performance="negative_loss")
-        fit_module(tmp_path, metric, callbacks=callbacks)
+        fit_valued(tmp_path, Base(), metric=metric, callbacks=callbacks)
         games.append(metric.utilities)
 
     game, game_with_stops = games
