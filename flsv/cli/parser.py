@@ -118,7 +118,7 @@ class SavedConfig(SaveConfigCallback):
         self.already_saved = True
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the configuration of a fit that has resumed with no round left, and begins no training."""
+        """Save the configuration of a fit without rounds left, which begins no training."""
         if not self.already_saved:
             self.on_train_start(trainer, pl_module)
 

@@ -15,6 +15,7 @@ import yaml
 from flsv.cli.command import QUIET_FIT_ARGUMENTS
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
+from flsv.configuration.option_texts import SECTIONS
 from flsv.results import Run, open_run
 from flsv.results.folder import RUNS, RUNS_SETTINGS, run_folder
 from flsv.utilities.atomic_files import write_json
@@ -23,16 +24,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn_of_versions
 
 #: Sections of a saved configuration that define a federation.
-SAVED_SECTIONS = (
-    "seed_everything",
-    "trainer",
-    "model",
-    "optimizer",
-    "lr_scheduler",
-    "data",
-    "federation",
-    "strict",
-)
+SAVED_SECTIONS = ("seed_everything", *SECTIONS, "strict")
 #: Columns of the list of finished runs: a run's name, and its folder.
 RUN_LIST_COLUMNS = ("run", "folder")
 
@@ -87,12 +79,8 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
         return {}
 
     stored_settings = json.loads(path.read_text())
-    differences = []
-    for name in {**stored_settings, **settings}:
-        value = settings.get(name)
-        stored_value = stored_settings.get(name)
-        if value != stored_value and not name.startswith(VERSION_PREFIX):
-            differences.append(f"{name} is {value} and was {stored_value}")
+    all_differences = Identity(settings, {}).other_settings(Identity(stored_settings, {}))
+    differences = [text for text in all_differences if not text.startswith(VERSION_PREFIX)]
     if differences:
         raise ConfigurationError(
             f"{out} has runs with other settings: {listed(differences)}. Continue these runs with their settings, move "

@@ -435,10 +435,12 @@ def _vector(
             entries = dict(zip(module_tensors, model))
         tensors = {name: torch.as_tensor(entry).detach() for name, entry in entries.items()}
 
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
         different_names = []
         for name in sorted(module_tensors.keys() | tensors.keys()):
             is_needed = name in tensors or name in space.names
-            if is_needed and _shape(tensors, name) != _shape(module_tensors, name):
+            module_shape = getattr(module_tensors.get(name), "shape", None)
+            if is_needed and shapes.get(name) != module_shape:
                 different_names.append(name)
         if different_names:
             raise ConfigurationError(
@@ -452,15 +454,6 @@ def _vector(
             f"The model of {owner} contains NaN or infinite numbers. Do not pass this update."
         )
     return vector
-
-
-def _shape(
-    state: Mapping[str, Tensor],
-    name: str,
-) -> torch.Size | None:
-    if name not in state:
-        return None
-    return state[name].shape
 
 
 def _check_variances(models: Tensor, space: ParameterSpace, owners: Sequence[str]) -> None:

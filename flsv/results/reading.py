@@ -53,8 +53,8 @@ class Run:
         folder: the run's folder.
         record: the content of ``run.json``.
         table: the rows of ``contributions.csv``, in the file's order, without metrics that have failed.
-        repetitions: runs with different seeds, this one included. The record's performances, the final values and
-            their intervals are then means over them, and the values of single rounds this run's own.
+        repetitions: runs with different seeds, this one included. Performances, final values and intervals are then
+            means over them.
     """
 
     folder: Path
@@ -351,7 +351,7 @@ def seed_summary(
 
 
 def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
-    """Return the means of a metric's last values over runs with different seeds: ``value``, ``low``, ``high``."""
+    """Return the means of a metric's last values over runs: ``value``, ``low``, ``high``."""
     first_run = runs[0]
     if len(runs) == 1:
         return last_estimates(first_run.table, metric, first_run.num_clients)

@@ -44,14 +44,13 @@ class CoalitionStore:
 
     Each rank holds all models, and the first rank writes them as soon as they are known. The coalition of all clients
     is the run itself. The empty coalition has the model before the first round, which has no round. Models whose
-    utilities are not finite are held, but not written. What cannot be written, such as to a full disk, is held, and
+    utilities are not finite are held, but not written. If a file cannot be written, such as to a full disk,
     :meth:`write_table` warns.
 
     Args:
         run_folder: the run's folder. None: nothing is written.
         measures: names of the performance measures by which each model has utilities.
-        settings: all on which the utilities depend, except the seed. Files of other settings are removed before
-            the first file is written.
+        settings: all on which the utilities depend, except the seed. Files of other settings are replaced.
         outputs: names of the measures whose outputs are stored.
     """
 
@@ -75,16 +74,15 @@ class CoalitionStore:
         self._models: dict[Training, dict[int, ScoredModel]] = {}
         # What could not be stored, and why.
         self._errors: dict[str, OSError] = {}
-        self._run_folder = run_folder if ranks.rank == 0 else None
         self._folder: Path | None = None
         # Whether the folder has these settings, without which coalitions cannot be read.
         self._has_settings = False
-        if self._run_folder is not None:
-            self._folder = self._run_folder / COALITIONS_FOLDER
+        if run_folder is not None and ranks.rank == 0:
+            self._folder = run_folder / COALITIONS_FOLDER
             self._has_settings = read_settings(self._folder) == self.settings
-        if self._folder is not None and self._has_settings:
-            self._models = read_coalitions(self._folder)
-            self.untrained = read_untrained(self._folder)
+            if self._has_settings:
+                self._models = read_coalitions(self._folder)
+                self.untrained = read_untrained(self._folder)
         # All ranks take what the first one has read.
         stored = self._models, self.untrained
         self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
@@ -180,10 +178,11 @@ class CoalitionStore:
 
     def scores(self, seed: int) -> SeedScores:
         """Return the scored models of a seed."""
-        models = {}
-        for training in self._models:
-            if training.seed == seed:
-                models[training.members] = self._models[training]
+        models = {
+            training.members: models_by_round
+            for training, models_by_round in self._models.items()
+            if training.seed == seed
+        }
         return SeedScores(models, self.untrained)
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
@@ -197,9 +196,8 @@ class CoalitionStore:
         training = Training(seed, members)
         models_to_write = {}
         for round_index, model in models.items():
-            outputs = {}
-            for name in model.outputs.keys() & self.measures_with_outputs:
-                outputs[name] = model.outputs[name]
+            names = model.outputs.keys() & self.measures_with_outputs
+            outputs = {name: model.outputs[name] for name in names}
             stored_model = ScoredModel(model.utilities, outputs)
             self._models.setdefault(training, {})[round_index] = stored_model
             # What is not finite is computed again by the next command.
@@ -219,11 +217,11 @@ class CoalitionStore:
 
     def write_table(self, client_names: Sequence[str]) -> None:
         """Write the table of all coalitions' scores. What could not be stored is a warning."""
-        if self._run_folder is None:
+        if self._folder is None:
             return
         try:
             write_table(
-                self._run_folder / COALITIONS_TABLE,
+                self._folder.with_name(COALITIONS_TABLE),
                 self._models,
                 measures=self.measures,
                 rounds=self.rounds,

@@ -196,7 +196,7 @@ def remove_coalitions(run_folder: Path) -> None:
 
 
 def remove_files(folder: Path) -> None:
-    """Remove a folder of coalitions with all its files."""
+    """Remove a folder of coalitions."""
     # Before the settings, so that a kill leaves no coalitions without settings.
     for path in folder.glob("**/*.pt"):
         path.unlink()
@@ -204,7 +204,7 @@ def remove_files(folder: Path) -> None:
 
 
 def copy_coalitions(run_folder: Path, target: Path) -> None:
-    """Copy the coalitions in a run's folder, if there are any, into another one."""
+    """Copy the coalitions in a run's folder into another one."""
     folder = run_folder / COALITIONS_FOLDER
     settings = read_settings(folder)
     if not settings:

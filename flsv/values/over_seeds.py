@@ -13,7 +13,7 @@ from flsv.utilities.display import INTERVAL_LEVEL
 
 
 class Estimates(NamedTuple):
-    """Values ``[n]``, and both ends of their 90 % intervals."""
+    """Values ``[n]`` and the ends of their 90 % intervals."""
 
     value: Tensor
     low: Tensor
@@ -27,9 +27,9 @@ def mean_with_interval(
     """Compute mean values over several seeds.
 
     Args:
-        values: ``[S, n]``, each seed's values. A client that is NaN with some seeds has the mean over the others.
-        evidence: for values of trained coalitions, the facts on those of each seed, see
-            :func:`flsv.values.evidence.evidence_of`. None: intervals are Student's t.
+        values: ``[S, n]``, each seed's values. A client's mean is over the seeds in which it is not NaN.
+        evidence: facts on each seed's values by trained coalitions, see :func:`flsv.values.evidence.evidence_of`. None:
+            intervals are Student's t.
     """
     mean = values.nanmean(0)
     is_known = ~values.isnan()

@@ -96,7 +96,7 @@ def make_store(folder, *measures, settings=None, **options):
 
 def write_and_read_table(store):
     store.write_table(NAMES)
-    return (store._run_folder / "coalitions.csv").read_bytes()
+    return store._folder.with_name("coalitions.csv").read_bytes()
 
 
 def test_killed_game_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path):

@@ -10,7 +10,14 @@ from flsv.functional.intervals import interval_over_seeds
 from flsv.values.over_seeds import mean_with_interval
 
 #: Of three seeds. The last client has a value with two of them.
-VALUES = torch.tensor([[0.1, 0.5, 0.2], [0.3, 0.5, math.nan], [0.2, 0.8, 0.4]]).double()
+VALUES = torch.tensor(
+    [
+        [0.1, 0.5, 0.2],
+        [0.3, 0.5, math.nan],
+        [0.2, 0.8, 0.4],
+    ],
+    dtype=torch.float64,
+)
 MEANS = [0.2, 0.6, 0.3]
 
 
@@ -26,8 +33,8 @@ def test_intervals_of_values_without_coalitions_are_students_t():
             loc=known_values.mean(),
             scale=stats.sem(known_values),
         )
-        assert estimates.low[client] == pytest.approx(low)
-        assert estimates.high[client] == pytest.approx(high)
+        interval = [estimates.low[client], estimates.high[client]]
+        assert interval == pytest.approx([low, high])
 
 
 def test_intervals_of_trained_coalitions_are_known_for_clients_with_a_value_in_each_seed():
@@ -36,7 +43,12 @@ def test_intervals_of_trained_coalitions_are_known_for_clients_with_a_value_in_e
 
     estimates = mean_with_interval(VALUES, evidence)
 
-    half_widths = interval_over_seeds(VALUES[:, :2], torch.tensor(stderr[:2]).double())
+    known_clients = [0, 1]
+    expected = interval_over_seeds(
+        VALUES[:, known_clients],
+        torch.tensor(stderr)[known_clients],
+    )
+    half_widths = estimates.high - estimates.value
+    assert half_widths[known_clients].tolist() == pytest.approx(expected.tolist())
     assert estimates.value.tolist() == pytest.approx(MEANS)
-    assert (estimates.high - estimates.value)[:2].tolist() == pytest.approx(half_widths.tolist())
     assert estimates.low.isnan().tolist() == [False, False, True]
