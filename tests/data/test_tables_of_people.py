@@ -211,7 +211,7 @@ def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
         splits=Splits(server_val=0.0),
     )
     if dictionary:
-        data.deal_from(number)
+        data.set_up_site(number)
     else:
         data.setup("fit")
     return data
