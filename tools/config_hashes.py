@@ -120,11 +120,7 @@ def fit(name: str, files: list[Path], rounds: int, root: str, folder: str) -> di
     options += OPTIONS
     options.append(f"--trainer.max_epochs={rounds}")
     options.append(f"--trainer.default_root_dir={folder}")
-    # A source that is a class has a folder of its own, a file is found below `files.root`.
-    is_class = "source:\n" in files[-1].read_text()
-    has_root = name.startswith("natural/") and is_class
-    root_option = "data.source.init_args.root" if has_root else "data.files.root"
-    options.append(f"--{root_option}={root}")
+    options.append(f"--data.files.root={root}")
     if name == "natural/tales_lora":
         options.append(f"--model.init_args.network={language_model(folder)}")
     if name == "cifar10_resnet34":

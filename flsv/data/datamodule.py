@@ -151,20 +151,19 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         batch_size = check("batch_size", batch_size, Count | None)
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
+        self._module = source if isinstance(source, L.LightningDataModule) else None
         labels, groups = _name(labels), _name(groups)
         if dictionary is not None:
-            dictionary = _checked_dictionary(dictionary, splits.together)
-            splits = replace(splits, together=dictionary.patient)
-            labels = _target(labels, dictionary)
-            if isinstance(source, L.LightningDataModule):
+            if self._module is not None:
                 raise ConfigurationError(
                     "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                     "dictionary, or give the table as source."
                 )
+            dictionary = _checked_dictionary(dictionary, splits.together)
+            splits = replace(splits, together=dictionary.patient)
+            labels = _target(labels, dictionary)
         elif splits.together is not None and isinstance(labels, str):
             dictionary = _checked_dictionary(None, splits.together)
-        label = labels if isinstance(labels, str) else None
-        group = groups if isinstance(groups, str) else None
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -186,24 +185,18 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.partitioner = partitioner
         self._reading = Reading(
             files=files,
-            label=label,
-            group=group,
+            label=labels if isinstance(labels, str) else None,
+            group=groups if isinstance(groups, str) else None,
             pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
             dictionary=dictionary,
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
-        for corruption in self.corruptions:
-            from flsv.data.corruption import Corruption
-
-            check("corruptions", corruption, Corruption)
-            if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
-                raise ConfigurationError(
-                    f"{corruption!r} removes classes from all data sets, which is not possible in the loaders of a "
-                    "LightningDataModule. Give the data sets as source=(train, test)."
-                )
-        self.splits, self.files, self.loader = splits, files, loader
+        self._check_corruptions()
+        self.splits = splits
+        self.files = files
+        self.loader = loader
         self.source = source
         self._batch_size = batch_size
         self.groups = groups
@@ -211,7 +204,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.pos_label = pos_label
         #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
         self.loader_in_fit: Callable[[], Any] | None = None
-        self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._needs_setup = True
         self._is_shown = False
@@ -220,6 +212,17 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
         self._read_only = _ARGUMENTS - {"batch_size"}
+
+    def _check_corruptions(self) -> None:
+        for corruption in self.corruptions:
+            from flsv.data.corruption import Corruption
+
+            check_argument(type(self).__name__, "corruptions", corruption, Corruption)
+            if corruption.unknown_classes and self._module is not None:
+                raise ConfigurationError(
+                    f"{corruption!r} removes classes from all data sets, which is not possible in the loaders of a "
+                    "LightningDataModule. Give the data sets as source=(train, test)."
+                )
 
     def __copy__(self) -> FederatedDataModule:
         """Copy this data module for another fit. A wrapped data module is copied, but not its samples."""
@@ -239,7 +242,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return text
         return f"{text}: {self.num_samples.tolist()} training samples"
 
-    __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
+    __str__ = __repr__  # Lightning's __str__ would open all loaders, and expects DataLoaders
 
     # Lightning's life cycle
 
@@ -267,7 +270,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         trainer = self.trainer
         if trainer is None or not trainer.training:
             return
-        # Not so if this is the server's own data module, which the RemoteData of the sites contains.
+        # The server's own data module is not the Trainer's: that is the RemoteData of the sites, which contains it.
         if data_of(trainer) is self:
             loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
             for loop in loops:
@@ -361,7 +364,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self.batch_size = size
             self._batch_size = None
 
-    def deal_from(self, first_client: int) -> None:
+    def set_up_site(self, first_client: int) -> None:
         """Set up the data at a site, whose first client has the id ``first_client`` in the federation.
 
         They are set up again if the id differs from that of an earlier run.
@@ -566,7 +569,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
     def validation(self) -> dict[str, Any] | None:
         """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
 
-        Return None if the server has no validation data; ``rows`` is None if a loader does not know its length.
+        Return None if the server has no validation data. ``rows`` is None if a loader has no length.
 
         Example:
             >>> from flsv.data import FederatedDataModule

@@ -46,13 +46,12 @@ def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, t
     source = yaml.safe_load(config.read_text())["data"]["source"]
     is_table = isinstance(source, str)
     path = source if is_table else source["init_args"]["path"]
-    root_option = "data.files.root" if is_table else "data.source.init_args.root"
 
     if ROOT is None or not Path(ROOT, path).exists():
         pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
 
     smaller = SMALLER.get(name, {})
-    options = {root_option: ROOT, **QUICK, **smaller}
+    options = {**QUICK, **smaller}
     arguments = ["--config", str(config)]
     arguments += [f"--{key}={value}" for key, value in options.items()]
     cli = make_cli(arguments, run=False)

@@ -16,8 +16,6 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
-from flsv.federation.data_events import events_of_copies
-from helpers import warns
 from helpers.fits import fit
 from helpers.models import Plainest
 
@@ -351,8 +349,10 @@ def test_samples_whose_inputs_are_all_nan_are_reported_as_such_and_are_no_copies
     first_inputs[:9] = torch.nan
     second_inputs[:20] = torch.nan
 
-    texts = [copies.text(["a", "b"]) for copies in copies_of_clients(first_inputs, second_inputs)]
+    all_copies = copies_of_clients(first_inputs, second_inputs)
 
+    assert [copies.kind for copies in all_copies] == ["empty", "empty"]
+    texts = [copies.text(["a", "b"]) for copies in all_copies]
     assert texts == [
         "9 of 12 have no value: all their inputs are NaN",
         "20 of 40 have no value: all their inputs are NaN",
@@ -368,21 +368,3 @@ def test_samples_with_one_value_and_gaps_may_be_repeated():
 
     assert copies.kind == "repeated"
     assert copies.client == 0
-
-
-def test_rows_without_a_value_are_an_event_of_the_run():
-    inputs = torch.cat([make_inputs(1), make_inputs(2)])
-    inputs[:12] = torch.nan
-    labels = torch.arange(len(inputs)) % 2
-    clients = {
-        "a": (inputs[:40], labels[:40]),
-        "b": (inputs[40:], labels[40:]),
-    }
-    validation = make_inputs(3), labels[:40]
-    data = FederatedDataModule(clients=clients, val=validation)
-    data.setup("fit")
-
-    with warns("samples of a: 12 of 40 have no value"):
-        (event,) = events_of_copies(data)
-
-    assert event.kind == "empty"

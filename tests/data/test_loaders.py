@@ -2,7 +2,9 @@
 data hold. Whether two data sets of equal labels are the same, and whether their inputs are finite."""
 
 import copy
+import random
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,48 @@ def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_pat
         return FederatedDataModule(dataset, SizePartitioner([2, 1]), batch_size=8, loader=loader)
 
     assert_resumes(make_loop, tmp_path, make_module, make_data)
+
+
+class Drawn(Dataset):
+    """Draws a number whenever a sample is read."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.draw()
+
+
+DRAWS = {
+    "RandomState": lambda: np.random.RandomState(0).normal,
+    "Generator": lambda: np.random.default_rng(1).normal,
+    "Random": lambda: random.Random(1).random,
+    "torch": lambda: partial(torch.rand, (), generator=torch.Generator()),
+}
+
+
+@pytest.mark.fast_rows("*-0", "torch-2")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("library", DRAWS)
+def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, workers):
+    dataset = Drawn(DRAWS[library]())
+
+    def draw_numbers(seed):
+        loader = make_loader(
+            dataset,
+            batch_size=1,
+            generator=make_generator(seed),
+            num_workers=workers,
+        )
+        return torch.cat(list(loader))
+
+    numbers = draw_numbers(seed=0)
+    assert torch.equal(draw_numbers(seed=0), numbers)
+    assert len(numbers.unique()) == 6  # no two workers draw the same
+    assert not torch.equal(draw_numbers(seed=1), numbers)
 
 
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}

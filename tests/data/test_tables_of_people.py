@@ -211,7 +211,7 @@ def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
         splits=Splits(server_val=0.0),
     )
     if dictionary:
-        data.deal_from(number)
+        data.set_up_site(number)
     else:
         data.setup("fit")
     return data
@@ -462,7 +462,11 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "numbers of a frame as texts": (store_numbers_of_a_frame_as_texts, "right", "right"),
     "unquoted decimal commas": (leave_decimal_commas_unquoted, LONG_ROW, LONG_ROW),
     # Ten more, on which somebody would lose a number without a word.
-    "infinity": (put("inf", "hb", rows=1), "refused: .*hb: .*line 2: 'inf'", misfits(1, "\n")),
+    "infinity": (
+        put("inf", "hb", rows=1),
+        "refused: .*hb: .*line 2: .* this one is 'inf'",
+        misfits(1, "\n"),
+    ),
     "a number of Python": (
         put("1_000", "weight", rows=1),
         "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",

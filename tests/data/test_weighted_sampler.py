@@ -1,7 +1,6 @@
 """A ``WeightedRandomSampler`` of the wrapped training loader: each client draws its own samples by their weights, as
-torch does, in one process and at a site."""
+torch does."""
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.data.loaders import TensorBatches
-from flsv.engines.remote import Packet, Site
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_sets
@@ -149,29 +147,6 @@ def test_each_client_draws_its_samples_by_weight(
             assert round.num_steps[client] == sum(map(len, epochs))
             expected = train_by_hand(round.global_vector, epochs)
             assert torch.equal(round.client_vectors[client], expected)
-
-
-def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
-    model = ParameterSpace(make_module()).read(make_module())
-    message = {
-        "run": "0" * 16,
-        "greeting": "0" * 16,
-        "clients": 3,
-        "client": 2,
-        "classes": 3,
-        "rounds": 2,
-        "round": 1,
-        "seed": SEED,
-    }
-    site = Site(make_module, Weighted, partial(FederatedLoop, seed=SEED), tmp_path)
-    packet = Packet("train", {**message, "continue_from": None}, {"start": model})
-
-    reply = site.respond(packet)
-
-    batches = draw_by_torch(torch.arange(SAMPLES), SAMPLES, round_index=1, client=2)
-    assert torch.equal(reply.tensors["vector"], train_by_hand(model, [batches]))
-    assert reply.plain["samples"] == SAMPLES
-    assert reply.plain["steps"] == math.ceil(SAMPLES / BATCH)
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ class Site:
 
     def _set_up(self, client_id: int) -> None:
         """Split the site's samples with the random numbers of the client id that the server gives it."""
-        self._data.deal_from(client_id)
+        self._data.set_up_site(client_id)
         if self._data.num_clients != 1:
             raise Refused(
                 f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"

@@ -207,7 +207,7 @@ def rare_classes_by_accuracy(server):
 
 def members_by_hashes(server):
     guess = make_data()
-    guess.deal_from(0)
+    guess.set_up_site(0)
     hash_of_guess = sample_hashes(guess)["0"]
     guesses = [hash_of_guess, hashlib.sha256(hash_of_guess.encode()).hexdigest()]
     contents = server.greeting.plain["contents"]
@@ -406,7 +406,7 @@ NUM_WEIGHTED = 16
 def model_of_powers():
     """A model whose loss holds the labels of the first training rows as the digits of a binary number."""
     data = make_data()
-    data.deal_from(0)
+    data.set_up_site(0)
     rows = data.client_indices(0, "train")[:NUM_WEIGHTED]
     powers = 2.0 ** torch.arange(-4, NUM_WEIGHTED - 4)
     weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
