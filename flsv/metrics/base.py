@@ -22,7 +22,7 @@ from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
-#: What a metric's values say.
+#: The properties that a metric's values have, see :attr:`ContributionMetric.claims`.
 Claims = Sequence[Literal["value", "effect", "agreement", "weight"]]
 #: Names of a run's table whose numbers belong to a single round and are not valid in the next.
 NAMES_OF_ONE_ROUND = ("weight", *OWN_SCORES, "update_norm")
@@ -39,7 +39,7 @@ NAMES_IN_USE = (
 
 
 def latest(stretches: Tensor) -> Tensor:
-    """Merge the states ``[W, ...]`` of successive parts of a run. Each entry keeps its last value that is not NaN."""
+    """Merge the states ``[W, ...]`` of successive parts of a run. The last number that is not NaN is kept."""
     latest = stretches[0]
     for later in stretches[1:]:
         latest = torch.where(later.isnan(), latest, later)
@@ -115,12 +115,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Whether each client evaluates models for the metric on validation samples of its own."""
 
     extension: ClassVar[str] = ""
-    """What the metric adds to a run, ``"package.module:Class"``, a :class:`flsv.core.extension.RunExtension`."""
+    """Name of the :class:`flsv.core.extension.RunExtension` that the metric adds to a run, ``"package.module:Class"``.
+    Empty: none."""
 
     claims: Claims = ()
-    """What the values say, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have more.
-    ``"effect"``: likewise, and 0 without samples. ``"agreement"``: how well the directions of updates fit, whatever
-    their length. ``"weight"``: shares that sum to 1."""
+    """Properties of the values, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have larger
+    values. ``"effect"``: likewise, and a client without samples has the value 0. ``"agreement"``: values depend on the
+    directions of updates, but not on their lengths. ``"weight"``: values are shares that sum to 1."""
 
     to_pay_by = False
     """Whether reports may divide a budget by the values: True if they measure how much a client adds to the model."""
@@ -192,7 +193,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             if argument is not None and argument != value:
                 raise ConfigurationError(
                     f"{type(self).__name__}({name}={argument}) does not fit the federation, which has {name}={value}. "
-                    f"Leave {name} out: it is taken from the data."
+                    f"Remove the argument {name}, which is set by the data."
                 )
         self.class_names = class_names
         self.client_names = client_names
@@ -223,7 +224,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
 
     def end_run(self) -> bool:
-        """Compute the values of the run's last round, see :attr:`compute_at_run_end`. Return whether any were left."""
+        """Compute the values of the run's last round, see :attr:`compute_at_run_end`. Return False if this was done
+        before."""
         if self.compute_at_run_end is None:
             return False
         compute_values = self.compute_at_run_end
@@ -260,16 +262,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             is_metric = isinstance(incoming_state, type(self))
             if is_metric and repr(incoming_state) != repr(self):
                 raise ConfigurationError(
-                    f"{self!r} and {incoming_state!r} cannot be merged: their values do not mean the same. Give both "
-                    "the same arguments."
+                    f"{self!r} and {incoming_state!r} cannot be merged, because their values have different meanings. "
+                    "Create both with the same arguments."
                 )
             super().merge_state(incoming_state)
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         if not self.mergeable:
             raise ConfigurationError(
-                f"{type(self).__name__} needs all rounds in one place: two processes' rounds cannot be synchronized. "
-                "Update one metric with every round."
+                f"{type(self).__name__} needs all rounds in one process, so the rounds of two processes cannot be "
+                "synchronized. Update one metric with every round."
             )
         super()._sync_dist(*args, **kwargs)
 
@@ -382,7 +384,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                     "plot(kind='waterfall'): expected one value per client, [num_clients]."
                 )
             if initial_score is None:
-                initial_score = self._score_of_untrained_model(values)
+                # The values add up from the score of the untrained model to that of the model of all clients.
+                score_of_all = self.payment_record().get("together")
+                initial_score = 0.0
+                if score_of_all is not None:
+                    initial_score = float(score_of_all - values.nansum())
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             values,
@@ -396,13 +402,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             intervals=intervals,
             waterfall_from=initial_score if kind == "waterfall" else None,
         )
-
-    def _score_of_untrained_model(self, value: Tensor) -> float:
-        """Return the score from which values ``[num_clients]`` add up to that of the model of all clients, or 0."""
-        score_of_all = self.payment_record().get("together")
-        if score_of_all is None:
-            return 0.0
-        return float(score_of_all - value.nansum())
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
@@ -440,8 +439,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             arguments = signature.bind(*args, **kwargs).arguments
             if not self._has_sizes:
                 raise ConfigurationError(
-                    f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
-                    "num_classes, or use it in a FederatedLoop."
+                    f"{type(self).__name__} does not know the numbers of clients and classes. Pass num_clients and "
+                    "num_classes, or use the metric in a FederatedLoop."
                 )
             if "client_ids" in arguments:
                 assert self.num_clients is not None
@@ -459,7 +458,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """Raise ValueError unless ``clients`` are the round's clients, in the order of ``client_ids``."""
         if [client.id for client in clients] != on_host(client_ids):
             raise ValueError(
-                f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}."
+                f"the clients {[client.id for client in clients]} differ from client_ids={client_ids.tolist()}. Pass "
+                "the same clients in the same order."
             )
 
     @staticmethod
@@ -485,7 +485,7 @@ _SET_BY_DATA = ("num_clients", "num_classes")
 def check_clients(client_ids: Tensor, num_clients: int) -> None:
     """Raise ValueError unless ``client_ids [k]``, at least one, are different numbers in 0 .. ``num_clients`` - 1."""
     if client_ids.numel() == 0:
-        raise ValueError("client_ids is empty: a round needs at least one client.")
+        raise ValueError("client_ids is empty, but a round needs at least one client.")
     ids = on_host(client_ids)
     lowest = int(min(ids))
     highest = int(max(ids))
@@ -494,7 +494,9 @@ def check_clients(client_ids: Tensor, num_clients: int) -> None:
             f"client_ids must lie in [0, {num_clients}), num_clients={num_clients}; got {lowest} to {highest}."
         )
     if len(set(ids)) != len(ids):
-        raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
+        raise ValueError(
+            f"client_ids={client_ids.tolist()} names a client twice. Pass each client of a round once."
+        )
 
 
 def check_rows(
@@ -502,11 +504,13 @@ def check_rows(
 ) -> None:
     """Raise ValueError unless each of ``update``'s tensors with a row per client has k = len(client_ids) rows.
 
-    They are those that are so in every round, and those in ``more_names``.
+    These tensors are attributes of a round that have a row per client, and the arguments in ``more_names``.
     """
-    # Otherwise a single row would be broadcast to all clients.
+    # Without this check a single row would be broadcast to all clients.
     for name, value in arguments.items():
-        entry = VOCABULARY.get(name)  # what the argument is, None for a metric's own
+        entry = VOCABULARY.get(
+            name
+        )  # describes an attribute of a round, None for a metric's own argument
         is_per_client = name in more_names or (entry is not None and entry.per_client)
         if not is_per_client or not isinstance(value, Tensor):
             continue

@@ -1,7 +1,7 @@
 """Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
-rounds. NaN is no bar, a gap in a line, hatching in a heatmap.
+rounds. Where a value is NaN, there is no bar, a gap in the line, or hatching in the heatmap.
 
-The figures are not registered with pyplot, so that they need not be closed. A notebook shows them as :class:`Shown`.
+The figures are not registered with pyplot, so they need not be closed. A notebook shows them as :class:`Shown`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from torch import Tensor
 
 from flsv.utilities.display import PALETTE, client_labels, label_text
 
-#: Largest number of clients in a picture. Of more, those with the highest and the lowest values are drawn.
+#: Largest number of clients in a picture. If there are more, those with the highest and the lowest values are drawn.
 MAX_CLIENTS = 50
-#: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
+#: Largest number of labels on an axis. If there are more, evenly spaced ones are shown.
 MAX_LABELS = 50
-#: Largest number of clients whose lines all get a color and a name. Of more, only the highest and lowest do.
+#: Largest number of clients whose lines all have a color and a name. If there are more, only the lines with the highest
+#: and the lowest values have them.
 MAX_NAMED_LINES = 20
 NUM_NAMED_PER_END = 5
-#: Largest number of cells in a heatmap that shows their numbers.
-MAX_NUMBERS_IN_CELLS = 200
+#: A heatmap shows its values as numbers if there are at most this many.
+MAX_NUMBERS_IN_HEATMAP = 200
 #: Limits of a figure's size, in inches, without its labels.
 MIN_WIDTH, MAX_WIDTH = 4.2, 16
 MIN_HEIGHT, MAX_HEIGHT = 2.4, 14
-#: Room for a character of a label, in inches. Labels below the axis are rotated.
+#: Space for a character of a label, in inches. Labels below the axis are rotated.
 INCHES_PER_CHARACTER_BESIDE = 0.07
 INCHES_PER_CHARACTER_BELOW = 0.06
 
@@ -72,7 +73,8 @@ def plot_contributions(
     num_dimensions = 2 if is_heatmap else 1
     if not rows or any(row.ndim != num_dimensions for row in rows):
         raise ValueError(
-            "expected [n, M], [n] or a sequence of [n]: of values per class, those of one class."
+            "plot expected values [n, M] or [n], or a sequence of values [n]. To plot values per class over rounds, "
+            "pass the values of one class."
         )
 
     arrays = [row.detach().double().cpu().numpy() for row in rows]
@@ -124,7 +126,7 @@ def plot_contributions(
 
 
 def _clients_to_draw(values: np.ndarray) -> list[int]:
-    """Return the clients to draw, of values ``[1, n, M]`` of M classes, or ``[R, n]`` of R rounds."""
+    """Choose the clients to draw, by values ``[1, n, M]`` of M classes or ``[R, n]`` of R rounds."""
     num_clients = values.shape[1]
     if num_clients <= MAX_CLIENTS:
         return list(range(num_clients))
@@ -139,8 +141,8 @@ def _clients_to_draw(values: np.ndarray) -> list[int]:
 
 
 def _ranking(rows: np.ndarray) -> list[int]:
-    """Return the clients in the order of their last finite values in ``rows [R, n]``, the highest first, without those
-    that have none.
+    """Sort the clients by their last finite values in ``rows [R, n]``, the highest first. Clients without a finite
+    value are excluded.
     """
     last_values = np.full(rows.shape[1], np.nan)
     for row in rows:
@@ -164,7 +166,7 @@ def _new_axis(
     below: Sequence[str] = (),
     beside: Sequence[str] = (),
 ) -> Any:
-    """Return the axis of a new figure, with room for labels below and beside it."""
+    """Return the axis of a new figure, with space for labels below and beside it."""
     # Imported here because it is slow, and most runs draw nothing.
     from matplotlib.figure import Figure
 
@@ -188,17 +190,7 @@ def _draw_bars(
     clients = np.flatnonzero(has_value)
     ax.bar(clients, values[clients], color=PALETTE[0])
     if intervals is not None:
-        low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
-        # With a NaN, matplotlib finds no limits of the axes.
-        has_interval = has_value & np.isfinite(low) & np.isfinite(high)
-        ax.errorbar(
-            np.flatnonzero(has_interval),
-            values[has_interval],
-            yerr=[(values - low)[has_interval], (high - values)[has_interval]],
-            fmt="none",  # no markers: the bars show the values
-            ecolor="0.25",
-            capsize=3,
-        )
+        _draw_intervals(ax, np.arange(len(values)), values, values, intervals)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
@@ -224,7 +216,7 @@ def _draw_waterfall(
     *,
     scores: tuple[float, float],
 ) -> None:
-    """Draw values ``[n]`` as steps between two ``scores``: of the untrained model and of the model of all clients."""
+    """Draw values ``[n]`` as steps from the score of the untrained model to that of the model of all clients."""
     initial_score, _final_score = scores
     steps = np.nan_to_num(values)
     scores_after_steps = initial_score + steps.cumsum()
@@ -234,22 +226,34 @@ def _draw_waterfall(
     ax.bar([0, len(values) + 1], scores, color="0.6")
     ax.bar(clients, steps, bottom=bases, color=colors)
     if intervals is not None:
-        low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
-        has_interval = np.isfinite(low) & np.isfinite(high)
-        ax.errorbar(
-            clients[has_interval],
-            scores_after_steps[has_interval],
-            yerr=[(values - low)[has_interval], (high - values)[has_interval]],
-            fmt="none",
-            ecolor="0.25",
-            capsize=3,
-        )
+        _draw_intervals(ax, clients, scores_after_steps, values, intervals)
     ax.axhline(0, color="black", linewidth=0.8)
     _label_axis(ax.xaxis, ["untrained", *names, "all"])
 
 
+def _draw_intervals(
+    ax: Any,
+    positions: np.ndarray,
+    heights: np.ndarray,
+    values: np.ndarray,
+    intervals: tuple[Tensor, Tensor],
+) -> None:
+    """Draw the intervals of ``values [n]`` as error bars at the points with these positions and heights."""
+    low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
+    # If there is a NaN, matplotlib cannot find the limits of the axes.
+    has_interval = np.isfinite(values) & np.isfinite(low) & np.isfinite(high)
+    ax.errorbar(
+        positions[has_interval],
+        heights[has_interval],
+        yerr=[(values - low)[has_interval], (high - values)[has_interval]],
+        fmt="none",  # without markers
+        ecolor="0.25",
+        capsize=3,
+    )
+
+
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    """Draw n clients' lines of R rounds, ``rows [R, n]``, with a legend."""
+    """Draw a line over R rounds for each of n clients, ``rows [R, n]``, and a legend."""
     from matplotlib.ticker import MaxNLocator
 
     ranking = _ranking(rows)
@@ -290,7 +294,7 @@ def _draw_heatmap(
     unit: str,
     limits: tuple[float, float] | None,
 ) -> None:
-    """Draw ``values [n, M]``, a row per client, with colors symmetric about 0 if some are negative."""
+    """Draw ``values [n, M]`` with a row per client. If some are negative, the color scale is symmetric about 0."""
     is_finite = np.isfinite(values)
     if limits is not None:
         low, high = limits
@@ -302,7 +306,7 @@ def _draw_heatmap(
     has_negative = low < 0
     bound = max(-low, high) if has_negative else high or 1.0
 
-    # Cells without a value let the hatching show through: white would mean 0.
+    # Where there is no value, the hatching is visible. White would mean 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
     image = ax.imshow(
@@ -317,7 +321,7 @@ def _draw_heatmap(
     _label_axis(ax.xaxis, titles)
     _label_axis(ax.yaxis, names)
 
-    if values.size <= MAX_NUMBERS_IN_CELLS:
+    if values.size <= MAX_NUMBERS_IN_HEATMAP:
         for row, column in np.argwhere(is_finite).tolist():
             value = values[row, column]
             text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
@@ -334,8 +338,8 @@ def _draw_heatmap(
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:
-    """Put texts on an axis, rotated if they are long."""
-    # With more texts than MAX_LABELS only every second, third, ... is written.
+    """Put texts on an axis. Long texts are rotated."""
+    # If there are more texts than MAX_LABELS, only every second, third, ... is shown.
     stride = 1 + (len(texts) - 1) // MAX_LABELS
     positions = range(0, len(texts), stride)
     axis.set_ticks(positions, [texts[position] for position in positions])

@@ -57,8 +57,8 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
-    all clients is trained once more for the first two rounds. If it does not come to the run's own model, to the bit, a
-    warning and the verdict say so. Sites train coalitions beside the run, which are valued after it.
+    all clients is trained once more for the first two rounds. If its model differs from the run's own model, a warning
+    and the verdict say so. Sites train coalitions beside the run, and values are computed after it.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
@@ -142,22 +142,21 @@ class ShadowShapley(MeasuredMetric):
         halvings: Count | None = None,
         **kwargs: Any,
     ) -> None:
-        check_halvings(coalitions, halvings or 1, evaluators)
-        self._num_halvings = halvings or 1
+        self.halvings = halvings or 1
+        check_halvings(coalitions, self.halvings, evaluators)
         self.max_fits = max_fits
-        self._excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
+        self.excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
         self.every = every
         self._rounds_per_value = every or 1
-        self._num_rounds: int | None = None  # None: not known before the run
-        self.averages = False  # whether values are means over the last rounds, as with a sampler
+        self._num_rounds: int | None = None  # None: not known yet
+        # Whether values are means over the last rounds, as with a sampler.
+        self.averages = False
         self._pending: str | None = None
-        self._client_scores: Tensor | None = (
-            None  # of the federation's own model, if clients score models
-        )
-        # Private, as all that is no setting of the metric.
+        # Each client's score of the federation's own model, if clients score models.
+        self._client_scores: Tensor | None = None
         self._round_values: RoundValues | None = None
         self._why_missing: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
@@ -165,7 +164,7 @@ class ShadowShapley(MeasuredMetric):
         super().__init__(num_clients, num_classes, **kwargs)
 
     needs: Sequence[str] | None = ("games",)
-    # In a loop the coalitions are valued after the run, by `complete`.
+    # In a FederatedLoop the values are computed after the run, by `complete`.
     round_fields: ClassVar[Mapping[str, str | None]] = {
         "client_ids": "senders",
         "coalitions": None,
@@ -180,7 +179,8 @@ class ShadowShapley(MeasuredMetric):
     def next_coalitions(
         self, masks: Tensor, outputs: Tensor, logits: bool, names: Sequence[str], seed: int
     ) -> Tensor:
-        """Choose the coalitions to train next, bool ``[J, n]``, from those that are trained. None are left if J is 0.
+        """Choose the coalitions to train next, bool ``[J, n]``, by the outputs of those that are trained. If J is 0,
+        none has to be trained any more.
 
         Args:
             masks: bool ``[K, n]``, the trained coalitions.
@@ -198,30 +198,20 @@ class ShadowShapley(MeasuredMetric):
         return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
 
     @property
-    def halvings(self) -> int:
-        """The argument ``halvings``."""
-        return self._num_halvings
-
-    @property
-    def excluded_callbacks(self) -> tuple[str, ...] | None:
-        """The argument ``excluded_callbacks``."""
-        return self._excluded_callbacks
-
-    @property
     def pending(self) -> str | None:
         """Message that there are no values before the coalitions are trained after the run. None otherwise."""
         return self._pending
 
     def await_training(self) -> None:
-        """Have no values from now on until :meth:`complete` is called. It is called before a fit's first round."""
+        """Before a fit's first round, remove all values until :meth:`complete` is called."""
         self._pending = "there are no values before the coalitions are trained"
-        # Those in a checkpoint are of an earlier round.
+        # A checkpoint has the values of an earlier round.
         self.values = torch.full_like(self.values, torch.nan)
         self.errors = torch.full_like(self.errors, torch.nan)
         self._computed = None
 
     def explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
+        """Store for :meth:`payment_record` why there are no values."""
         self._why_missing = {
             "why_no_values": reason,
             "unfinished": True,
@@ -234,15 +224,15 @@ class ShadowShapley(MeasuredMetric):
             self._rounds_per_value = ceil(rounds / EVALUATIONS_PER_RUN)
 
     def is_due(self, round_index: int) -> bool:
-        """Return whether a round has values, even if it is not the last."""
+        """Return whether there are values after a round, even if it is not the last."""
         has_default_rounds = self.every is None and isinstance(self.performance, str)
         if has_default_rounds and self._num_rounds is not None:
             return round_index in spread_rounds(range(self._num_rounds))
         return (round_index + 1) % self._rounds_per_value == 0
 
     def rounds_to_value(self, num_rounds: int) -> list[int]:
-        """Return the rounds that have values in a run that has ended after ``num_rounds``, ascending."""
-        # Means over rounds are of the last ones.
+        """Return the rounds after which a run of ``num_rounds`` rounds has values, ascending."""
+        # The last rounds have values if these are averaged.
         num_last = NUM_RECENT_ROUNDS if self.averages and self._rounds_per_value == 1 else 1
         first_of_last = num_rounds - num_last
         return [
@@ -254,7 +244,7 @@ class ShadowShapley(MeasuredMetric):
         for name in ("values", "errors"):
             no_values = torch.full((num_clients, width), float("nan")).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
-        # The values after the last rounds, NaN where they are not known.
+        # The values after each of the last rounds. NaN if they are not known.
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
         self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
         self.add_state(
@@ -325,7 +315,7 @@ class ShadowShapley(MeasuredMetric):
         )
 
     def _show(self, round_values: RoundValues) -> None:
-        """Take over the values after a round."""
+        """Store the values after a round as the present ones."""
         self.values = round_values.values.to(self.values)
         self.errors = round_values.stderr.to(self.errors)
         self._round_values = round_values
@@ -337,25 +327,25 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """Facts on the latest values: where utilities come from, and what is not known."""
+        """Facts on the latest values, see :func:`flsv.values.evidence.evidence_of`."""
         if self._why_missing or self._round_values is None:
             return self._why_missing
         return self._round_values.evidence
 
     @property
     def round_values(self) -> RoundValues | None:
-        """The latest values and what is known of them, None before any."""
+        """The latest values with their standard errors and evidence. None before the first ones."""
         return self._round_values
 
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
+        """Return the evidence of the latest values, and the values on each validation sample if they are known."""
         case_values = None
         if self._round_values is not None and self._round_values.case_values is not None:
             case_values = self._round_values.case_values()
         return {**self.evidence, "case_values": case_values}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle or copy, without the outputs of the coalitions' models."""
+        """Return the state to pickle or copy, without the outputs of coalitions' models."""
         state = super().__getstate__()
         if self._round_values is not None:
             state["_round_values"] = replace(self._round_values, case_values=None)

@@ -333,7 +333,7 @@ def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_classes": None}, "num_classes of a classifier, or a metric"),
+        ({"num_classes": None}, "neither num_classes nor metric"),
         ({"batches": []}, "no validation samples"),
         ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3))]}, "integer classes"),
         (
