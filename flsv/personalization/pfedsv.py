@@ -325,9 +325,9 @@ class PFedSV(UploadKeeper):
         start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        shares_extractor = self._is_personal is not None
-        gets_whole_model = start is not None
-        if gets_whole_model or not shares_extractor:
+        if self._is_personal is None:
+            return {}
+        if start is not None:  # the client receives a whole model
             return {}
         # The client received the extractor after the previous round's aggregation.
         if client in self._cohort:
