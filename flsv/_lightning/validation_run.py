@@ -99,7 +99,6 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
 
 
 def _has_transfer_hooks(trainer: L.Trainer) -> bool:
-    """Return whether the module or the data module has hooks that move batches."""
     for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
         if owner is not None and any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS):
             return True
@@ -107,7 +106,6 @@ def _has_transfer_hooks(trainer: L.Trainer) -> bool:
 
 
 def _check_copies(stored_loaders: Sequence[StoredBatches]) -> None:
-    """Raise ConfigurationError if a loader's first batch cannot be copied."""
     try:
         for stored_loader in stored_loaders:
             next(iter(stored_loader), None)

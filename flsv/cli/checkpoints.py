@@ -146,7 +146,6 @@ def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
 
 
 def _folders_of_runs(trainer: L.Trainer) -> list[Path]:
-    """Return the folders ``checkpoints`` of earlier runs."""
     pattern = "*/checkpoints" if trainer.loggers else "checkpoints"
     return list(runs_folder(trainer).glob(pattern))
 

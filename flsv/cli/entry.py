@@ -118,7 +118,6 @@ def exit_status(
 
 
 def _origin(error: ConfigurationError, words: list[str]) -> str:
-    """Return the file and line that an error is about."""
     names_its_line = re.match(r"\S+, line \d", str(error))  # as in "data.csv, line 3"
     if names_its_line:
         return ""
@@ -130,14 +129,12 @@ def _origin(error: ConfigurationError, words: list[str]) -> str:
 
 
 def _configuration_error(error: BaseException | None) -> ConfigurationError | None:
-    """Return the ConfigurationError among an error and its causes, or None."""
     while error is not None and not isinstance(error, ConfigurationError):
         error = error.__cause__
     return error
 
 
 def _run(words: list[str]) -> int:
-    """Run the subcommand that a command line names."""
     quiet = any(word in QUIET_OPTIONS for word in words)
     arguments = [word for word in words if word not in QUIET_OPTIONS]
     command = arguments[0] if arguments else "--help"
@@ -195,7 +192,6 @@ def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
 
 
 def _parser() -> CommandParser:
-    """Return the parser of ``flsv --help``."""
     parser = CommandParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",

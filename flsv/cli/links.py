@@ -57,7 +57,6 @@ def _value_in_data(data: FederatedDataModule, name: str) -> Any:
 
 
 def _attribute(data: FederatedDataModule, name: str) -> Any:
-    """Return an attribute of the project's own data module, or None."""
     value = None
     if isinstance(data.source, L.LightningDataModule):
         value = getattr(data.source, name, None)

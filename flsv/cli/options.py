@@ -336,7 +336,6 @@ def _names_in(package: str) -> Sequence[str]:
 
 @cache
 def _public_names() -> tuple[str, ...]:
-    """Return the names that a configuration may use without their packages."""
     names = chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS)))
     return tuple(name for name in names if name[0].isupper())  # classes, not functions and packages
 

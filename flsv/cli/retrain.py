@@ -149,7 +149,6 @@ def retrain(
 
 
 def _make_run(run: Path, arguments: Sequence[str]) -> FederatedCLI:
-    """Build the trainer, module and data of a run."""
     options = (*QUIET_FIT_ARGUMENTS, "--trainer.logger=false", f"--trainer.default_root_dir={run}")
     try:
         cli = make_cli([*arguments, *options], run=False, quiet=True)
@@ -182,7 +181,6 @@ def _num_rounds(
     record: Mapping[str, Any],
     options: Sequence[str],
 ) -> int:
-    """Return the number of rounds: as given, or as the run had."""
     planned_rounds = cli.trainer.max_epochs or 0
     is_asked_for = any(option.startswith("--trainer.max_epochs") for option in options)
     num_rounds = planned_rounds

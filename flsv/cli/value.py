@@ -89,7 +89,6 @@ def value(
 
 
 def _write_columns(path: Path, columns: DataFrame, names: Sequence[str]) -> None:
-    """Write the valuation's table with six significant digits."""
     rounded = columns.copy()
     for name in columns.select_dtypes(float):
         numbers = columns[name]

@@ -179,7 +179,6 @@ def _names_of_arguments(value: Any) -> set[str]:
 
 
 def _without_addresses(text: str) -> str:
-    """Remove memory addresses from a text."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 

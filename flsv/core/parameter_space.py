@@ -295,7 +295,6 @@ class ParameterSpace:
         return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def _slices(self) -> dict[str, slice]:
-        """Return the slice of each tensor in a vector."""
         slices = {}
         begin = 0
         for name, size in zip(self.names, self._sizes):
@@ -409,7 +408,6 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
 
 
 def _check_real(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a tensor is complex."""
     complex_names = [name for name, tensor in state.items() if tensor.is_complex()]
     if complex_names:
         raise ConfigurationError(

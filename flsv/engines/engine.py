@@ -461,7 +461,6 @@ class Engine:
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        """Return the loader of the round's batches of these clients."""
         return CohortLoader(
             self.data,
             clients,

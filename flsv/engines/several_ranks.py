@@ -92,7 +92,6 @@ class SeveralRanks(Engine):
         return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        """Return the loader of the clients that this rank trains."""
         self.placement.assign(clients)
         clients_of_rank = self.placement.mine(clients)
         if clients_of_rank:

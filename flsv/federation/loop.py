@@ -308,7 +308,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._hash_model(pl_module)
 
     def _hash_model(self, module: L.LightningModule) -> None:
-        """Store a hash of the module's weights after a fit."""
         federation = self._fit.federation
         if federation is not None:
             self._last_model = model_hash(module, federation.space.names)

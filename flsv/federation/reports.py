@@ -461,7 +461,6 @@ def current_table(
 
 
 def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the clients' names from the metrics, or their ids."""
     for metric in metrics.metrics.values():
         names = getattr(metric, "client_names", None)
         if names:

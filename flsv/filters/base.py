@@ -97,7 +97,6 @@ class Cohort:
         return host_norms[:-1], host_norms[-1].item()
 
     def _norms_of_updates(self) -> list[Tensor]:
-        """Compute the updates' norms, one tensor ``[k]`` or k tensors ``[1]``."""
         rows = self.matrix[:, : self.num_parameters]
         if self.common_start is not None:
             return [distances(rows, self.common_start[: self.num_parameters])]

@@ -87,7 +87,6 @@ class MultiKrum(UpdateFilter):
         return cohort.keep(is_selected)
 
     def _squared_distances(self, cohort: Cohort) -> Tensor:
-        """Return the updates' squared distances ``[k, k]``."""
         if cohort.gram is None:
             raise RuntimeError(
                 f"{self!r} compares updates, but the server does not know every client's initial model. "

@@ -170,7 +170,6 @@ def _adjust_to_sum(
 
 
 def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert values to float64 on the CPU, and check them."""
     values = torch.as_tensor(values).detach()
     values = values.cpu().double()
     if values.ndim != 1 or not len(values):

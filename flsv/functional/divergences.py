@@ -113,7 +113,6 @@ def divergence_weights(
 
 
 def _check_not_negative(name: str, values: Tensor) -> None:
-    """Raise ValueError unless all values are finite and not negative."""
     is_valid = values.isfinite() & (values >= 0)
     if not is_valid.all():
         raise ValueError(

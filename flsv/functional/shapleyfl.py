@@ -150,7 +150,6 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
 
 def _check_weights(weights: Tensor, expected_cohort: float) -> None:
-    """Raise an error unless the weights are valid and there are ``expected_cohort`` clients."""
     if weights.ndim != 1:
         raise ValueError(
             f"importance_probabilities: expected weights [n], but got shape {tuple(weights.shape)}."

@@ -224,7 +224,6 @@ class CharacterModel(ReadyClient):
 
 
 def _inputs_of(batch: Any) -> Any:
-    """Return the inputs of a batch that has targets, or none."""
     if isinstance(batch, (tuple, list)):
         return batch[0]
     return batch

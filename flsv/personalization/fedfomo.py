@@ -143,7 +143,6 @@ class FedFomo(UploadKeeper):
         return peers, values
 
     def _choose_peers(self, client: int, round: Round) -> list[int]:
-        """Choose the clients whose models ``client`` downloads in this round."""
         generator = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         peers = sorted(peer for peer in self._uploads if peer != client)

@@ -117,7 +117,6 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, config: FederationConfig) -> None:
-    """Check that clients have test samples for their own models."""
     interval = config.evaluation.every
     clients_without_test = _clients_without(data, "test")
     if interval and clients_without_test:
@@ -188,7 +187,6 @@ def _check_samples(
 
 
 def _needs_responses(part: Any) -> bool:
-    """Return whether a part needs reports or responses of clients."""
     return any(need in REPORTED_BY_CLIENTS for need in needs_of(part))
 
 
@@ -216,7 +214,6 @@ def _name_parts(
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    """Check that the module defines the methods with which metrics evaluate models."""
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")

@@ -99,7 +99,6 @@ class CohortLoader(Iterable[Any]):
         self.select(None)
 
     def _make_loader(self, client: int, index: int) -> Any:
-        """Make the loader of a client's local epoch ``index``."""
         stream = shuffle_stream(self._seed, self.round_index, client, index)
         return self._data.client_loader(client, "train", generator=stream)
 

@@ -130,7 +130,6 @@ class LocalTraining:
         self.client_steps.begin(context)
 
     def _initial_model(self, instruction: Instruction, local: LocalData) -> Tensor:
-        """Return the model ``[P]`` from which a client starts."""
         model: Tensor | None
         if self._parts.personalizer is None:
             model = instruction.start
@@ -298,7 +297,6 @@ class LocalTraining:
         self.first_updates[instruction.client_id] = torch.stack(norms)
 
     def _upload_context(self, context: ClientContext) -> UploadContext:
-        """Return the context that the uploads get with a client's model."""
         instruction = context.instruction
         seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
@@ -338,7 +336,6 @@ class LocalTraining:
         return sent_vector
 
     def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
-        """Return the values that the client reports to the strategies, by name."""
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
             reported |= self._algorithm.end_client(context)

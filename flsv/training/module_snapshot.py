@@ -138,7 +138,6 @@ class ModuleSnapshot:
         return num_hooks
 
     def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
-        """Record the layer's buffers that are not part of a model's vector."""
         for name, buffer in layer._buffers.items():
             is_saved = name not in layer._non_persistent_buffers_set
             if is_saved and (buffer is None or has_floats(buffer)):

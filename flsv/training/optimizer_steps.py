@@ -280,7 +280,6 @@ class GradientSteps(ClientSteps):
         return wrapped_closure
 
     def _show_gradients(self, context: ClientContext, optimizer: Any) -> None:
-        """Let the client algorithm change the gradients of a step."""
         self._has_shown_gradients = True
         algorithm = self._algorithm
         context.optimizer = optimizer
@@ -359,7 +358,6 @@ def uses_gradients(algorithm: ClientAlgorithm | None) -> bool:
 
 
 def _overrides(algorithm: ClientAlgorithm, method: str) -> bool:
-    """Return whether a client algorithm overrides ``method``."""
     return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)
 
 

@@ -397,7 +397,6 @@ def _unreturned_schedulers(trainer: L.Trainer) -> list[str]:
 
 
 def _scheduler_ids(scheduler: Any) -> Iterator[int]:
-    """Yield the ids of a scheduler and of those that it chains."""
     yield id(scheduler)
     for chained in getattr(scheduler, "_schedulers", ()):
         yield from _scheduler_ids(chained)
@@ -480,7 +479,6 @@ def _option_text(value: Any) -> str:
 def _check_optimizers(
     trainer: L.Trainer, policy: str, swapped_optimizers: Iterable[SwappedOptimizer]
 ) -> None:
-    """Check that optimizers train the parameters of the trainer's module only."""
     parameter_ids = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     is_restricted = policy == "persist" or trainer.accumulate_grad_batches != 1
     for swapped_optimizer in swapped_optimizers:

@@ -267,7 +267,6 @@ def _collect_optimizers(
 
 @cache
 def _attributes_of_torch() -> frozenset[str]:
-    """Return the names of the attributes of any optimizer."""
     # The first optimizer of a class changes the class, so this is not done when the file is imported.
     optimizer = torch.optim.SGD([torch.zeros(1)])
     set_by_schedulers = {"step", "_opt_called", "_step_count"}

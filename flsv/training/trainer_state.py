@@ -287,7 +287,6 @@ class TrainerState:
             )
 
     def _check_constants(self) -> None:
-        """Check that frozen parameters have not changed."""
         if not self._constants:
             return
         constants = _norms_and_sums(self._constants.values())

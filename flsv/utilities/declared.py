@@ -218,7 +218,6 @@ def _is_checked(hint: Any) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Return whether an annotation is ``list[int]`` or the like."""
     is_homogeneous_tuple = get_args(hint)[1:] == (Ellipsis,)
     return is_homogeneous_tuple or get_origin(hint) in (list, Sequence)
 

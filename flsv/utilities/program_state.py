@@ -201,7 +201,6 @@ class ProgramState:
         return not self._changed_tensors()
 
     def _changed_tensors(self) -> list[str]:
-        """Return the paths of tensors that have changed."""
         paths = []
         for path, (tensor, num_changes) in self._tensors.items():
             if tensor._version != num_changes:

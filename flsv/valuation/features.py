@@ -228,7 +228,6 @@ class PCA(Features):
 
 
 def _finite_rows(x: Tensor) -> Tensor:
-    """Return the samples that are finite, float64 ``[m, d]`` on the CPU."""
     x = x.flatten(1).cpu()
     is_finite = x.isfinite().all(1)
     return x[is_finite].double()

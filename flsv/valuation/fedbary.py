@@ -262,7 +262,6 @@ class FedBary(ValidatedArguments, SampleFilter):
         support: int,
         seed: int,
     ) -> Tensor:
-        """Return the points of the clients' Wasserstein barycenter."""
         barycenter_clients = []
         num_samples = []
         for client, response in responses.items():

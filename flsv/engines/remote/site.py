@@ -278,7 +278,6 @@ class Site:
             )
 
     def _needed_reports(self) -> list[str]:
-        """Return the names of the losses and reports that the run needs."""
         report_names: list[str] = []
         if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
@@ -479,7 +478,6 @@ class Site:
         return SiteMemory(self._folder, plain["run"], plain["client"])
 
     def _state_for(self, packet: Packet) -> SiteState:
-        """Return the saved state that the server's message names."""
         memory = self._memory(packet)
         state = memory.load(packet.plain["continue_from"])
         if state is None:

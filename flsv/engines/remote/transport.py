@@ -411,7 +411,6 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
 
 
 def _contents(plain: Mapping[str, Any]) -> str | None:
-    """Read the fingerprint of a site's samples."""
     contents = plain.get("contents")
     if contents is None:
         return None

@@ -96,7 +96,6 @@ def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
 
 
 def _costs(first_halves: Tensor, similarity: Tensor) -> Tensor:
-    """Compute each partition's sum of cosines within halves."""
     signs = 2 * first_halves.double() - 1  # 1 in the first half, -1 in the second
     sums = (signs @ similarity * signs).sum(1)
     return sums.round(decimals=COST_DECIMALS)

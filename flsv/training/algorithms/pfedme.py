@@ -83,7 +83,6 @@ class MoreauSGD(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Check the arguments of a parameter group."""
         for name in ("lamda", "lr", "outer_lr"):
             check_argument("MoreauSGD", name, group[name], Positive)
         lamda = group["lamda"]
