@@ -56,7 +56,7 @@ REFUSED = [
     (
         steps(lambda module, loss, batch, idx: loss if type(idx) is int else 1.01 * loss),
         {},
-        "differs by .* where 1e-05",
+        "differs by .* The tolerance is 1e-05",
     ),
     (Manual, {}, "steps its optimizers itself"),
     (partial(Plainest, torch.optim.LBFGS), {}, "LBFGS is not known to"),
