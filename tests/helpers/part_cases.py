@@ -31,34 +31,19 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 # Of all parts.
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
-    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every sixth part, the next
-    check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every twelfth part, the next
+    check for other ones: fast tests have every check for parts of each table."""
     cases = []
     for table in tables:
-        turns = min(6, len(table))
+        turns = min(12, len(table))
         for row, checks in enumerate(table):
             for check in checks:
-                is_fast = True
                 name = check.check.__name__
-                if name in shared:
-                    turn = row + shared.index(name)
-                    is_fast = turn % turns == 0
+                turn = row + shared.index(name) if name in shared else 0
+                marks = [pytest.mark.slow] if turn % turns else []
+                cases.append(pytest.param(check, marks=marks))
 
-                marks = []
-                if not is_fast:
-                    marks.append(pytest.mark.slow)
-
-                case = pytest.param(
-                    check,
-                    marks=marks,
-                )
-                cases.append(case)
-
-    return pytest.mark.parametrize(
-        "check",
-        cases,
-        ids=str,
-    )
+    return pytest.mark.parametrize("check", cases, ids=str)
 
 
 def repr_is_code(case: Case):

@@ -124,8 +124,9 @@ FILTERS = [
     update_filter(filters.OutlierFilter(exclude=True)),
     update_filter(filters.SampleCap(1.25)),
 ]
-#: That train federations.
-IN_FITS = (
+#: That train federations, or ask a part for many rounds.
+SHARED = (
+    *("gives_a_cohort", "draws_a_cohort"),
     *("remote_is_equal", "vmap_is_equal", "resumes", "odd_rounds_end"),
     *("equal_clients_weigh_the_same", "learns", "attack_moves_little"),
     *("starts_are_models", "trains_alone"),
@@ -196,7 +197,7 @@ PARTS = [
 ]
 
 
-@parametrize_checks(PARTS, IN_FITS)
+@parametrize_checks(PARTS, SHARED)
 def test_every_federation_component_passes_the_checks_for_its_kind(check):
     check()
 
