@@ -165,7 +165,7 @@ def _split(
 def _check_no_labels(labels: Any) -> None:
     if labels is not None and labels is not False:
         raise ConfigurationError(
-            "The labels of a stream are read with its samples during training. Remove labels."
+            "The labels of a stream are read with its samples during training. Remove the argument labels."
         )
 
 

@@ -298,8 +298,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     are_words = all(isinstance(target, str) for target in targets.tolist())
     if targets.ndim != 1 or not are_words:
         raise ConfigurationError(
-            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}, but expected were one class "
-            "for each sample, or numbers, none of them NaN or infinite."
+            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}. Expected one class for each "
+            "sample, or numbers, none of them NaN or infinite."
         )
     class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))

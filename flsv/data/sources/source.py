@@ -153,7 +153,7 @@ def open_source(
     if paths:
         if reading.group is not None:
             raise ConfigurationError(
-                f"{folder} contains the data of each client, so that groups is not used. Remove it."
+                f"{folder} contains the data of each client, so that groups is not used. Remove the argument groups."
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
