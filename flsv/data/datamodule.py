@@ -24,7 +24,7 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
+from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, SourceData, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -123,7 +123,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     def __init__(
         self,
-        source: Whole = "digits",
+        source: Source = "digits",
         partitioner: Partitioner | None = None,
         *,
         batch_size: int | None = None,
@@ -285,11 +285,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
-        if self._is_partitioner_undecided and source.clients:
+        if self._is_partitioner_undecided and source.is_by_client:
             vars(self)["partitioner"] = GroupPartitioner()
         self._is_partitioner_undecided = False
         # A table's labels are those that its samples have.
-        labels = None if source.labeled else self.labels
+        labels = None if source.has_target_column else self.labels
         divided = divide(
             source,
             self.partitioner,
