@@ -14,22 +14,19 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset
 
 from flsv._lightning.data_source import data_of, show_data_module
-from flsv._lightning.evaluation import list_loaders
 from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.division import divide, without_flagged
 from flsv.data.federated_data import FederatedData
 from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
-from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader, rows_of
+from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
-from flsv.data.shown import loader_as, parts_of_samples, restrict_to_rows
-from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
+from flsv.data.shown import parts_of_samples, restrict_to_rows
+from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, SourceData, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
-from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
-from flsv.data.streams import StreamSamples, part_of
+from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
@@ -126,7 +123,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     def __init__(
         self,
-        source: Whole = "digits",
+        source: Source = "digits",
         partitioner: Partitioner | None = None,
         *,
         batch_size: int | None = None,
@@ -288,11 +285,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
-        if self._is_partitioner_undecided and source.clients:
+        if self._is_partitioner_undecided and source.is_by_client:
             vars(self)["partitioner"] = GroupPartitioner()
         self._is_partitioner_undecided = False
         # A table's labels are those that its samples have.
-        labels = None if source.labeled else self.labels
+        labels = None if source.has_target_column else self.labels
         divided = divide(
             source,
             self.partitioner,
@@ -409,84 +406,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # Clients' loaders
-
-    def client_loader(
-        self,
-        client: int,
-        split: SplitName = "train",
-        generator: torch.Generator | None = None,
-        shuffle: bool = True,
-    ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of the batches of one client's set.
-
-        Args:
-            client: the client's number.
-            split: the set to read. ``train`` is shuffled unless the trainer has ``overfit_batches``. ``val`` and
-                ``test`` are read in order.
-            generator: generator of the order of shuffled samples. By default it is seeded by this module's seed and the
-                client.
-            shuffle: whether training samples are shuffled.
-        """
-        if split != "train" or not shuffle:
-            indices = self.client_indices(client, split)
-            return make_loader(self._source.train, indices, **self._source.eval_options)
-        if generator is None:
-            generator = generator_for(self.splits.seed, "client", client)
-        return self._train_loader([client], generator)
-
-    def _train_loader(
-        self, clients: Sequence[int], generator: torch.Generator | None
-    ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of training batches, not shuffled if the trainer has ``overfit_batches``."""
-        if self._overfits:
-            generator = None
-        source = self._source
-        rows = torch.cat([self.client_indices(client) for client in clients])
-        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
-        part = part_of(source.train, row=int(rows[0]))
-        if isinstance(part, StreamSamples):
-            return part.loader(generator, source.train_options)
-
-        draws = None
-        if source.draws is not None and generator is not None:
-            draws = source.draws.restricted_to(rows)
-        return make_loader(
-            source.train, rows, generator=generator, draws=draws, **source.train_options
-        )
-
-    def shown_loader(
-        self, clients: Sequence[int] | None, num_batches: Callable[[], int]
-    ) -> DataLoader[Any]:
-        """Return a loader of some clients' training samples, of the class of the user's loader.
-
-        Its length is ``num_batches()``. If ``clients`` is None, it has the samples of all :attr:`members`.
-        """
-        if clients is None:
-            clients = self.members
-        rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
-        return loader_as(self._source, rows, num_batches)
-
-    def client_order(self, client: int, generator: torch.Generator) -> Tensor:
-        """Return the positions of a client's training samples in the order of its loader, int64 ``[n]``."""
-        if self.has_streams:
-            raise ConfigurationError(
-                "The samples of a stream have no numbers, so that they cannot be valued one by one. Give map-style "
-                "data sets."
-            )
-        indices = self.client_indices(client)
-        if self._overfits:
-            return torch.arange(len(indices))
-        draws = self._source.draws
-        if draws is not None:
-            draws = draws.restricted_to(indices)
-        return drawn_order(len(indices), generator, draws)
-
-    @property
-    def _overfits(self) -> bool:
-        # For mypy: Lightning sets overfit_batches outside of the constructor.
-        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-
     # Used before and during a fit
 
     @property
@@ -566,36 +485,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                 "divided among the clients. The new samples belong to no client and are not used."
             )
 
-    def validation(self) -> dict[str, Any] | None:
-        """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
-
-        Return None if the server has no validation data. ``rows`` is None if a loader has no length.
-
-        Example:
-            >>> from flsv.data import FederatedDataModule
-            >>> data = FederatedDataModule("digits")
-            >>> data.setup("fit")
-            >>> data.validation()
-            {'of': "10 % of the partners' data", 'rows': 144}
-        """
-        loaders = self.val_loaders
-        if loaders == []:
-            return None
-        return {"of": self._origin_of_validation(), "rows": loader_rows(loaders)}
-
-    def _origin_of_validation(self) -> str:
-        if len(self.server_val_indices) == 0:
-            users_val = self._held_out["val"]
-            if users_val is None:
-                return f"the validation part of {Path(self._source_name).name}"
-            return Path(source_name(users_val)).name
-        choice = self.splits.server_val
-        if isinstance(choice, HeldOut):
-            return f"the partners' data with {choice}"
-        if isinstance(choice, float):
-            return f"{100 * choice:g} % of the partners' data"
-        return f"{choice} samples of the partners' data"
-
     def describe(self) -> dict[str, str | int | float]:
         """Return the data's settings and the sizes found by ``setup``, for loggers."""
         options, reading = self.splits, self._reading
@@ -663,22 +552,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def loader_rows(loaders: Any) -> int | None:
-    """Count the samples that one or several loaders read. Return None if a data set has no length."""
-    num_rows = 0
-    for loader in list_loaders(loaders):
-        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
-        if isinstance(loader, TensorBatches):
-            num_rows += len(loader.indices)
-        elif isinstance(loader, DataLoader) and has_length:
-            num_rows += len(rows_of(loader))
-        elif has_length:
-            num_rows += len(loader.dataset)
-        else:
-            return None
-    return num_rows
 
 
 def _current_length(dataset: Any) -> int:

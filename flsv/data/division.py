@@ -64,9 +64,9 @@ def divide(
         check_positive(classes.names, pos_label)
         source = replace(source, pos_label=pos_label)
     splits = _split(source, partitioner, options, groups)
-    if source.fitted is not None:
+    if source.make_features is not None:
         samples_by_client = dict(zip(splits.names, splits.train))
-        source = replace(source.fitted(samples_by_client), classes=classes)
+        source = replace(source.make_features(samples_by_client), classes=classes)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
@@ -123,7 +123,7 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
 def _split(
     source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    if source.clients and not partitioner.keeps_groups:
+    if source.is_by_client and not partitioner.keeps_groups:
         names_of_clients = listed(source.group_names, show=repr)
         raise ConfigurationError(
             f"The data are given by client ({names_of_clients}), so that they need no partitioner. Remove "
@@ -157,7 +157,7 @@ def _split(
         partitioner,
         options,
         group_names,
-        source.clients,
+        source.is_by_client,
         column=read_column,
     )
 
@@ -165,13 +165,13 @@ def _split(
 def _check_no_labels(labels: Any) -> None:
     if labels is not None and labels is not False:
         raise ConfigurationError(
-            "The labels of a stream are read with its samples during training. Remove labels."
+            "The labels of a stream are read with its samples during training. Remove the argument labels."
         )
 
 
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
     is_of_one_client = isinstance(partitioner, OneClient)
-    if not source.clients and not is_of_one_client:
+    if not source.is_by_client and not is_of_one_client:
         raise ConfigurationError(
             "A stream cannot be divided among clients. Give each client its own stream: clients={'Boston': stream, "
             "...}."

@@ -1,23 +1,31 @@
-"""FederatedData: the samples of the server and the clients, with sizes, names and classes."""
+"""FederatedData: the samples of the server and the clients, with sizes, names, classes and loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from flsv._lightning.evaluation import list_loaders
 from flsv.data.labels import are_two_words
-from flsv.data.loaders import make_loader
+from flsv.data.loaders import TensorBatches, drawn_order, make_loader, rows_of
 from flsv.data.partition import partition_counts
 from flsv.data.sample_hashes import content_hash, loader_hash
+from flsv.data.shown import loader_as
 from flsv.data.sources.base import SourceData
-from flsv.data.splits import SplitName
-from flsv.data.streams import has_streams
+from flsv.data.sources.source import source_name
+from flsv.data.splits import HeldOut, SplitName, Splits
+from flsv.data.streams import StreamSamples, has_streams, part_of
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
+from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
@@ -31,6 +39,11 @@ class FederatedData:
     ``setup``. At a site there is a single client.
     """
 
+    # Set by the data module.
+    splits: Splits
+    trainer: L.Trainer | None
+    _source_name: str
+    _held_out: dict[str, Any]
     #: All samples, and the indices of each client's. None before ``setup``.
     _divided: SourceData | None = None
     #: The members of a coalition while it is trained, the only clients that :attr:`class_counts` counts. None: all.
@@ -231,6 +244,82 @@ class FederatedData:
             client for client in range(self.num_clients) if self.corrupted_samples(client).any()
         ]
 
+    def client_loader(
+        self,
+        client: int,
+        split: SplitName = "train",
+        generator: torch.Generator | None = None,
+        shuffle: bool = True,
+    ) -> TensorBatches | DataLoader[Any]:
+        """Return a loader of the batches of one client's set.
+
+        Args:
+            client: the client's number.
+            split: the set to read. ``train`` is shuffled unless the trainer has ``overfit_batches``. ``val`` and
+                ``test`` are read in order.
+            generator: generator of the order of shuffled samples. By default it is seeded by this module's seed and the
+                client.
+            shuffle: whether training samples are shuffled.
+        """
+        if split != "train" or not shuffle:
+            indices = self.client_indices(client, split)
+            return make_loader(self._source.train, indices, **self._source.eval_options)
+        if generator is None:
+            generator = generator_for(self.splits.seed, "client", client)
+        return self._train_loader([client], generator)
+
+    def _train_loader(
+        self, clients: Sequence[int], generator: torch.Generator | None
+    ) -> TensorBatches | DataLoader[Any]:
+        """Return a loader of training batches, not shuffled if the trainer has ``overfit_batches``."""
+        if self._overfits:
+            generator = None
+        source = self._source
+        rows = torch.cat([self.client_indices(client) for client in clients])
+        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
+        part = part_of(source.train, row=int(rows[0]))
+        if isinstance(part, StreamSamples):
+            return part.loader(generator, source.train_options)
+
+        draws = None
+        if source.draws is not None and generator is not None:
+            draws = source.draws.restricted_to(rows)
+        return make_loader(
+            source.train, rows, generator=generator, draws=draws, **source.train_options
+        )
+
+    def shown_loader(
+        self, clients: Sequence[int] | None, num_batches: Callable[[], int]
+    ) -> DataLoader[Any]:
+        """Return a loader of some clients' training samples, of the class of the user's loader.
+
+        Its length is ``num_batches()``. If ``clients`` is None, it has the samples of all :attr:`members`.
+        """
+        if clients is None:
+            clients = self.members
+        rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
+        return loader_as(self._source, rows, num_batches)
+
+    def client_order(self, client: int, generator: torch.Generator) -> Tensor:
+        """Return the positions of a client's training samples in the order of its loader, int64 ``[n]``."""
+        if self.has_streams:
+            raise ConfigurationError(
+                "The samples of a stream have no numbers, so that they cannot be valued one by one. Give map-style "
+                "data sets."
+            )
+        indices = self.client_indices(client)
+        if self._overfits:
+            return torch.arange(len(indices))
+        draws = self._source.draws
+        if draws is not None:
+            draws = draws.restricted_to(indices)
+        return drawn_order(len(indices), generator, draws)
+
+    @property
+    def _overfits(self) -> bool:
+        # For mypy: Lightning sets overfit_batches outside of the constructor.
+        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+
     @property
     def has_streams(self) -> bool:
         """Return whether a client has a stream."""
@@ -243,3 +332,49 @@ class FederatedData:
         Test data from a table have the attribute ``row_names``.
         """
         return self._source.test
+
+    def validation(self) -> dict[str, Any] | None:
+        """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
+
+        Return None if the server has no validation data. ``rows`` is None if a loader has no length.
+
+        Example:
+            >>> from flsv.data import FederatedDataModule
+            >>> data = FederatedDataModule("digits")
+            >>> data.setup("fit")
+            >>> data.validation()
+            {'of': "10 % of the partners' data", 'rows': 144}
+        """
+        loaders = self.val_loaders
+        if loaders == []:
+            return None
+        return {"of": self._origin_of_validation(), "rows": loader_rows(loaders)}
+
+    def _origin_of_validation(self) -> str:
+        if len(self.server_val_indices) == 0:
+            users_val = self._held_out["val"]
+            if users_val is None:
+                return f"the validation part of {Path(self._source_name).name}"
+            return Path(source_name(users_val)).name
+        choice = self.splits.server_val
+        if isinstance(choice, HeldOut):
+            return f"the partners' data with {choice}"
+        if isinstance(choice, float):
+            return f"{100 * choice:g} % of the partners' data"
+        return f"{choice} samples of the partners' data"
+
+
+def loader_rows(loaders: Any) -> int | None:
+    """Count the samples that one or several loaders read. Return None if a data set has no length."""
+    num_rows = 0
+    for loader in list_loaders(loaders):
+        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
+        if isinstance(loader, TensorBatches):
+            num_rows += len(loader.indices)
+        elif isinstance(loader, DataLoader) and has_length:
+            num_rows += len(rows_of(loader))
+        elif has_length:
+            num_rows += len(loader.dataset)
+        else:
+            return None
+    return num_rows

@@ -115,7 +115,8 @@ class HeldOut:
         if not is_held_out.any():
             words_present = sorted(set(words.dropna()))
             raise ConfigurationError(
-                f"HeldOut: no sample has {self}. The values of {self.column!r} are {listed(words_present, show=repr)}."
+                f"HeldOut({self}) holds out no sample. The values of {self.column!r} are "
+                f"{listed(words_present, show=repr)}."
             )
         return torch.tensor(is_held_out.tolist(), dtype=torch.bool)
 

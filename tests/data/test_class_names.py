@@ -4,17 +4,13 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from flsv import FederatedDataModule, FederatedLoop
-from flsv.data import IIDPartitioner, Splits
+from flsv import FederatedDataModule
+from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Items, X, Y, set_up_data
-from helpers.fits import fit
-from helpers.models import Plain
 
 WORDS = (X, np.where(Y == 0, "ill", "well"))
 NUMBERS = (X, (Y > 0).astype(int))
@@ -23,27 +19,6 @@ NUMBERS = (X, (Y > 0).astype(int))
 def make_two_clients(samples, **options):
     """Return data of two clients with these samples."""
     return set_up_data(clients={"a": samples, "b": samples}, **options)
-
-
-@pytest.mark.parametrize("pos_label", [None, "ill", "well"])
-@pytest.mark.parametrize("argument", ["val", "test"])
-def test_numbers_beside_the_clients_words_are_refused(argument, pos_label):
-    message = f"'a' has the names ill, well, .*'{argument}' has no names"
-    with pytest.raises(ConfigurationError, match=message):
-        make_two_clients(WORDS, pos_label=pos_label, **{argument: NUMBERS})
-    make_two_clients(WORDS, pos_label=pos_label, **{argument: WORDS})
-
-
-def test_words_beside_the_clients_numbers_are_refused():
-    message = "'a' has no names, .*'val' has the names ill, well"
-    with pytest.raises(ConfigurationError, match=message):
-        make_two_clients(NUMBERS, val=WORDS)
-
-
-def test_a_client_with_numbers_beside_another_with_words_is_refused():
-    message = "'a' has the names ill, well, 'b' has no names"
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients={"a": WORDS, "b": NUMBERS})
 
 
 @pytest.mark.parametrize("offset", [0, 3])
@@ -59,19 +34,6 @@ def test_numbers_as_text_are_names_and_no_numbers(offset):
         make_two_clients(texts, val=(X, numbers))
 
 
-def test_numbers_beside_two_orders_of_names_are_refused():
-    numbers = make_items()
-    ordered = make_items(classes=["ill", "well"])
-    other_order = make_items(classes=["well", "ill"])
-
-    data = make_two_clients(ordered, val=numbers)
-
-    assert data.class_names == ("ill", "well")
-    message = "'val' has no names, 'test' has the names well, ill"
-    with pytest.raises(ConfigurationError, match=message):
-        make_two_clients(ordered, val=numbers, test=other_order)
-
-
 def make_items(**attributes):
     samples = []
     for index in range(20):
@@ -85,6 +47,48 @@ def make_named_tensors():
     tensors = TensorDataset(torch.zeros(2, 4), torch.arange(2))
     tensors.classes = ("ill", "well")
     return tensors
+
+
+#: Clients' and held-out data whose numbers of classes may mean different classes.
+MIXTURES = {
+    "numbers beside words": (
+        {"a": WORDS, "b": WORDS, "val": NUMBERS},
+        "'a' has the names ill, well, .*'val' has no names",
+    ),
+    "words beside numbers": (
+        {"a": NUMBERS, "b": NUMBERS, "test": WORDS},
+        "'a' has no names, .*'test' has the names ill, well",
+    ),
+    "clients": (
+        {"a": WORDS, "b": NUMBERS},
+        "'a' has the names ill, well, 'b' has no names",
+    ),
+    "two orders": (
+        {
+            "a": make_items(classes=["ill", "well"]),
+            "b": make_items(classes=["ill", "well"]),
+            "val": make_items(),
+            "test": make_items(classes=["well", "ill"]),
+        },
+        "'val' has no names, 'test' has the names well, ill",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_numbers_that_may_mean_different_classes_are_refused(kind):
+    data_sets, message = MIXTURES[kind]
+    held_out = {name: samples for name, samples in data_sets.items() if name in ("val", "test")}
+    clients = {name: samples for name, samples in data_sets.items() if name not in held_out}
+
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(clients=clients, **held_out)
+
+
+def test_words_of_all_and_names_beside_the_same_numbers_are_taken():
+    assert make_two_clients(WORDS, val=WORDS).class_names == ("ill", "well")
+    ordered = make_items(classes=["ill", "well"])
+    assert make_two_clients(ordered, val=make_items()).class_names == ("ill", "well")
 
 
 @pytest.mark.parametrize(
@@ -132,23 +136,12 @@ class Declares(L.LightningDataModule):
         )
 
 
-def test_classes_are_those_that_a_data_module_declares_though_samples_lack_some(tmp_path):
-    data = FederatedDataModule(Declares(), IIDPartitioner(3), splits=Splits(server_val=0.2))
-    num_features = X.shape[1]
-    five_classes = nn.Linear(num_features, Declares.num_classes)
-    metrics = {
-        "value": CumulativeShapley(),
-        "agreement": ClassSpecificShapley(),
-    }
-    loop = FederatedLoop(metrics=metrics, seed=1)
+def test_classes_are_those_that_a_data_module_declares_though_some_have_no_samples():
+    data = FederatedDataModule(Declares(), IIDPartitioner(3))
+    data.setup("fit")
 
-    fit(loop, tmp_path, Plain(five_classes), data, rounds=1)
-
-    assert data.num_classes == Declares.num_classes
     assert data.class_counts.shape == (3, Declares.num_classes)
     assert data.class_counts[:, 3:].sum() == 0
-    assert loop.contributions["value"].isfinite().all()
-    assert loop.contributions["agreement"].isfinite().all()
 
 
 def test_declared_number_below_a_label_is_not_taken():

@@ -355,7 +355,7 @@ def test_image_folder_without_splits_is_split(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: write_images(p / "Lyon2", 2, 0), "contains Boston, .*Expected are images"),
+        (lambda p: write_images(p / "Lyon2", 2, 0), "contains Boston, .*Expected images"),
         (
             lambda p: (p / "Paris").mkdir(),
             "client 'Paris': .*Paris' was not found, or cannot be read",

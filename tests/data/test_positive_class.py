@@ -116,13 +116,44 @@ class Case:
 
 
 CASES = [
-    Case({"a": 12, "b": 28}, names="a b", positive_class="b", needs_pos_label=True),
-    Case({"a": 28, "b": 12}, names="b a", positive_class="a", pos_label="a"),
-    Case({"0": 12, "1": 28}, names="0 1", positive_class="1"),
-    Case({"9": 12, "10": 28}, names="9 10", positive_class="10"),
-    Case({"false": 12, "TRUE": 28}, names="false TRUE", positive_class="TRUE"),
-    Case({"no": 28, "yes": 12}, names="no yes", positive_class="yes", pos_label=True),
-    Case({"a": 12, "b": 28, "c": 20}, names="a b c", positive_class=None),
+    Case(
+        {"a": 12, "b": 28},
+        names="a b",
+        positive_class="b",
+        needs_pos_label=True,
+    ),
+    Case(
+        {"a": 28, "b": 12},
+        names="b a",
+        positive_class="a",
+        pos_label="a",
+    ),
+    Case(
+        {"0": 12, "1": 28},
+        names="0 1",
+        positive_class="1",
+    ),
+    Case(
+        {"9": 12, "10": 28},
+        names="9 10",
+        positive_class="10",
+    ),
+    Case(
+        {"false": 12, "TRUE": 28},
+        names="false TRUE",
+        positive_class="TRUE",
+    ),
+    Case(
+        {"no": 28, "yes": 12},
+        names="no yes",
+        positive_class="yes",
+        pos_label=True,
+    ),
+    Case(
+        {"a": 12, "b": 28, "c": 20},
+        names="a b c",
+        positive_class=None,
+    ),
 ]
 
 

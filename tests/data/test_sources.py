@@ -24,7 +24,7 @@ from flsv.cli import main
 from flsv.data.sources.base import array_set
 from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import HERE, WORDS, Frame, X, Y, make_items, set_up_data
+from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
 SHAPES = {
@@ -147,26 +147,6 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
 
     ((_, test_labels),) = data.test_dataloader()
     assert test_labels.tolist() == [1, 0, 1, 0]
-
-
-@pytest.fixture
-def dogs_and_yaks():
-    """Return a data set of two classes with names."""
-    inputs = torch.zeros(10, 4)
-    labels = torch.arange(10) % 2
-    dataset = TensorDataset(inputs, labels)
-    dataset.classes = ("dog", "yak")
-    return dataset
-
-
-def test_data_sets_with_other_class_names_are_refused(dogs_and_yaks):
-    animals = make_items(classes=("dog", "cat", "eel"))
-
-    message = "'few' has the names dog, yak, 'rows' has the names dog, cat, eel"
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients={"few": dogs_and_yaks, "rows": animals})
-    with pytest.raises(ConfigurationError, match="'here' has no names"):
-        set_up_data(clients={"few": dogs_and_yaks, "here": HERE})
 
 
 TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)

@@ -240,7 +240,7 @@ def test_year_and_date_of_a_yaml_file_are_dates(since):
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "no such value": (
         {"server_val": HeldOut("split", "validation")},
-        "no sample has split = validation. The values of 'split' are 'test', 'train', 'val'",
+        "HeldOut.split = validation. holds out no sample. The values of 'split' are 'test', 'train', 'val'",
     ),
     "no such column": (
         {"server_val": HeldOut("fold", 1)},

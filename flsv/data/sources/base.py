@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flsv.data.tables.inference import ColumnCard, TableWarning
 
     # Arrays, a DataFrame, a path, objects that other packages read.
-    Whole: TypeAlias = Any
+    Source: TypeAlias = Any
 else:
     #: Name of a file. Without this type, the command line takes visits.csv for a class csv in visits.py.
     FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
@@ -47,7 +47,7 @@ else:
     # Types that the command line can make, in this order: a data module before str, so that YAML may name just its
     # class; Dataset after str, so that names of torchvision's data sets are not taken for its classes. With Path,
     # jsonargparse does not read a text file as the option's value. It is last, since it saves all objects as texts.
-    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset] | Path
+    Source = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset] | Path
 
 
 Datasets: TypeAlias = Mapping[str, Dataset[Any]]
@@ -80,16 +80,16 @@ class SourceData:
         eval_options: the source's ``DataLoader`` options for evaluation.
         groups: number of each training sample's group, int64 ``[N]``.
         group_names: names of the groups, by number.
-        clients: whether the user gave the data by client. Then each client keeps a training sample.
-        labeled: whether targets were read from the column that the argument ``labels`` names.
+        is_by_client: whether the user gave the data by client. Then each client keeps a training sample.
+        has_target_column: whether the targets are in a table's column, which the argument ``labels`` names.
         pos_label: the positive one of two classes, if the user has named it.
         columns: one :class:`ColumnCard` per column of a table.
-        fitted: function that makes the features of a table. Its argument are the clients' training indices by name, and
-            it returns a new ``SourceData``.
+        make_features: function that makes the features of a table. It takes the clients' training indices by name, and
+            returns a new ``SourceData``.
         dictionary: the data dictionary by which a table is read, incomplete before the features are made.
         is_inferred: whether the dictionary, or a part of it, was inferred from the samples.
         missing_from_dictionary: what is missing in the user's dictionary.
-        data_warnings: data_warnings about the clients' tables.
+        data_warnings: data warnings about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         classes: labels and names of the classes, after corruptions.
         splits: indices of the server's and each client's samples.
@@ -108,11 +108,11 @@ class SourceData:
     eval_options: dict[str, Any] = field(default_factory=dict)
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
-    clients: bool = False
-    labeled: bool = False
+    is_by_client: bool = False
+    has_target_column: bool = False
     pos_label: str | bool | int | None = None
     columns: tuple[ColumnCard, ...] = ()
-    fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
+    make_features: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
     is_inferred: bool = False
     missing_from_dictionary: str = ""
@@ -299,8 +299,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     are_words = all(isinstance(target, str) for target in targets.tolist())
     if targets.ndim != 1 or not are_words:
         raise ConfigurationError(
-            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}, but expected were one class "
-            "for each sample, or numbers, none of them NaN or infinite."
+            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}. Expected one class for each "
+            "sample, or numbers, none of them NaN or infinite."
         )
     class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))

@@ -423,7 +423,7 @@ def folder_by_client(path: Path) -> dict[str, Path]:
     if not has_tables_or_folders or have_images:
         raise ConfigurationError(
             f"{path} contains {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. "
-            "Expected are images as train/<class>/*.png, test/<class>/*.png and optionally val/<class>/*.png; images "
+            "Expected images as train/<class>/*.png, test/<class>/*.png and optionally val/<class>/*.png; images "
             "as <class>/*.png; images by client as <client>/<class>/*.png; or tables by client, as <client>.csv or as "
             "one file in each <client>/. Folders or tables val and test beside the clients' are the server's."
         )

@@ -133,7 +133,7 @@ def open_source(
     ``held_out`` has the user's validation and test data.
     """
     if clients is not None:
-        return _combine_sets(clients, held_out, reading, clients=True)
+        return _combine_sets(clients, held_out, reading, are_clients=True)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if any(data is not None for data in held_out.values()):
@@ -153,11 +153,11 @@ def open_source(
     if paths:
         if reading.group is not None:
             raise ConfigurationError(
-                f"{folder} contains the data of each client, so that groups is not used. Remove it."
+                f"{folder} contains the data of each client, so that groups is not used. Remove the argument groups."
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _combine_sets(paths, held_out, reading, clients=True)
+        return _combine_sets(paths, held_out, reading, are_clients=True)
 
     # A list may name the training data and the test data.
     is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
@@ -198,13 +198,13 @@ def _combine_sets(
     train: Mapping[str, Any],
     held_out: Mapping[str, Any],
     reading: Reading,
-    clients: bool = False,
+    are_clients: bool = False,
 ) -> SourceData:
-    if clients:
+    if are_clients:
         train = dict(zip(client_names_of(train, "site"), train.values()))
     parts: dict[str, Any] = {}
     for name, data in train.items():
-        if clients:
+        if are_clients:
             parts[name] = read_part(data, reading, f"client {name!r}", client=name)
         else:
             parts[name] = read_part(data, reading, "source", is_whole=True)
@@ -229,12 +229,12 @@ def _combine_sets(
     if True in names_by_kind:
         from flsv.data.tables import source as tables
 
-        return tables.tables_source(parts, held_out_parts, reading, are_clients=clients)
-    source = SourceData(first_part, clients=clients)
+        return tables.tables_source(parts, held_out_parts, reading, are_clients=are_clients)
+    source = SourceData(first_part, is_by_client=are_clients)
     if isinstance(first_part, SourceData):
         source = first_part
     class_names = one_numbering(parts, held_out_parts, reading.pos_label)
-    if clients:
+    if are_clients:
         sizes = torch.tensor([len(part) for part in parts.values()])
         source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(parts))
     return replace(

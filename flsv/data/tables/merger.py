@@ -42,6 +42,8 @@ MAX_RATIO_OF_DEVIATIONS = 4.0
 MAX_SHIFT = 2.0
 #: Difference of the shares of missing values.
 MAX_MISSING_DIFFERENCE = 0.25
+#: Of more sites, each is compared with all sites instead of all others, which would take seconds.
+MAX_SITES_COMPARED_WITH_OTHERS = 30
 #: Of more clients, one dictionary for each table is inferred instead of one for each client.
 MAX_DICTIONARIES = 100
 #: Strength of a difference that cannot be due to chance.
@@ -257,12 +259,13 @@ def _disagreements(
     farthest: TableWarning | None = None
     largest_strength = 1.0
     all_columns = list(column_by_site.values())
+    usual_column = pooled(all_columns)
     for site, column in column_by_site.items():
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
 
-        other_columns = [candidate for candidate in all_columns if candidate is not column]
-        usual_column = pooled(other_columns)
+        if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
+            usual_column = pooled([other for other in all_columns if other is not column])
         num_rows = column.count + column.missing
         num_usual_rows = usual_column.count + usual_column.missing
         if min(num_rows, num_usual_rows) < MIN_COMPARED:

@@ -127,7 +127,7 @@ def tables_source(
 ) -> SourceData:
     """Return the source of the clients' and the held-out tables.
 
-    Its function ``fitted`` makes the features when the training rows are known.
+    Its function ``make_features`` makes the features when the training rows are known.
     """
     source = _TablesSource(tables, held_out, reading, are_clients)
     return source.without_features
@@ -230,11 +230,11 @@ class _TablesSource:
             class_names=classes,
             groups=groups,
             group_names=group_names,
-            clients=self._are_clients,
-            labeled=True,
+            is_by_client=self._are_clients,
+            has_target_column=True,
             pos_label=self._dictionary.positive,
             split_columns=split_columns,
-            fitted=self.with_features,
+            make_features=self.with_features,
             dictionary=self._dictionary,
             **held_out_sets,
         )
@@ -273,7 +273,7 @@ class _TablesSource:
         return replace(
             self.without_features,
             train=self._data_set(self._tables.values(), features[:num_tables], dictionary),
-            fitted=None,
+            make_features=None,
             columns=tuple(cards),
             dictionary=dictionary,
             is_inferred=not self._dictionary.is_complete,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule
-from flsv.data.datamodule import loader_rows
+from flsv.data.federated_data import loader_rows
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.sample_hashes import loader_hash
