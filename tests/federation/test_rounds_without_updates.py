@@ -27,14 +27,24 @@ def make_loop(**options):
 
 def make_module():
     second_round, client = 1, 1
-    return Diverges(network(), sgd, failing={(second_round, client)})
+    return Diverges(
+        network(),
+        sgd,
+        failing={(second_round, client)},
+    )
 
 
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
     loop = make_loop(metrics={"shapley": CumulativeShapley()})
     recorder = ModelsAfterRounds()
     with warns("model does not change, and other clients"):
-        fit(loop, tmp_path, make_module(), rounds=3, callbacks=[recorder])
+        fit(
+            loop,
+            tmp_path,
+            make_module(),
+            rounds=3,
+            callbacks=[recorder],
+        )
 
     models = recorder.models
     assert torch.equal(models[1], models[0])

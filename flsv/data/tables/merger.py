@@ -265,7 +265,8 @@ def _disagreements(
             continue
 
         if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
-            usual_column = pooled([other for other in all_columns if other is not column])
+            columns_elsewhere = [candidate for candidate in all_columns if candidate is not column]
+            usual_column = pooled(columns_elsewhere)
         num_rows = column.count + column.missing
         num_usual_rows = usual_column.count + usual_column.missing
         if min(num_rows, num_usual_rows) < MIN_COMPARED:
