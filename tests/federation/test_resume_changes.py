@@ -224,25 +224,30 @@ def make_sgd(lr):
     return partial(torch.optim.SGD, lr=lr, momentum=0.9)
 
 
-def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint, tmp_path):
+def test_rates_local_epochs_and_batch_size_given_on_resume_are_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
+    resume = partial(resume_fit, saved_checkpoint)
 
-    with_rate_0 = resume_fit(
-        saved_checkpoint,
-        tmp_path / "zero",
+    unchanged = resume(tmp_path / "unchanged")
+    with_rate_0 = resume(
+        tmp_path / "rate",
         Plain(optimizer=make_sgd(0.0)),
     )
-    with_same_rate = resume_fit(saved_checkpoint, tmp_path / "same")
+    with_server_rate_0 = resume(tmp_path / "server", aggregator=FedAvg(server_lr=1e-12))
+    longer = resume(
+        tmp_path / "longer",
+        data=toy_data(batch_size=4),
+        local_epochs=2,
+    )
 
-    parameters = [name for name, _ in with_rate_0.named_parameters()]
-    for name in parameters:
-        torch.testing.assert_close(
-            with_rate_0.state_dict()[name],
-            saved_state[name],
-        )
-
-    moved_state = with_same_rate.state_dict()
-    assert any(not torch.equal(moved_state[name], saved_state[name]) for name in parameters)
+    for name, parameter in unchanged.named_parameters():
+        assert not torch.equal(parameter, saved_state[name])
+        for unmoved in (with_rate_0, with_server_rate_0):
+            torch.testing.assert_close(
+                unmoved.state_dict()[name],
+                saved_state[name],
+            )
+    assert longer.trainer.global_step > unchanged.trainer.global_step
 
 
 @pytest.mark.fast_rows
@@ -264,27 +269,6 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_pat
             tmp_path / "other",
             steps(optimizer=make_sgd(0.2)),
         )
-
-
-def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_checkpoint, tmp_path):
-    saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
-
-    unmoved = resume_fit(
-        saved_checkpoint,
-        tmp_path / "a",
-        aggregator=FedAvg(server_lr=1e-12),
-    )
-    longer = resume_fit(
-        saved_checkpoint, tmp_path / "b", data=toy_data(batch_size=4), local_epochs=2
-    )
-    unchanged = resume_fit(saved_checkpoint, tmp_path / "c")
-
-    for name, _ in unmoved.named_parameters():
-        torch.testing.assert_close(
-            unmoved.state_dict()[name],
-            saved_state[name],
-        )
-    assert longer.trainer.global_step > unchanged.trainer.global_step
 
 
 # ---- the module

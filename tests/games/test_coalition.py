@@ -35,12 +35,8 @@ class Net(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0), persistent=False)
 
     def forward(self, x):
-        return (
-            self.head(
-                self.drop(self.norm(self.conv(x)).relu()).flatten(1),
-            )
-            * self.scale
-        )
+        features = self.drop(self.norm(self.conv(x)).relu())
+        return self.head(features.flatten(1)) * self.scale
 
 
 def make_network() -> nn.Module:
@@ -164,6 +160,13 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         }
 
 
+def make_utility(**options) -> CoalitionUtility:
+    net = make_network()
+    round = make_round(net)
+    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
+    return CoalitionUtility(round, evaluator, **options)
+
+
 WEIGHTS = torch.tensor([0.5, 0.1, 0.0, 0.7])  # of the four clients
 NAMED_METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 #: Of torchmetrics, which has no name in flsv: an evaluator of its own computes it.
@@ -232,12 +235,8 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     ],
 )
 def test_coalition_utility_with_wrong_weights_is_refused(weighting, message):
-    net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-
     with refused(message):
-        CoalitionUtility(round, evaluator, weighting=weighting)
+        make_utility(weighting=weighting)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +245,8 @@ def test_coalition_utility_with_wrong_weights_is_refused(weighting, message):
     ids=["numbers", "too many clients"],
 )
 def test_coalition_utility_with_wrong_masks_raises(masks):
-    net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-
     with pytest.raises(ValueError, match=r"masks bool \[K, 4\]"):
-        CoalitionUtility(round, evaluator)(masks)
+        make_utility()(masks)
 
 
 @pytest.mark.fast_rows

@@ -203,6 +203,7 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
+@pytest.mark.slow
 def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path):
     # F1, averaged over samples, is the accuracy.
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)

@@ -229,7 +229,7 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
         assert -loss == pytest.approx(utility, abs=1e-5)
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 4])
 def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_path, rounds):
     loops = {}

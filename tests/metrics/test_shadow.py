@@ -56,7 +56,7 @@ FEDERATIONS = {
 }
 
 
-@pytest.mark.fast_rows("CGSV")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd

@@ -61,7 +61,7 @@ def models_after_rounds(tmp_path_factory):
     return models
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "failure"),
     [

@@ -120,7 +120,7 @@ class DecaysToZero(Plainest):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
 def test_run_of_unequal_work_resumes_bitwise(tmp_path, work):
     make_loop = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)

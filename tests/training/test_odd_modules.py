@@ -282,6 +282,7 @@ def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(
     assert torch.tensor(module.thresholds_in_training[-1]).isfinite()
 
 
+@pytest.mark.slow
 def test_run_resumes_bitwise_with_a_buffer_that_validation_has_made_finite(tmp_path):
     assert_resumes(
         partial(FederatedLoop, seed=1),

@@ -283,7 +283,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.fast_rows("FedRep")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(tmp_path, name):
     make_arguments = ALGORITHMS[name]
