@@ -490,7 +490,6 @@ class ModelEvaluator(CopyEvaluator):
             return module(x)
 
     def _try_metric(self, output_metric: OutputMetric, copies: ModuleCopies) -> None:
-        """Find the form of the outputs, and compute the metric of a copy."""
         _, y = self._batches[0]
         outputs = self._outputs_of_copy(copies.load_to_score())
         are_logits = self._logits

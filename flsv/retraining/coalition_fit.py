@@ -113,7 +113,6 @@ class CoalitionScoring(L.Callback):
     def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        """Create an evaluator of models by ``measure``, on the server's validation set or at the clients."""
         device = trainer.lightning_module.device
         evaluators = make_evaluators(
             trainer,

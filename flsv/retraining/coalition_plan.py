@@ -272,7 +272,6 @@ class CoalitionPlan(RunExtension):
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
-        """Before the first round, score models with other initial weights, unless clients score models."""
         assert self._store is not None
         if not run.resumed:
             self._memory["untrained"] = {}
@@ -330,7 +329,6 @@ class CoalitionPlan(RunExtension):
         return f"{coalitions} after the run{excluded} ({cost})."
 
     def _estimation_in_words(self, num_clients: int, games: Any) -> str:
-        """Say how the scores of the coalitions that are not trained are computed."""
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:
             return ""
@@ -357,7 +355,6 @@ class CoalitionPlan(RunExtension):
         return f"models of {num_coalitions} groups of clients are"
 
     def _lines(self, num_clients: int) -> list[str]:
-        """Return the lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         metrics = self._valued_metrics
         pending_lines = []
         for name, metric in metrics.items():
@@ -450,7 +447,6 @@ class CoalitionPlan(RunExtension):
         return values, self._lines(run.data.num_clients)
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        """Warn that there are no values, and store the reason in the metrics."""
         metrics = self._valued_metrics
         for metric in metrics.values():
             metric.explain_missing(reason, interrupted)

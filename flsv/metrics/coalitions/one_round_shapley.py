@@ -220,7 +220,6 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         round_index: int,
         rounds_added: int,
     ) -> None:
-        """Evaluate the game of all rounds so far."""
         mean_weights = self.weight / rounds_added
         # A client without any update has the weight 0.
         divisors = mean_weights.where(mean_weights > 0, torch.ones_like(mean_weights))
