@@ -103,7 +103,6 @@ class GradientAgreement(ContributionMetric):
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
-        """Compute the validation loss's slope along the update of each of the round's k clients, ``[k]``."""
         if isinstance(self.measured_by, str):
             return round.slopes()
         return logged_slopes(round, self.measured_by)

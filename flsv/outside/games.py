@@ -85,7 +85,6 @@ def games_outside_fit(
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Create a Trainer without output that validates on the module's device."""
     device = module_device(module)
     accelerator = "gpu" if device.type == "cuda" else device.type
     devices: int | list[int]

@@ -211,7 +211,6 @@ def value_round(
 
 
 def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]:
-    """Return the names of all clients as strings."""
     names = [str(client) for client in clients]
     has_expected_number = num_clients in (None, len(names)) and len(names) > 1
     are_distinct = len(set(names)) == len(names)
@@ -301,7 +300,6 @@ def _games(
     loss: Any,
     classes: int | None,
 ) -> CoalitionGames | None:
-    """Return the coalition games in which the metrics evaluate models. None if no metric evaluates models."""
     performances = contribution_metrics.performances
     measures = {f"metric {name!r}": measure for name, measure in performances.items()}
     if measures and loader is None:
@@ -379,7 +377,6 @@ def _check_metrics(
     num_classes_of_caller: int | None,
     num_classes: int | None,
 ) -> None:
-    """Check that a round outside of a loop provides what the metrics need."""
     for name, attributes in contribution_metrics.reads.items():
         unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
         if unmet_needs:

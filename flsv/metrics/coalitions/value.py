@@ -47,7 +47,6 @@ class MeasuredMetric(ContributionMetric):
     def _set_performance(
         self, performance: str | Metric, mode: Mode | None, per_class: bool, evaluators: Evaluators
     ) -> None:
-        """Check and store the arguments by which models are evaluated."""
         self.per_class = per_class
         self.evaluators = evaluators
         self.performance = performance_of(self, performance, mode)
