@@ -429,7 +429,9 @@ class ModelEvaluator(CopyEvaluator):
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         measures = self._measures(num_models)
-        kept_outputs = KeptOutputs(self.form) if keep and self.form is not None else None
+        kept_outputs: KeptOutputs | None = None
+        if keep and self.form is not None:
+            kept_outputs = KeptOutputs(self.form)
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:
             with self._context():

@@ -107,9 +107,10 @@ class ModuleCopies:
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
-        configure_callbacks = getattr(type(module), "configure_callbacks", None)
-        has_own_callbacks = configure_callbacks is not L.LightningModule.configure_callbacks
-        if self._trainer is not None and configure_callbacks and has_own_callbacks:
+        method_of_lightning = L.LightningModule.configure_callbacks
+        configure_callbacks = getattr(type(module), "configure_callbacks", method_of_lightning)
+        has_own_callbacks = configure_callbacks is not method_of_lightning
+        if self._trainer is not None and has_own_callbacks:
             self._copy_callbacks(self._trainer)
 
     def _copy_callbacks(self, trainer: L.Trainer) -> None:
@@ -420,8 +421,10 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     shared_ids = set(map(id, space.constants(module).values()))
     weights = []
     for tensor in named_tensors(module).values():
-        is_number = not is_lazy(tensor) and tensor.is_floating_point() and is_dense(tensor)
-        if is_number and not tensor.is_inference() and id(tensor) not in shared_ids:
+        if is_lazy(tensor) or id(tensor) in shared_ids:
+            continue
+        is_number = tensor.is_floating_point() and is_dense(tensor)
+        if is_number and not tensor.is_inference():
             weights.append((tensor, tensor.clone()))
     try:
         for tensor, _ in weights:

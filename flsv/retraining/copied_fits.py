@@ -194,8 +194,8 @@ def stopped_after(seconds: float | None) -> Iterator[Callable[[float | None], No
     Only the main thread of a POSIX system can be interrupted. Elsewhere no error is raised.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
-    has_timer = hasattr(signal, "setitimer")
-    if seconds is None or not is_main_thread or not has_timer:
+    can_interrupt = is_main_thread and hasattr(signal, "setitimer")
+    if seconds is None or not can_interrupt:
         yield do_nothing
         return
 

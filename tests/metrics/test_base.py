@@ -75,7 +75,7 @@ def test_updates_of_a_custom_metric_are_counted_and_need_the_clients():
     assert int(metric.rounds) == 1
     assert int(copied.rounds) == 2
 
-    with refused("pass num_clients and num_classes"):
+    with refused("Pass num_clients and num_classes"):
         Curious().update(torch.tensor([0]))
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
         metric.update()
