@@ -387,7 +387,6 @@ class ClientEvaluator(VectorEvaluator):
         return scores
 
     def _joined(self, chunks: list[Tensor]) -> Tensor:
-        """Join a client's responses for several chunks of models."""
         if self._measure.by_class:
             # Row 0, the numbers of held-out samples, is the same in each chunk.
             chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]

@@ -278,11 +278,11 @@ class CoalitionUtility:
         >>> evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
         >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
         >>> round = Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
-        >>> everybody_else = torch.tensor([[True, False], [False, True], [True, True]])
-        >>> CoalitionUtility(round, evaluator)(everybody_else)
+        >>> coalitions = torch.tensor([[True, False], [False, True], [True, True]])
+        >>> CoalitionUtility(round, evaluator)(coalitions)
         tensor([1., 0., 0.], dtype=torch.float64)
         >>> utility = CoalitionUtility(round, evaluator, weighting="samples")
-        >>> utility(everybody_else), utility.evaluations
+        >>> utility(coalitions), utility.evaluations
         (tensor([1., 0., 1.], dtype=torch.float64), 3)
     """
 

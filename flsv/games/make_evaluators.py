@@ -107,7 +107,6 @@ def _evaluators_of_scores(
     seed: int,
     effects: ScoringEffects | None,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Create the evaluators of logged values and torchmetrics metrics."""
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}

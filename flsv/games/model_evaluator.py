@@ -429,7 +429,9 @@ class ModelEvaluator(CopyEvaluator):
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         measures = self._measures(num_models)
-        kept_outputs = KeptOutputs(self.form) if keep and self.form is not None else None
+        kept_outputs: KeptOutputs | None = None
+        if keep and self.form is not None:
+            kept_outputs = KeptOutputs(self.form)
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:
             with self._context():
@@ -490,7 +492,6 @@ class ModelEvaluator(CopyEvaluator):
             return module(x)
 
     def _try_metric(self, output_metric: OutputMetric, copies: ModuleCopies) -> None:
-        """Find the form of the outputs, and compute the metric of a copy."""
         _, y = self._batches[0]
         outputs = self._outputs_of_copy(copies.load_to_score())
         are_logits = self._logits

@@ -107,13 +107,13 @@ class ModuleCopies:
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
-        configure_callbacks = getattr(type(module), "configure_callbacks", None)
-        has_own_callbacks = configure_callbacks is not L.LightningModule.configure_callbacks
-        if self._trainer is not None and configure_callbacks and has_own_callbacks:
+        method_of_lightning = L.LightningModule.configure_callbacks
+        configure_callbacks = getattr(type(module), "configure_callbacks", method_of_lightning)
+        has_own_callbacks = configure_callbacks is not method_of_lightning
+        if self._trainer is not None and has_own_callbacks:
             self._copy_callbacks(self._trainer)
 
     def _copy_callbacks(self, trainer: L.Trainer) -> None:
-        """Copy the callbacks that the module has configured together with it."""
         module_copy = self.load()
         # The method of the class, because a coalition's module hides it by an attribute that configures no callbacks.
         configured_callbacks: Any = type(module_copy).configure_callbacks(module_copy)
@@ -193,7 +193,6 @@ class ModuleCopies:
         is_last: bool = False,
         redirected: list[Redirection] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
-        """Return new copies of the objects that :meth:`_parts` returns."""
         module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
             lambda: self._dump_parts().load(
                 copies_memory=not is_last,
@@ -360,7 +359,6 @@ def _storages_of_vectors(module: nn.Module, space: ParameterSpace) -> set[int]:
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _factories(module: nn.Module) -> list[Any]:
-    """List the factories of optimizers and the like that a module's layers hold."""
     factories: list[Any] = []
     for layer in module.modules():
         for value in vars(layer).values():
@@ -378,7 +376,6 @@ def _is_factory(factory: partial[Any]) -> bool:
 
 
 def _uncompile(layer: nn.Module) -> None:
-    """Undo ``torch.compile`` for a layer."""
     attributes = vars(layer)
     # layer.compile() has set this attribute.
     attributes.pop("_compiled_call_impl", None)
@@ -424,8 +421,10 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     shared_ids = set(map(id, space.constants(module).values()))
     weights = []
     for tensor in named_tensors(module).values():
-        is_number = not is_lazy(tensor) and tensor.is_floating_point() and is_dense(tensor)
-        if is_number and not tensor.is_inference() and id(tensor) not in shared_ids:
+        if is_lazy(tensor) or id(tensor) in shared_ids:
+            continue
+        is_number = tensor.is_floating_point() and is_dense(tensor)
+        if is_number and not tensor.is_inference():
             weights.append((tensor, tensor.clone()))
     try:
         for tensor, _ in weights:

@@ -188,8 +188,9 @@ def gives_logits(metric: Metric, outputs: Any, labels: Any) -> bool | None:
     """Return whether a module's outputs for a batch are logits: then one of them is outside [0, 1]. They are
     probabilities if those of all classes sum to 1 for each sample. None: they can be either.
     """
-    is_pair_of_numbers = isinstance(outputs, Tensor) and isinstance(labels, Tensor)
-    if not is_pair_of_numbers or not outputs.is_floating_point() or task_of(metric) is None:
+    if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
+        return False
+    if not outputs.is_floating_point() or task_of(metric) is None:
         return False
     if not _are_within_0_and_1(outputs):
         return True

@@ -108,7 +108,6 @@ class OwnValidation:
     def _differing(
         self, values: Mapping[str, float], other_values: Mapping[str, float]
     ) -> list[str]:
-        """Return the names of the numbers that differ by more than rounding."""
         relative_tolerance = rounding_of(self._trainer).number
         names = []
         for name in sorted(values.keys() & other_values.keys()):

@@ -174,7 +174,6 @@ def _resampled(
     measure: ModelScore,
     labels: Tensor,
 ) -> SampleScores:
-    """Return scores on bootstrap resamples, which are drawn within each class."""
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
     if has_classes:

@@ -174,9 +174,6 @@ class ValidatedModels(CopyEvaluator):
     def _two_validations(
         self, module: L.LightningModule, vector: Tensor
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the values of a model in two copies. The second copy is validated while the fit's module has other
-        weights.
-        """
         copies = self.copies.take()
         with self._validation(copies, vector) as run:
             values = self._named_values(run.logged())

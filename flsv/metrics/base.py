@@ -421,7 +421,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     @property
     def _has_sizes(self) -> bool:
-        return self.num_clients is not None and (self.num_classes is not None or not self.per_class)
+        needs_num_classes = self.per_class and self.num_classes is None
+        return self.num_clients is not None and not needs_num_classes
 
     def _create_states(self) -> None:
         assert self.num_clients is not None
@@ -508,9 +509,7 @@ def check_rows(
     """
     # Without this check a single row would be broadcast to all clients.
     for name, value in arguments.items():
-        entry = VOCABULARY.get(
-            name
-        )  # describes an attribute of a round, None for a metric's own argument
+        entry = VOCABULARY.get(name)  # None for an argument that is no attribute of a round
         is_per_client = name in more_names or (entry is not None and entry.per_client)
         if not is_per_client or not isinstance(value, Tensor):
             continue

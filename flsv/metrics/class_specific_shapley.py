@@ -107,7 +107,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     @property
     def round_fields(self) -> dict[str, str]:
-        """``{argument of update: attribute of the round}``, for arguments that have another name than the attribute."""
+        """``{argument of update: attribute of the round}``, for arguments whose name differs from the attribute's."""
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
@@ -121,8 +121,8 @@ class ClassSpecificShapley(ContributionMetric):
         if num_classes == 2:
             warnings.warn(
                 f"{type(self).__name__}: with two classes both have the same value, since the rows of the head mirror "
-                "each other. It shows which clients oppose the majority and not how useful clients are, and is near 1 "
-                "for all others. For values take ShadowShapley or CumulativeShapley, by class "
+                "each other. The value is near 1 for all clients except those that oppose the majority, and does not "
+                "show how useful clients are. Use ShadowShapley or CumulativeShapley, or for values per class "
                 "PartialFederatedShapley(per_class=True).",
                 stacklevel=2,
             )

@@ -51,16 +51,18 @@ def _expected_score(
 def leave_self_out(
     local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
 ) -> Tensor:
-    """Score the average of all other clients' models on a client's validation samples, at the client. If the others
-    have no weight, score the model from which it started training.
+    """At a client, score the average of all other clients' models on the client's validation samples. If the others
+    have no weight, score the model from which the client started training.
     """
     assert local.start is not None
     assert local.sent is not None
     model_of_others = without_own(aggregate, local.sent, weight)
-    if model_of_others is None:  # there are no others
+    if model_of_others is None:  # the other clients have no weight
         model_of_others = local.start
     (score,) = local.utility(model_of_others[None, :], performance)
-    return local.reported("score", score)  # as the client reports it
+    return local.reported(
+        "score", score
+    )  # the score may be false, if the client does not report honestly
 
 
 declare_response(leave_self_out, _expected_score)
@@ -100,8 +102,9 @@ def scores_without_own(
             broken.append(client.id)
     if broken:
         raise ValueError(
-            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
-            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
+            f"the average model of the other clients has a score that is not finite on the validation samples of the "
+            f"clients {broken}, so their values would be NaN. Choose a bounded score (performance='accuracy'), or "
+            "lower the learning rate."
         )
     return scores, torch.tensor(has_responded)
 
@@ -121,8 +124,8 @@ def _shares(weights: Tensor) -> Tensor:
     weights = weights.cpu().double()
     if bool((weights < 0).any()):
         raise ValueError(
-            f"aggregation weights {weights.tolist()}: a client with a weight below 0 cannot be taken out of the "
-            "average. Use an aggregator whose weights are at least 0, such as FedAvg."
+            f"the aggregation weights {weights.tolist()} contain a weight below 0, but this metric can only exclude "
+            "clients from averages with weights of at least 0. Use an aggregator with such weights, such as FedAvg."
         )
     total = weights.sum()
     if total > 0:
@@ -225,8 +228,8 @@ class ContributionEstimation(ContributionMetric):
         is_loss = self.performance == "negative_loss" or mode_of_measure == "min"
         if is_loss:
             raise ConfigurationError(
-                f"{type(self).__name__}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of "
-                'which more is better. Use "accuracy" or "balanced_accuracy".'
+                f"{type(self).__name__}(performance={performance!r}): less is better for this performance, but a score "
+                'in [0, 1] is needed of which more is better. Use "accuracy" or "balanced_accuracy".'
             )
         self.combine = combine
         self.cap = cap
@@ -258,14 +261,14 @@ class ContributionEstimation(ContributionMetric):
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        # has_score [k]: the clients that gave a score. scores [sum of has_score]: these clients' scores.
+        # has_score [k] is True for the clients that replied with a score. `scores` has these clients' scores only.
         scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
         scores = scores.to(self.scores)
         has_score = has_score.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
-                f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
-                f"{scores.tolist()}."
+                f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.performance!r} gave "
+                f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
         gram = self._matrix(client_ids, client_updates).gram()
         cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)

@@ -149,7 +149,8 @@ class CosineGradientShapley(ContributionMetric):
             floor=self.floor,
         )
 
-        # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
+        # The sum of the reputations of the round's clients does not change. `compute` normalizes the sum over all
+        # clients to 1.
         with_equal_sum = reputation_after * reputation_before.sum()
         self.reputation = self.reputation.clone()
         self.reputation[client_ids] = with_equal_sum.to(self.reputation)

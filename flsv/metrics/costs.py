@@ -1,4 +1,4 @@
-"""Metrics of what taking part costs a client: numbers sent and received, and privacy.
+"""Metrics of the costs of taking part for a client: numbers sent and received, and privacy.
 
 Wu et al. (pFedSV), IEEE Transactions on Mobile Computing, 2024, section VI-C and figures 8-10, count parameters.
 :class:`flsv.privacy.GaussianPrivacy` explains what epsilon bounds.
@@ -108,7 +108,7 @@ class CommunicationCost(ContributionMetric):
         """Check two counts of k clients, ``up`` and ``down``, and stack them to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
-                f"expected {names} [{len(client_ids)}], got {list(up.shape)} and {list(down.shape)}."
+                f"expected {names} of the shape [{len(client_ids)}], got {list(up.shape)} and {list(down.shape)}."
             )
         return torch.stack([up, down], dim=1)  # [k, 2]
 

@@ -59,7 +59,7 @@ class DomainRelevance(ContributionMetric):
 
     unit = "gain in accuracy"
     sign = "positive: the row's client does better with the column's model; negative: worse; 0: no difference."
-    cost = "none beside that: the clients' games are the personalizer's."
+    cost = "none beside that of the personalizer, which evaluates the models."
     per_class = False
     uses_ground_truth = True
     history: Tensor
@@ -115,7 +115,7 @@ class DomainRelevance(ContributionMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of
-        relevant pairs that were evaluated. Return an empty dictionary if nobody knows the clients' classes.
+        relevant pairs that were evaluated. Return an empty dictionary if the clients' classes are not known.
         """
         if self.class_counts is None:
             return {}

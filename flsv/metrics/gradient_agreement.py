@@ -18,7 +18,7 @@ from flsv.scores.performance import ModelScore, performance_of
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
 STEP_FRACTION = 0.05
-#: Added to the updates' norms, since an update may be zero.
+#: A small number that is added to the updates' norms, so that an update of zero causes no division by zero.
 EPSILON = 1e-12
 
 
@@ -103,13 +103,13 @@ class GradientAgreement(ContributionMetric):
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
-        """Compute the validation loss's slope along the update of each of the round's k clients, ``[k]``."""
         if isinstance(self.measured_by, str):
             return round.slopes()
         return logged_slopes(round, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # Sums over a client's rounds: of its descent, the cohort's mean absolute descent, its cosine, and the rounds.
+        # Sums over a client's rounds: its descents, the cohorts' mean absolute descents, its cosines, and the number of
+        # rounds.
         zeros = torch.zeros(num_clients, dtype=torch.float64)
         for name in ("descent", "cohort_descent", "cosine", "participations"):
             self.add_state(name, zeros.clone(), dist_reduce_fx="sum")
@@ -155,7 +155,7 @@ class GradientAgreement(ContributionMetric):
         self.total_cohort_descent = self.total_cohort_descent + mean_abs_descent
         self.cosine = self.cosine.index_add(0, client_ids, cosines)
         self.participations = self.participations.index_add(0, client_ids, torch.ones_like(cosines))
-        # A copy: whoever holds the old state must not see it change.
+        # The old state may be referenced elsewhere, so it is not changed in place.
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
 
@@ -173,8 +173,8 @@ class GradientAgreement(ContributionMetric):
 
     def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
-        # A client's descent relative to the cohorts' mean absolute descents in its rounds, times those of all rounds.
-        # Where its cohorts have none, its own is 0 as well, and divided by 1.
+        # A client's descent is divided by its cohorts' mean absolute descents, and multiplied by those of all rounds.
+        # If its cohorts have no descent, its own descent is 0, too, and is divided by 1.
         has_no_descent = ~(self.cohort_descent > 0)
         never_took_part = self.participations == 0
         divisors = self.cohort_descent.masked_fill(has_no_descent, 1.0)
@@ -186,7 +186,7 @@ class GradientAgreement(ContributionMetric):
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
-    # A coalition's model is the global one plus STEP_FRACTION times its members' updates.
+    # A coalition's model is the global model plus STEP_FRACTION times its members' updates.
     num_players = len(round)
     weights = torch.full((num_players,), STEP_FRACTION)
     utility = round.game(measure, weights)
@@ -194,5 +194,5 @@ def logged_slopes(round: Round, measure: Any) -> Tensor:
     empty_coalition = torch.zeros(1, num_players, dtype=torch.bool)
     single_clients = torch.eye(num_players, dtype=torch.bool)
     utilities = utility(torch.cat([empty_coalition, single_clients]))
-    # A utility is minus the loss, so the slope is the utility that is lost.
+    # A utility is minus the loss, so a slope of the loss is the decrease of the utility.
     return (utilities[0] - utilities[1:]) / STEP_FRACTION

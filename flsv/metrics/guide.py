@@ -1,4 +1,4 @@
-"""Description of a contribution metric and of its needs, in words."""
+"""Descriptions of contribution metrics and of the data that they need, in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flsv.core.vocabulary import NEEDS
 def needs_in_words(metric: Metric) -> str:
     """Describe the data that a metric needs, in words."""
     needs = [NEEDS[need] for need in needs_of(metric)]
-    return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
+    return f"{'; '.join(needs)}." if needs else "only which clients take part."
 
 
 def what_it_is(metric: object) -> str:

@@ -253,7 +253,6 @@ def _draw_intervals(
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    """Draw a line over R rounds for each of n clients, ``rows [R, n]``, and a legend."""
     from matplotlib.ticker import MaxNLocator
 
     ranking = _ranking(rows)
@@ -338,7 +337,6 @@ def _draw_heatmap(
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:
-    """Put texts on an axis. Long texts are rotated."""
     # If there are more texts than MAX_LABELS, only every second, third, ... is shown.
     stride = 1 + (len(texts) - 1) // MAX_LABELS
     positions = range(0, len(texts), stride)

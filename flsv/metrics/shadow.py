@@ -315,7 +315,6 @@ class ShadowShapley(MeasuredMetric):
         )
 
     def _show(self, round_values: RoundValues) -> None:
-        """Store the values after a round as the present ones."""
         self.values = round_values.values.to(self.values)
         self.errors = round_values.stderr.to(self.errors)
         self._round_values = round_values

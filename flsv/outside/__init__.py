@@ -1,4 +1,4 @@
-"""Contributions to rounds that other frameworks, or loops of your own, run.
+"""Contributions in rounds that another framework, or a training loop of your own, runs.
 
 Tier: provisional.
 """

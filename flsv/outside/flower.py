@@ -43,20 +43,20 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
     Flower logs and stores in ``Result.train_metrics_clientapp``. An entry is the client's value over all rounds so far.
     It is NaN in a round in which the client sent no model.
 
-    A client has the name under which its SuperNode is registered. Without such a name, the ``"partition-id"`` that its
-    app puts into the reply's MetricRecord. Without this entry, the id of its node.
+    A client's name is the name under which its SuperNode is registered. If there is none, it is the ``"partition-id"``
+    that the client's app writes into the reply's MetricRecord, otherwise the id of the client's node.
 
     All metrics are computed after each round. A coalition's model is the average of its clients' replies, weighted by
-    samples (the strategy's ``weighted_by_key``) or, without such an entry, equally, even if the strategy aggregates in
-    another way, as FedAdam and Krum do. The models of coalitions are averages of the clients' replies, not trained on
-    their own, so do not pay by these values.
+    samples (the strategy's ``weighted_by_key``) or, if replies have no such entry, with equal weights. This is so even
+    if the strategy aggregates in another way, like FedAdam and Krum. Coalitions' models are averages and were not
+    trained on their own, so do not pay by these values.
 
     If a round's values cannot be computed, training goes on. A warning gives the reason, and the round's values are
     NaN.
 
     Args:
         strategy: the strategy that trains the model. Its ``configure_train`` and ``aggregate_train`` are replaced by
-            the wrapper's methods. Put this wrapper around Flower's own wrappers, not inside of them.
+            the wrapper's methods. Wrap Flower's own wrappers by this class, not the other way round.
         module: a network with the structure of the model. It is not changed.
         val_loader: the server's validation batches, for metrics that evaluate models.
         metrics: contribution metrics, by names of your choice.
@@ -98,10 +98,10 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self._files: _Files | None = None
         if folder is not None:
             self._files = _Files(Path(folder), strategy, module, self._metrics)
-        self._client_names: list[str] = []  # by id, of the clients that have sent a model
+        self._client_names: list[str] = []  # by id, the clients that have sent a model
         self._name_of_node: dict[int, str] = {}
-        self._round_start: Any = None
-        # Replaced on the strategy, so that its `start` calls the wrapper's methods, even if it overrides `start`.
+        self._initial_model: Any = None  # of the round
+        # The methods are replaced on the strategy object, so that a strategy that overrides `start` calls these, too.
         self._original_configure = strategy.configure_train
         self._original_aggregate = strategy.aggregate_train
         strategy.configure_train = self.configure_train
@@ -133,15 +133,14 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         for node in nodes:
             if node.name:
                 self._name_of_node[node.node_id] = node.name
-        is_first_round = self._round_start is None
-        self._round_start = self._entries(arrays)
+        is_first_round = self._initial_model is None
+        self._initial_model = self._model_of(arrays)
         if is_first_round:
             self._num_clients = self._num_clients or len(nodes)
-            # A dry run with a copy of the metrics raises an error before clients train.
-            unchanged_model = self._round_start
+            # A dry run with a copy of the metrics raises errors before clients train.
             self._value_round(
-                start=unchanged_model,
-                updates=[unchanged_model, unchanged_model],
+                start=self._initial_model,
+                updates=[self._initial_model, self._initial_model],
                 metrics=copy.deepcopy(self._metrics),
                 num_clients=self._num_clients,
             )
@@ -157,7 +156,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         values = {}  # by metric and client's name
         try:
             values = self._values(server_round - 1, replies)  # Flower counts rounds from 1
-        except Exception as error:  # training goes on whatever a metric raises
+        except Exception as error:  # whatever error a metric raises, training continues
             warnings.warn(
                 f"The contributions to round {server_round} could not be computed, and training goes on without them: "
                 f"{error}",
@@ -206,7 +205,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
                 raise ConfigurationError(
                     f"Two clients have the name {name!r}. Give each client its own name."
                 )
-            models[name] = self._entries(_only_record(reply.content.array_records))
+            models[name] = self._model_of(_only_record(reply.content.array_records))
             reported_samples[name] = numbers.get(key)
 
         clients = self._client_ids(models)
@@ -217,7 +216,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             samples[client] = reported_samples[name]
         has_no_samples = all(number is None for number in samples.values())
         round_values = self._value_round(
-            start=self._round_start,
+            start=self._initial_model,
             updates=updates,
             metrics=self._metrics,
             num_samples=None if has_no_samples else samples,
@@ -236,7 +235,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self,
         names: Iterable[str],
     ) -> dict[str, int]:
-        """Return the clients' ids by name, ascending. New clients get the next free ones."""
+        """Return the ids of a round's clients by name, ascending. New clients get the next free ids."""
         round_names = set(names)
         new_names = sorted(round_names - set(self._client_names), key=_sort_key)
         num_names = len(self._client_names) + len(new_names)
@@ -249,27 +248,27 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         ids_and_names = enumerate(self._client_names)
         return {name: client_id for client_id, name in ids_and_names if name in round_names}
 
-    def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name, or as a list without names."""
-        entries = arrays.to_torch_state_dict()
-        have_names = any(name in entries for name in self._module.state_dict())
-        if have_names:
-            return entries
-        return list(entries.values())
+    def _model_of(self, arrays: ArrayRecord) -> Any:
+        """Return a model's tensors by name. If the names are not the module's, return a list."""
+        state = arrays.to_torch_state_dict()
+        has_names_of_module = any(name in state for name in self._module.state_dict())
+        if has_names_of_module:
+            return state
+        return list(state.values())
 
 
 def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
-    """Return the only ArrayRecord in a reply."""
     if len(records) != 1:
         raise ConfigurationError(
-            f"A client's reply has the ArrayRecords {list(records)}: expected exactly one, with the trained model."
+            f"A client's reply has the ArrayRecords {list(records)}, but exactly one is expected, with the trained "
+            "model. Let the client's app send one ArrayRecord."
         )
     (record,) = records.values()
     return record
 
 
 def _sort_key(name: str) -> str:
-    """Return the key that sorts names that are numbers by number."""
+    """Return a key by which names that are numbers are sorted as numbers."""
     if name.isdigit():
         return name.zfill(20)
     return name
@@ -290,7 +289,8 @@ class _Files:
         self._lock = FolderLock(folder)
         if (folder / CONTRIBUTIONS).exists():
             raise ConfigurationError(
-                f"{folder} holds a run. Give each run a folder of its own, such as folder=f'runs/{{context.run_id}}'."
+                f"{folder} holds a run already. Give each run a folder of its own, such as "
+                "folder=f'runs/{context.run_id}'."
             )
         self._record = record_head(module, {"aggregator": strategy}, metrics, __version__)
         self._record |= {
@@ -321,7 +321,9 @@ class _Files:
         names: Sequence[str],
         samples: Mapping[int, int | None],
     ) -> None:
-        """Write a round's values. ``samples`` are the counts that its clients report, None or 0 without a report."""
+        """Write a round's values. ``samples`` are the numbers of samples that its clients report, None or 0 if a client
+        reports none.
+        """
         num_clients = len(round_values.names)
         all_names = list(names)
         for client in range(len(names), num_clients):
@@ -342,16 +344,16 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _shares(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:
-        """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
+        """Return the clients' weights in the average, ``[num_clients]``. NaN for clients that are not in the round."""
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
-            # A client that reports no count has the weight of one sample.
+            # A client that reports no number has the weight of one sample.
             weights[client] = count or 1
             self._samples[client] = count or 0
         return weights / weights.nansum()
 
     def _writer_for(self, names: Sequence[str]) -> TensorBoard:
-        """Return the TensorBoard writer, a new one if the clients have other names than before."""
+        """Return the TensorBoard writer. If the clients' names have changed, create a new one."""
         is_first_round = self._tensorboard is None
         if self._tensorboard is not None:
             if names == self._names:

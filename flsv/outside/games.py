@@ -1,4 +1,4 @@
-"""games_outside_fit: makes coalition games for a module that no Trainer fits."""
+"""games_outside_fit: creates coalition games for a module outside of a Trainer's fit."""
 
 from __future__ import annotations
 
@@ -53,25 +53,27 @@ def games_outside_fit(
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_classes: int | None = None,
 ) -> CoalitionGames:
-    """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
+    """Create coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
     fit."""
     if isinstance(loader, list | tuple):
         are_loaders = all(isinstance(part, DataLoader) for part in loader)
         if not are_loaders:
-            loader = StoredBatches(loader)  # Lightning would read a list as several loaders
+            loader = StoredBatches(loader)  # Lightning would take a list for several loaders
     lightning_module: L.LightningModule
     if isinstance(module, L.LightningModule):
         if loss is not None:
             raise ConfigurationError(
-                "loss=... is for plain modules. For a LightningModule, name a value that it logs: "
-                "performance='val_loss', mode='min'."
+                "value_round(loss=...) works with plain modules only, but the module is a LightningModule. Remove "
+                "loss, and give metrics a value that the module logs: performance='val_loss', mode='min'."
             )
         lightning_module = copy.copy(module)
         detach_fabric(lightning_module)
     else:
         lightning_module = PlainModule(module, loss)
 
-    space = ParameterSpace(lightning_module)  # other prefixes, the same order
+    space = ParameterSpace(
+        lightning_module
+    )  # the names have other prefixes than the module's, but the same order
     evaluators = make_evaluators(
         _trainer(lightning_module),
         space,
@@ -83,7 +85,6 @@ def games_outside_fit(
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Make a Trainer without output that validates on the module's device."""
     device = module_device(module)
     accelerator = "gpu" if device.type == "cuda" else device.type
     devices: int | list[int]
@@ -106,6 +107,6 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(log_level)
     trainer.strategy.connect(module)
-    attach(module, trainer)  # the copy's hooks read from the trainer whether it validates
+    attach(module, trainer)  # the module's hooks may read the trainer's state
     trainer.state.fn = TrainerFn.FITTING
     return trainer

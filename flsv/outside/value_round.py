@@ -150,7 +150,9 @@ def value_round(
             metric_list.append(metric)
             if num_clients is None:
                 num_clients = metric.num_clients
-    clients = list(range(num_clients or len(updates))) if client_names is None else client_names
+    clients = client_names
+    if clients is None:
+        clients = range(num_clients or len(updates))
     names = _checked_names(clients, num_clients)
     model_by_client = _by_client(updates, "updates", clients)
     client_ids = list(model_by_client)
@@ -209,24 +211,24 @@ def value_round(
 
 
 def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]:
-    """Return the names of all clients as texts."""
     names = [str(client) for client in clients]
-    has_other_number = num_clients not in (None, len(names))
-    is_repeated = len(set(names)) < len(names)
-    if len(names) < 2 or has_other_number or is_repeated:
+    has_expected_number = num_clients in (None, len(names)) and len(names) > 1
+    are_distinct = len(set(names)) == len(names)
+    if not has_expected_number or not are_distinct:
         raise ConfigurationError(
-            f"value_round got the clients {names[:20]} and num_clients={num_clients}. Expected at least 2 clients with "
-            "different names, because a contribution is measured against other clients'. Pass num_clients, or the "
-            "names of all clients in client_names."
+            f"value_round got the clients {names[:20]} and num_clients={num_clients}, but at least 2 clients with "
+            "different names are needed, because a contribution is measured against other clients'. Pass num_clients, "
+            "or the names of all clients in client_names."
         )
     return names
 
 
 def _check_form(argument: str, values: Any, updates: Any) -> None:
-    """Raise ConfigurationError unless values are in a list as the updates, or by client as these."""
+    """Raise ConfigurationError unless values and updates are both lists, or both mappings from clients."""
     if values is not None and isinstance(values, Mapping) != isinstance(updates, Mapping):
         raise ConfigurationError(
-            f"value_round({argument}=...): expected a list if updates is a list, and a mapping if it is a mapping."
+            f"value_round: {argument} is a {type(values).__name__}, but updates is a {type(updates).__name__}. Pass "
+            "two lists, or two mappings from clients."
         )
 
 
@@ -279,12 +281,14 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
 
     if not all(isinstance(metric, ContributionMetric) for metric in metric_list):
         raise ConfigurationError(
-            f"value_round(metrics={metric_list}): expected objects of contribution metrics' classes."
+            f"value_round(metrics={metric_list}): not all of these are contribution metrics. Pass objects of metrics' "
+            "classes, such as metrics=[CumulativeShapley()]."
         )
     names = [type(metric).__name__ for metric in metric_list]
     if len(set(names)) < len(names):
         raise ConfigurationError(
-            f"value_round(metrics={metric_list}): two metrics have one class. Pass a mapping from names to metrics."
+            f"value_round(metrics={metric_list}): two metrics are of the same class, so they would have the same name. "
+            "Pass a mapping from names to metrics."
         )
     return dict(zip(names, metric_list))
 
@@ -296,7 +300,6 @@ def _games(
     loss: Any,
     classes: int | None,
 ) -> CoalitionGames | None:
-    """Return the coalition games in which the metrics evaluate models. None: no metric does."""
     performances = contribution_metrics.performances
     measures = {f"metric {name!r}": measure for name, measure in performances.items()}
     if measures and loader is None:
@@ -354,7 +357,7 @@ def _measured(
 
 
 def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) -> None:
-    """Check that metrics have seen the same names in the same order before."""
+    """Check that the clients have the same names in the same order as in the metrics' earlier rounds."""
     for name, metric in contribution_metrics.metrics.items():
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
@@ -374,7 +377,6 @@ def _check_metrics(
     num_classes_of_caller: int | None,
     num_classes: int | None,
 ) -> None:
-    """Check that a round outside of a loop provides what the metrics need."""
     for name, attributes in contribution_metrics.reads.items():
         unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
         if unmet_needs:
@@ -399,7 +401,7 @@ def _unmet_needs(
     name: str,
     attributes: Iterable[str],
 ) -> list[str] | str:
-    """Return what a metric needs that only a loop has, or ""."""
+    """Return the needs of a metric that only a FederatedLoop meets, or ""."""
     loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
     if loop_attributes:
         return loop_attributes

@@ -211,7 +211,6 @@ class TrainingAfterTheRun:
             training.train(coalitions, self.store)
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
-        """Check that clients' first updates in coalitions are equal to those in the run."""
         module = trainer.lightning_module
         weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
         excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())

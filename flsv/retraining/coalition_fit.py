@@ -113,7 +113,6 @@ class CoalitionScoring(L.Callback):
     def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        """Create an evaluator of models by ``measure``, on the server's validation set or at the clients."""
         device = trainer.lightning_module.device
         evaluators = make_evaluators(
             trainer,
@@ -317,11 +316,13 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
             continue
-        is_kept = keeps_checkpoints and isinstance(callback, Checkpoint | EarlyStopping)
         monitor, _, _ = str(getattr(callback, "monitor", None)).partition("/")
-        if only_watches_the_run(callback) and (not is_kept or monitor in metric_names):
-            continue
-        taking_part.append(callback)
+        can_be_kept = (
+            isinstance(callback, Checkpoint | EarlyStopping) and monitor not in metric_names
+        )
+        is_kept = keeps_checkpoints and can_be_kept
+        if is_kept or not only_watches_the_run(callback):
+            taking_part.append(callback)
     return taking_part
 
 

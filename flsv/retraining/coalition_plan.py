@@ -260,7 +260,8 @@ class CoalitionPlan(RunExtension):
         store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
         # Without a folder, the utilities of an earlier fit of the same Trainer are in the old store only.
         has_same_settings = self._store is not None and self._store.settings == store.settings
-        keeps_old_store = has_same_settings and run.folder is None and not is_new_run
+        is_second_fit = run.folder is None and not is_new_run
+        keeps_old_store = is_second_fit and has_same_settings
         if not keeps_old_store:
             self._store = store
         self._store_labels(run.games)
@@ -272,7 +273,6 @@ class CoalitionPlan(RunExtension):
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
-        """Before the first round, score models with other initial weights, unless clients score models."""
         assert self._store is not None
         if not run.resumed:
             self._memory["untrained"] = {}
@@ -312,7 +312,8 @@ class CoalitionPlan(RunExtension):
             return
         earlier_folder = self._memory.get("folder")
         is_new_folder = not (run.folder / COALITIONS_FOLDER).exists()
-        if earlier_folder is not None and is_new_folder and run.trainer.is_global_zero:
+        has_moved = is_new_folder and earlier_folder is not None
+        if has_moved and run.trainer.is_global_zero:
             copy_coalitions(Path(earlier_folder), run.folder)
         self._memory["folder"] = str(run.folder.absolute())
 
@@ -330,7 +331,6 @@ class CoalitionPlan(RunExtension):
         return f"{coalitions} after the run{excluded} ({cost})."
 
     def _estimation_in_words(self, num_clients: int, games: Any) -> str:
-        """Say how the scores of the coalitions that are not trained are computed."""
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:
             return ""
@@ -357,7 +357,6 @@ class CoalitionPlan(RunExtension):
         return f"models of {num_coalitions} groups of clients are"
 
     def _lines(self, num_clients: int) -> list[str]:
-        """Return the lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         metrics = self._valued_metrics
         pending_lines = []
         for name, metric in metrics.items():
@@ -370,9 +369,8 @@ class CoalitionPlan(RunExtension):
         lines = [self._plan_in_words(num_clients)]
         masks = self._planned_masks(num_clients)
         inner_sizes = masks.sum(1)[2:]  # without the empty and the full coalition
-        trains_singles_only = bool((inner_sizes == 1).all())
-        trains_all = len(masks) == 2**num_clients
-        if self._shares_no_class and trains_singles_only and not trains_all:
+        trains_singles_only = bool((inner_sizes == 1).all()) and len(masks) < 2**num_clients
+        if self._shares_no_class and trains_singles_only:
             lines.append(
                 f"{names}: no two clients have a class in common, so a client that trains alone learns nothing about "
                 f"the others' classes. In experiments with such clients, shares had a mean error of "
@@ -395,10 +393,11 @@ class CoalitionPlan(RunExtension):
             self._memory["first"] = state.model().cpu().clone()
 
         trainer = self._federation.engine.trainer
-        is_last = index + 1 == trainer.max_epochs
-        # The last round's model is scored at the end of the run, after all hooks.
-        if not is_run_over and (is_last or not self._is_due(index)):
-            return
+        if not is_run_over:
+            # The last round's model is scored at the end of the run, after all hooks.
+            is_last = index + 1 == trainer.max_epochs
+            if is_last or not self._is_due(index):
+                return
         all_clients = tuple(range(state.num_clients))
         if self._sites is None:
             self._add(all_clients, {index: self._scoring.score(trainer.lightning_module)})
@@ -450,7 +449,6 @@ class CoalitionPlan(RunExtension):
         return values, self._lines(run.data.num_clients)
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        """Warn that there are no values, and store the reason in the metrics."""
         metrics = self._valued_metrics
         for metric in metrics.values():
             metric.explain_missing(reason, interrupted)

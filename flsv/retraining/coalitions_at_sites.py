@@ -297,7 +297,6 @@ class CoalitionsAtSites(Strategy):
         return replies_by_coalition
 
     def _note_inconsistent_models(self, round: Round) -> None:
-        """Record the clients whose own model was probably not trained by them alone."""
         coalition_by_client = {}
         for coalition in self._coalitions:
             if len(coalition.members) == 1:
@@ -404,7 +403,6 @@ class _Coalition:
         self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
 
     def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
-        """Load the state that :meth:`state_dict` has returned."""
         self._metrics.load_state_dict(saved["metrics"])
         self.state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):

@@ -93,7 +93,6 @@ def copy_of_run(
 
 
 def _folders_of(trainer: L.Trainer) -> list[str]:
-    """Return the folders that a Trainer writes into."""
     folders: list[Any] = [trainer.default_root_dir]
     folders += [logger.save_dir for logger in trainer.loggers]
     folders += [getattr(callback, "dirpath", None) for callback in callbacks_of(trainer)]
@@ -166,7 +165,6 @@ def _fit_with_needed_validations(
 
 
 def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitResult:
-    """Fit a copy of the run to the job's members, in a folder of its own."""
     with (
         run_copy.folder.entered() as folder,
         stopped_after(job.max_wait) as wait_for_round,
@@ -196,8 +194,8 @@ def stopped_after(seconds: float | None) -> Iterator[Callable[[float | None], No
     Only the main thread of a POSIX system can be interrupted. Elsewhere no error is raised.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
-    has_timer = hasattr(signal, "setitimer")
-    if seconds is None or not is_main_thread or not has_timer:
+    can_interrupt = is_main_thread and hasattr(signal, "setitimer")
+    if seconds is None or not can_interrupt:
         yield do_nothing
         return
 

@@ -23,6 +23,8 @@ import yaml
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+import flsv
+
 _SOURCE = Path(__file__).with_name("emulated.cpp")
 
 
@@ -126,6 +128,7 @@ MEMORY = 1 << 30
 _library = _load()
 _register()
 DEVICE = torch.device("emulated:0")
+PACKAGE = Path(flsv.__file__).parent
 
 
 def counts():
@@ -138,8 +141,8 @@ def our_line(frame):
     line_outside = None
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/flsv/" in path and "site-packages" not in path:
-            path_in_package = path.rpartition("/flsv/")[2]
+        if Path(path).is_relative_to(PACKAGE):
+            path_in_package = Path(path).relative_to(PACKAGE)
             return f"flsv/{path_in_package}:{frame.f_lineno}"
         if line_outside is None and "/torch/" not in path:
             line_outside = f"{Path(path).name}:{frame.f_lineno}"

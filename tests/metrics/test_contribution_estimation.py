@@ -230,5 +230,5 @@ def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):
         fit(loop, tmp_path, data=toy_data())
 
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
-        with refused("error is 1 - score"):
+        with refused("of which more is better"):
             ContributionEstimation(performance=wrong)

@@ -260,7 +260,7 @@ def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule):
 
 def test_one_round_shapley_refuses_a_run_without_round_0():
     metric = OneRoundShapley(3, num_clients=2)
-    with pytest.raises(ValueError, match="has not seen round 0"):
+    with pytest.raises(ValueError, match="was not updated with round 0"):
         metric.update(
             torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None
         )

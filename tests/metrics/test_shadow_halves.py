@@ -129,7 +129,7 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"coalitions": "singles", "halvings": 2}, 'needs coalitions="halves"'),
+        ({"coalitions": "singles", "halvings": 2}, 'only with coalitions="halves"'),
         ({"coalitions": "halves", "evaluators": "clients"}, "Let the server score the models"),
     ],
 )

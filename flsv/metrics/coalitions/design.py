@@ -1,4 +1,4 @@
-"""Which coalitions a federation trains for its values, and in which rounds they are valued."""
+"""The choice of the coalitions that a federation trains for its values, and of the rounds after which it has values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flsv.utilities.choices import Trainings
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.query import NUM_RECENT_ROUNDS
 
-#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, each coalition's members, or
-#: halves, which are chosen when each client alone has been trained.
+#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, a list of each coalition's
+#: members, or "halves": each client alone, and complementary coalitions of half of the clients that are chosen later.
 Coalitions = Trainings | Sequence[Sequence[int]]
 #: Error if halves cannot be chosen.
 NO_OUTPUTS_FOR_HALVES = (
-    'coalitions="halves" are chosen by the outputs of clients\' models, and this performance has none. Choose one of '
-    'outputs, such as "accuracy", or coalitions="both".'
+    'coalitions="halves" are chosen by the outputs of clients\' models, but this performance is not computed from '
+    'outputs. Choose a performance of outputs, such as "accuracy", or set coalitions="both".'
 )
 #: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
 #: of the number n of clients.
@@ -65,15 +65,15 @@ def equivalent_runs(masks: Tensor, clients_per_round: float | None = None) -> fl
     if clients_per_round is None:
         clients_per_round = num_clients
     sizes = masks.sum(1)
-    sizes = sizes[sizes < num_clients].double()  # the run itself trains the grand coalition
+    sizes = sizes[sizes < num_clients].double()  # the coalition of all clients is the run itself
     # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
     num_trained = sizes.clamp_max(clients_per_round).sum()
     return float(num_trained) / clients_per_round
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names. Of halves
-    they are each client alone, see :func:`with_any_halves`.
+    """Return the masks ``[K, n]`` of the empty coalition, the coalition of all clients and those that ``coalitions``
+    names. For ``"halves"`` these are each client alone, see :func:`with_any_halves`.
     """
     if coalitions == "halves":
         return few_coalitions(num_clients, "singles")
@@ -88,8 +88,8 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         unknown_clients = [member for member in members if member not in clients]
         if unknown_clients:
             raise ConfigurationError(
-                f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, and there are 0 to "
-                f"{num_clients - 1}."
+                f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, but the federation "
+                f"has the clients 0 to {num_clients - 1}."
             )
         mask = [client in members for client in clients]
         if mask not in masks:
@@ -98,8 +98,8 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 
 
 def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
-    """Add as many halves to coalitions ``[K, n]`` as will be chosen later. Their sizes are right, so that their cost is
-    known before.
+    """Add placeholders for the halves that will be chosen later to coalitions ``[K, n]``. Their number and sizes are
+    right, so the cost is known before.
     """
     num_clients = masks.shape[1]
     names = [f"{client}" for client in range(num_clients)]
@@ -109,23 +109,24 @@ def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
 
 
 def check_halvings(coalitions: Coalitions, halvings: int, evaluators: Evaluators) -> None:
-    """Raise ConfigurationError if halves cannot be chosen, or if no coalitions of this kind are trained."""
+    """Raise ConfigurationError if ``halvings`` are set for other coalitions, or if halves cannot be chosen."""
     if coalitions != "halves":
         if halvings != 1:
             raise ConfigurationError(
-                f'halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
+                f'halvings={halvings} has an effect only with coalitions="halves", but got coalitions={coalitions!r}. '
+                "Remove halvings, or change coalitions."
             )
         return
     if evaluators == "clients":
         raise ConfigurationError(
-            'coalitions="halves", evaluators="clients": halves are chosen by outputs for the validation samples of the '
-            'server. Let the server score the models, or train coalitions="both".'
+            'coalitions="halves" cannot be combined with evaluators="clients", because halves are chosen by outputs '
+            'for the server\'s validation samples. Set evaluators="server", or coalitions="both".'
         )
 
 
-#: The largest number of rounds that have values by default.
+#: The largest number of rounds after which values are computed by default.
 MAX_VALUED_ROUNDS = 10
-#: How often values are computed in a run by default, if their performance is not one of the cheap ones.
+#: The number of rounds after which values are computed by default if the performance is expensive.
 EVALUATIONS_PER_RUN = 5
 
 
@@ -139,7 +140,7 @@ def spread_rounds(rounds: Sequence[int]) -> list[int]:
     """
     if len(rounds) <= MAX_VALUED_ROUNDS:
         return list(rounds)
-    # The most recent rounds, and some of the earlier ones at equal distances.
+    # The last rounds are chosen, and some of the earlier rounds at equal distances.
     num_earlier = len(rounds) - NUM_RECENT_ROUNDS
     num_chosen = MAX_VALUED_ROUNDS - NUM_RECENT_ROUNDS
     chosen_rounds = []

@@ -1,4 +1,4 @@
-"""Folds: how the values of rounds become one value, by the last round, a moving average or a sum."""
+"""Folds: combine the values of rounds into one value: the last one, a moving average or a sum."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Decay(Sum):
     rules: ClassVar[Rules] = (
         (
             lambda arguments: arguments.threshold <= arguments.decay,
-            "above decay={decay} no round would be evaluated.",
+            "with a threshold above decay={decay} no round would be evaluated.",
         ),
     )
     decay: Annotated[float, Gt(0), Le(1)] = 0.8
@@ -222,8 +222,8 @@ class Decay(Sum):
     def check(self, owner: str, per_class: bool) -> None:
         if per_class and self.normalize:
             raise ConfigurationError(
-                f"{owner}: shares of a round's gain are those of one game, and values per class are of several. Say "
-                "Decay(normalize=False)."
+                f"{owner}: values per class belong to one game per class, and have no common gain of which they could "
+                "be shares. Set Decay(normalize=False)."
             )
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:

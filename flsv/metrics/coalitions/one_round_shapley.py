@@ -1,4 +1,4 @@
-"""One game for a whole run, on models rebuilt from all rounds' updates.
+"""OneRoundShapley: the values of one game for a whole run, with models that are rebuilt from all rounds' updates.
 
 Song, Tong, Wei, "Profit Allocation for Federated Learning", IEEE Big Data 2019, Algorithm 1 (OneRoundShapley). The
 baseline OR of Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024.
@@ -151,7 +151,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         }
 
     def _game_of_run(self, round: Round) -> Game:
-        # The game may be evaluated at the run's end, so it holds none of the clients' models.
+        # The game may be evaluated at the end of the run, so it does not refer to the round with its clients' models.
         return partial(
             game_of_run,
             round_index=round.round_index,
@@ -204,7 +204,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             self.start.data = global_vector.clone()  # `data`: the length changes
         if len(self.start) != len(global_vector):
             raise ValueError(
-                f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
+                f"{type(self).__name__} was not updated with round 0, so it does not know the initial model. Update it "
+                "with every round."
             )
         has_model_length = self.updates.shape[1] == len(global_vector)
         if not has_model_length:
@@ -219,9 +220,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         round_index: int,
         rounds_added: int,
     ) -> None:
-        """Evaluate the game of all rounds so far."""
         mean_weights = self.weight / rounds_added
-        # A weight of 0 belongs to a client without any update.
+        # A client without any update has the weight 0.
         divisors = mean_weights.where(mean_weights > 0, torch.ones_like(mean_weights))
         mean_updates = self.updates / divisors.to(self.updates)[:, None]
         weighting: Any
@@ -246,11 +246,11 @@ def game_of_run(
     games: Any,
     measure: Any,
 ) -> CoalitionUtility:
-    """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
-    ``initial_vector [P]``.
+    """Create the coalition game of a whole run: the game of one round in which n clients start from ``initial_vector
+    [P]`` and send ``updates [n, P]``.
     """
     models = initial_vector + updates  # [n, P]
-    # A variance plus its changes may be negative: buffers, which follow the parameters, are the global model's.
+    # A variance plus its changes could be negative, so the buffers, after the parameters, are the global model's.
     buffers = slice(space.num_parameters, None)
     models[:, buffers] = global_vector[buffers]
 

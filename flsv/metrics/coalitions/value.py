@@ -1,6 +1,6 @@
-"""CoalitionValue: clients' values in coalition games, by a choice of performance, estimator and fold over rounds.
+"""CoalitionValue: clients' values in coalition games, with a choice of performance, estimator and fold over rounds.
 
-Published methods are its presets.
+Published methods are presets of it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,13 @@ class MeasuredMetric(ContributionMetric):
     def _set_performance(
         self, performance: str | Metric, mode: Mode | None, per_class: bool, evaluators: Evaluators
     ) -> None:
-        """Check and store the arguments by which models are evaluated."""
         self.per_class = per_class
         self.evaluators = evaluators
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
-            is_name = isinstance(performance, str)
-            performance_name = performance if is_name else self.performance
             raise ConfigurationError(
-                f"{type(self).__name__}(per_class=True, performance={performance_name!r}): values per class are those "
-                "of the classes' accuracies. Leave out performance, or per_class."
+                f"{type(self).__name__}(per_class=True) works with performance='accuracy' only, but got "
+                f"performance={performance!r}. Remove the argument performance or per_class."
             )
 
     @property
@@ -173,7 +170,9 @@ class CoalitionValue(MeasuredMetric):
         check_estimator(name, estimator, estimator_args or {})
         self.estimator = estimator
         self.estimator_args = dict(estimator_args or {})
-        per_class = per_class or num_classes is not None  # num_classes alone has the same effect
+        per_class = (
+            per_class or num_classes is not None
+        )  # the argument num_classes alone has the same effect
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
@@ -189,7 +188,6 @@ class CoalitionValue(MeasuredMetric):
         super().__init_subclass__(**kwargs)
         if not chosen:
             return
-        # The preset's own arguments, then those of this class that it does not choose itself.
         parameters = dict(inspect.signature(cls.__init__).parameters)
         parameters.pop("self")
         parameters.pop("kwargs", None)
@@ -200,7 +198,7 @@ class CoalitionValue(MeasuredMetric):
             if name != "kwargs":
                 parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
             parameters[name] = parameter
-        # For mypy: inspect reads this attribute.
+        # inspect.signature reads this attribute.
         cls.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
 
     @property
@@ -236,7 +234,6 @@ class CoalitionValue(MeasuredMetric):
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``. An
         argument that has None in place of a function is not passed.
         """
-        # For arguments of update: a function of the round, or None to leave the argument out.
         fields: dict[str, Any] = {
             "utility": self._game_by_aggregation,
             "generator": lambda round: round.generator(type(self).__name__),
