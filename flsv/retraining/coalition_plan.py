@@ -273,6 +273,7 @@ class CoalitionPlan(RunExtension):
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
+        """Before the first round, score models with other initial weights, unless clients score models."""
         assert self._store is not None
         if not run.resumed:
             self._memory["untrained"] = {}
@@ -311,11 +312,12 @@ class CoalitionPlan(RunExtension):
         if run.folder is None:
             return
         earlier_folder = self._memory.get("folder")
-        is_new_folder = not (run.folder / COALITIONS_FOLDER).exists()
-        has_moved = is_new_folder and earlier_folder is not None
-        if has_moved and run.trainer.is_global_zero:
-            copy_coalitions(Path(earlier_folder), run.folder)
         self._memory["folder"] = str(run.folder.absolute())
+        if earlier_folder is None or not run.trainer.is_global_zero:
+            return
+        has_coalitions = (run.folder / COALITIONS_FOLDER).exists()
+        if not has_coalitions:
+            copy_coalitions(Path(earlier_folder), run.folder)
 
     def _plan_in_words(self, num_clients: int) -> str:
         masks = self._planned_masks(num_clients)
