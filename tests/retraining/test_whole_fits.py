@@ -12,10 +12,18 @@ from helpers.recorded import Recorded
 
 @pytest.mark.parametrize(
     ("max_fits", "clients", "costs"),
-    [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)],
+    [
+        (10, 4, 7.0),
+        (10, 5, 9.0),
+        (15, 5, 15.0),
+        (10, 6, 6.0),
+        (10, 12, 1.0),
+    ],
 )
 def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
-    assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
+    design = design_within(max_fits, clients)
+    masks = coalition_masks(design, clients)
+    assert equivalent_runs(masks) == costs
 
 
 class DrawsItsScore(Base):
