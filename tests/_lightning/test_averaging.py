@@ -70,10 +70,10 @@ def fit_beside_loop(
     module = module or Plain()
     aggregator = aggregator or KeepsRounds()
     loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
-    average_and_loop = [average, loop] if is_before_loop else [loop, average]
+    loop_and_average = [average, loop] if is_before_loop else [loop, average]
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = plain_trainer(
-        folder, rounds, callbacks=[*average_and_loop, *callbacks], enable_checkpointing=saves
+        folder, rounds, callbacks=[*loop_and_average, *callbacks], enable_checkpointing=saves
     )
     trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
     return module, global_models_of(aggregator)

@@ -21,17 +21,22 @@ class ModelsAfterRounds(Callback):
 
 
 def make_loop(**options):
-    one_client_a_round = Cohorts([[0], [1], [2], [0]])
-    return FederatedLoop(sampler=one_client_a_round, seed=1, **options)
+    cohorts_of_rounds = [
+        [0],
+        [1],
+        [2],
+        [0],
+    ]
+    sampler = Cohorts(cohorts_of_rounds)
+    return FederatedLoop(sampler=sampler, seed=1, **options)
 
 
 def make_module():
-    second_round, client = 1, 1
-    return Diverges(
-        network(),
-        sgd,
-        failing={(second_round, client)},
-    )
+    return make_diverging([(1, 1)])
+
+
+def make_diverging(rounds_and_clients):
+    return Diverges(network(), sgd, failing=rounds_and_clients)
 
 
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
@@ -73,8 +78,13 @@ def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_br
 
 @pytest.mark.filterwarnings("ignore:.*The global model does not change")
 def test_run_ends_when_every_client_has_failed_since_the_last_update(tmp_path):
-    pairs_of_round_and_client = {(1, 1), (2, 2), (3, 0)}
-    module = Diverges(network(), sgd, failing=pairs_of_round_and_client)
+    module = make_diverging(
+        [
+            (1, 1),
+            (2, 2),
+            (3, 0),
+        ]
+    )
 
     with pytest.raises(RuntimeError, match="All clients that could be drawn have failed"):
         fit(make_loop(), tmp_path, module, rounds=4)

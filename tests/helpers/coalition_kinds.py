@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from helpers.data import CLASSES, FEATURES
 from helpers.hidden_state import RATE, Base
@@ -61,7 +61,12 @@ class DigitsPlateau(Plateau):
     """As a configuration names it."""
 
     def __init__(self):
-        super().__init__(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        super().__init__(self.make_network)
+
+    @staticmethod
+    def make_network():
+        layer = nn.Linear(64, 10)
+        return nn.Sequential(nn.Flatten(), layer)
 
 
 class DigitsOneCycle(DigitsPlateau):
@@ -70,11 +75,7 @@ class DigitsOneCycle(DigitsPlateau):
     def configure_optimizers(self):
         optimizer = Base.configure_optimizers(self)
         planned_rounds = self.trainer.max_epochs or 1
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            4 * RATE,
-            planned_rounds + 1,
-        )
+        scheduler = OneCycleLR(optimizer, 4 * RATE, total_steps=planned_rounds + 1)
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 

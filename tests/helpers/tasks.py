@@ -25,7 +25,8 @@ class Items(Dataset[Any]):
     ) -> None:
         self.item = item
         self.indices = indices
-        self.targets = torch.tensor([_class_of(item(index), index) for index in indices])
+        classes = [_class_of(item(index), index) for index in indices]
+        self.targets = torch.tensor(classes)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -36,12 +37,11 @@ class Items(Dataset[Any]):
 
 def _class_of(item: Any, index: int) -> int:
     label = item[-1] if isinstance(item, tuple) else None
-    if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
-        return int(label)
-
-    if isinstance(label, int):
-        return label
-    return index % 2
+    if isinstance(label, Tensor):
+        is_class = label.ndim == 0 and not label.is_floating_point()
+    else:
+        is_class = isinstance(label, int)
+    return int(label) if is_class else index % 2
 
 
 class Data(L.LightningDataModule):
@@ -190,7 +190,9 @@ class Regression(OneLayer):
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        error = (self(batch[0]).squeeze(-1) - batch[1]).abs()
+        x, y = batch
+        predictions = self(x).squeeze(-1)
+        error = (predictions - y).abs()
         self.log("val_loss", self.loss(batch))
         self.log("val_worst", error.max(), reduce_fx="max")
         self.log("val_total", error.sum(), reduce_fx="sum")
@@ -292,12 +294,10 @@ class GraphNet(Kind):
 
     def loss(self, batch: Any) -> Tensor:
         hidden = self.inner(batch.x).relu()
-        hidden = hidden.index_add(
-            0,
-            batch.edges[1],
-            hidden[batch.edges[0]],
-        )
-        sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)
+        senders, receivers = batch.edges
+        hidden = hidden.index_add(0, receivers, hidden[senders])
+        zeros = torch.zeros(len(batch.y), 6)
+        sums = zeros.index_add(0, batch.graph, hidden)
         return F.cross_entropy(self.outer(sums), batch.y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -309,12 +309,12 @@ class SeveralLoaders(Regression):
         lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
     )
 
-    def validation_step(
+    def validation_step(  # type: ignore[override]
         self,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None:  # type: ignore[override]
+    ) -> None:
         self.log("val_loss", self.loss(batch))
 
 

@@ -127,17 +127,11 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold):
             (of_class_1, tables[1]),
         ):
             game = make_table_game(table)
-            metric.update(
-                torch.tensor(cohort),
-                game,
-                make_generator(index),
-                index,
-            )
+            generator = make_generator(index)
+            metric.update(torch.tensor(cohort), game, generator, index)
 
-    expected = torch.stack(
-        [of_class_0.compute(), of_class_1.compute()],
-        dim=1,
-    )
+    values = [of_class_0.compute(), of_class_1.compute()]
+    expected = torch.stack(values, dim=1)
     assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -242,7 +236,8 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
         metric.update(torch.tensor(ids), make_table_game(table))
 
         shapley = torch.from_numpy(shapley_by_all_orders(table))
-        normalized = (shapley - shapley.min()) / (shapley.max() - shapley.min())
+        value_range = shapley.max() - shapley.min()
+        normalized = (shapley - shapley.min()) / value_range
         expected[ids] = beta * expected[ids] + (1 - beta) * normalized
         has_value[ids] = True
         assert_close(
@@ -279,7 +274,13 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
-@pytest.mark.parametrize(("budget", "is_exact"), [(60, False), (2**8, True)])
+@pytest.mark.parametrize(
+    ("budget", "is_exact"),
+    [
+        (60, False),
+        (2**8, True),
+    ],
+)
 def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions(budget, is_exact):
     def square_of_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double() ** 2

@@ -29,8 +29,9 @@ def distances_after_rounds(
     cohorts: dict[int, list[int]],
 ) -> list[torch.Tensor]:
     """Return the distances after each round, of which the clients are given by its index."""
-    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
-    server = server_of(*draw_samples(20, 0))
+    samples = [draw_samples(20, seed) for seed in range(4)]
+    server = server_of(*samples[0])
+    clients = clients_of(samples[1:])
     metric = WassersteinContribution(3, features="pixels", every=every, **CHEAP)
     distances = []
     for index, cohort in cohorts.items():
@@ -48,21 +49,25 @@ def distances_after_rounds(
 
 
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
-    cohorts = {0: [0, 1], 1: [0, 1], 2: [0, 1]}
-    distances = distances_after_rounds(2, cohorts)
+    cohort = [0, 1]
 
-    measured, unchanged, measured_again = [
-        distances_of_round[:2] for distances_of_round in distances
-    ]
-    assert torch.equal(measured, unchanged)
-    assert not torch.equal(unchanged, measured_again)
+    distances = distances_after_rounds(every=2, cohorts=dict.fromkeys(range(3), cohort))
+
+    measured = [of_round[cohort] for of_round in distances]
+    assert torch.equal(measured[0], measured[1])
+    assert not torch.equal(measured[1], measured[2])
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    distances, later_distances = distances_after_rounds(0, {3: [0, 1], 4: [1, 2]})
+    cohorts = {
+        3: [0, 1],
+        4: [1, 2],
+    }
 
-    assert torch.equal(later_distances[:2], distances[:2])
-    assert later_distances[2].isfinite()
+    earlier, later = distances_after_rounds(every=0, cohorts=cohorts)
+
+    assert torch.equal(later[:2], earlier[:2])
+    assert later[2].isfinite()
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent():
@@ -172,7 +177,12 @@ def draw_images(
 def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
     noisy_images = draw_images(100, 1)
     noisy_images[0][::10] += 15
-    clients = clients_of([noisy_images, draw_images(80, 2), draw_images(40, 3)])
+    images = [
+        noisy_images,
+        draw_images(80, 2),
+        draw_images(40, 3),
+    ]
+    clients = clients_of(images)
     server = server_of(*draw_images(80, 0))
     options = {
         "features": "pixels",

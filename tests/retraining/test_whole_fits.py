@@ -21,7 +21,9 @@ from helpers.recorded import Recorded
     ],
 )
 def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
-    assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
+    design = design_within(max_fits, clients)
+    masks = coalition_masks(design, clients)
+    assert equivalent_runs(masks) == costs
 
 
 class DrawsItsScore(Base):
