@@ -95,4 +95,8 @@ def _weights_of(trainer: L.Trainer) -> Tensor:
 
 
 def _vector(state: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten().double().cpu() for tensor in state.values()])
+    vectors = []
+    for tensor in state.values():
+        vector = tensor.detach().flatten()
+        vectors.append(vector.double().cpu())
+    return torch.cat(vectors)

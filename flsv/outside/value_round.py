@@ -144,12 +144,11 @@ def value_round(
     contribution_metrics = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(contribution_metrics.metrics.values())
     space = ParameterSpace(module, head)
-    metric_list = []
-    for metric in contribution_metrics.metrics.values():
-        if isinstance(metric, ContributionMetric):
-            metric_list.append(metric)
-            if num_clients is None:
-                num_clients = metric.num_clients
+    all_metrics = contribution_metrics.metrics.values()
+    metric_list = [metric for metric in all_metrics if isinstance(metric, ContributionMetric)]
+    for metric in metric_list:
+        if num_clients is None:
+            num_clients = metric.num_clients
     clients = list(range(num_clients or len(updates))) if client_names is None else client_names
     names = _checked_names(clients, num_clients)
     model_by_client = _by_client(updates, "updates", clients)
@@ -192,9 +191,7 @@ def value_round(
     _check_variances(models, space, owners)
 
     if round_index is None:
-        round_index = 0
-        for metric in metric_list:
-            round_index = max(round_index, int(metric.rounds))
+        round_index = max((int(metric.rounds) for metric in metric_list), default=0)
     round = Round(
         round_index=round_index,
         client_ids=torch.tensor(client_ids, device=device),
@@ -338,10 +335,11 @@ def _measured(
         values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
-    diagnostics = {}
-    for name, metric in contribution_metrics.metrics.items():
-        if isinstance(metric, ContributionMetric):
-            diagnostics[name] = metric.diagnostics()
+    diagnostics = {
+        name: metric.diagnostics()
+        for name, metric in contribution_metrics.metrics.items()
+        if isinstance(metric, ContributionMetric)
+    }
     rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
     return RoundValues(
         values=values,
