@@ -129,10 +129,10 @@ def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
             f"--ckpt_path {kind}: there is no checkpoint below {places}. Give the path of one, or remove ckpt_path."
         )
 
-    newest = max(paths, key=_modified)
+    newest = max(paths, key=modified)
     # Copying a folder changes the times of its files, so the names decide.
     last_checkpoints = newest.parent.glob("last*.ckpt")
-    last_path = max(last_checkpoints, key=_modified, default=newest)
+    last_path = max(last_checkpoints, key=modified, default=newest)
     if kind == "last":
         return last_path
 
@@ -150,7 +150,8 @@ def _folders_of_runs(trainer: L.Trainer) -> list[Path]:
     return list(runs_folder(trainer).glob(pattern))
 
 
-def _modified(path: Path) -> int:
+def modified(path: Path) -> int:
+    """Return when a file was changed."""
     return path.stat().st_mtime_ns
 
 

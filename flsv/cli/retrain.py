@@ -34,6 +34,7 @@ import torch
 import yaml
 from pandas import DataFrame
 
+from flsv.cli.checkpoints import modified
 from flsv.cli.command import (
     QUIET_FIT_ARGUMENTS,
     command_parser,
@@ -98,7 +99,8 @@ def retrain(
     seed_of_data = int(config.get("seed_everything") or seed)
     with config_with_seeds(config, seed_of_data) as arguments:
         cli = _make_run(run, [*arguments, *options, f"--seed_everything={seed_of_data}"])
-        changes = _changed_settings(cli.identity(), arguments)
+        run_identity = cli.identity()
+        changes = _changed_settings(run_identity, arguments)
     _check_data(run, record, cli)
 
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
@@ -126,13 +128,13 @@ def retrain(
 
     out = run / RETRAINED
     settings = {
-        **cli.identity().settings,
+        **run_identity.settings,
         CHANGED: "; ".join(changes),
         "rounds": f"{num_rounds}",
         "scores": f"{sorted(performances.values())} {mode} {game['evaluators']}",
         COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
     }
-    identity = Identity(settings, cli.identity().samples)
+    identity = Identity(settings, run_identity.samples)
     _remove_runs_of_other_coalitions(out, identity)
     folder_of_own_seed = out / f"seed_{seed}"
     is_same_training = not changes and num_rounds == record.get("rounds_done")
@@ -246,10 +248,9 @@ def _set_callbacks(
 def _checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
     """Return the run's last checkpoint, or None and the reason."""
     folder = run / "checkpoints"
-    oldest_first = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    if not oldest_first:
+    path = max(folder.glob("last*.ckpt"), key=modified, default=None)
+    if path is None:
         return None, f"{folder} has no last.ckpt"
-    path = oldest_first[-1]
     try:
         checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from flsv.cli.checkpoints import modified
 from flsv.cli.command import QUIET_FIT_ARGUMENTS
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
@@ -104,9 +105,9 @@ def _fit(
         *QUIET_FIT_ARGUMENTS,
         f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
     ]
-    oldest_first = sorted(folder.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    if resumes and oldest_first:
-        options.append(f"--ckpt_path={oldest_first[-1]}")
+    checkpoint = max(folder.rglob("last*.ckpt"), key=modified, default=None)
+    if resumes and checkpoint is not None:
+        options.append(f"--ckpt_path={checkpoint}")
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
     run = open_run(run_folder(cli.trainer))
     if not run.ended:

@@ -194,9 +194,7 @@ def value_round(
     _check_variances(models, space, owners)
 
     if round_index is None:
-        round_index = 0
-        for metric in metric_list:
-            round_index = max(round_index, int(metric.rounds))
+        round_index = max((int(metric.rounds) for metric in metric_list), default=0)
     round = Round(
         round_index=round_index,
         client_ids=torch.tensor(client_ids, device=device),
@@ -341,10 +339,11 @@ def _measured(
         values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
-    diagnostics = {}
-    for name, metric in contribution_metrics.metrics.items():
-        if isinstance(metric, ContributionMetric):
-            diagnostics[name] = metric.diagnostics()
+    diagnostics = {
+        name: metric.diagnostics()
+        for name, metric in contribution_metrics.metrics.items()
+        if isinstance(metric, ContributionMetric)
+    }
     rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
     return RoundValues(
         values=values,

@@ -159,6 +159,8 @@ class Run:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
+        if not column:
+            return self.estimates(metric)["value"].tolist()
         return final_values(self.runs, metric, column).mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
@@ -279,6 +281,9 @@ def over_seeds(run: Run) -> Run:
         means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
         alone_by_run = [of_run.get("alone") or [] for of_run in performance_by_run]
         means["alone"] = DataFrame(alone_by_run).mean().tolist()
+        for of_run in performance_by_run:
+            if "why_no_values" in of_run:
+                means["why_no_values"] = of_run["why_no_values"]
         mean_performances[metric] = {**performance, **means}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
@@ -297,7 +302,7 @@ def over_seeds(run: Run) -> Run:
 
 
 def _events_of_all(runs: Sequence[Run]) -> list[Event]:
-    """Return the first run's events, and those of all runs that say how coalitions' trainings differ from the run."""
+    """Return the first run's events, and all runs' on how coalitions' trainings differ."""
     first_run = runs[0]
     differences: dict[str, Event] = {}
     for run in runs:
@@ -351,14 +356,14 @@ def seed_summary(
 
 
 def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
-    """Return the means of a metric's last values over runs: ``value``, ``low``, ``high``."""
+    """Return the means of a metric's last values over runs."""
     first_run = runs[0]
     if len(runs) == 1:
         return last_estimates(first_run.table, metric, first_run.num_clients)
     values = final_values(runs, metric).to_numpy("float64")
     evidence = None
     if first_run.metric_info(metric).get("class") == "ShadowShapley":
-        evidence = [run.performances[metric] for run in runs]
+        evidence = [run.performances.get(metric, {}) for run in runs]
     estimates = mean_with_interval(torch.tensor(values), evidence)
     return DataFrame({name: column.tolist() for name, column in estimates._asdict().items()})
 
@@ -387,9 +392,7 @@ def _folders_of_same_repeat(run_folder: Path) -> list[Path]:
         if (parent / RUNS).is_file():
             folders = repeated_folders(parent)
             is_listed = run_folder in [folder.resolve() for folder in folders]
-            if is_listed:
-                return folders
-            return []
+            return folders if is_listed else []
     return []
 
 

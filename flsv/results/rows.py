@@ -36,11 +36,6 @@ COLUMNS = "columns"
 KeepingRun = Callable[[Sequence[str], str], AbstractContextManager[None]]
 
 
-def raising(names: Sequence[str], action: str) -> AbstractContextManager[None]:
-    """Return a context in which errors are raised."""
-    return nullcontext()
-
-
 def overall(metric: Metric, value: Tensor) -> Tensor:
     """Reduce a metric's value, ``[n]`` or ``[n, M]``, to one number per client, ``[n]``.
 
@@ -133,7 +128,8 @@ class ResultBuilder:
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
         missing: Collection[str] = (),
-        keeping_run: KeepingRun = raising,
+        # By default errors are raised.
+        keeping_run: KeepingRun = lambda names, action: nullcontext(),
     ) -> None:
         self._metrics = metrics
         self._missing = missing

@@ -45,6 +45,7 @@ FORBIDDING_REASONS = (
 )
 #: Fields of :class:`PaymentInputs` that ``run.json`` holds for a metric's performance.
 RECORDED_INPUTS = (
+    "by",
     "source",
     "alone_only",
     "halved",
@@ -243,14 +244,12 @@ def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]
     missing = record.get("missing", {})  # why metrics have no values
     if metric in missing:
         return {"why_no_values": missing[metric]}
-    performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
-    if metric not in performance_by_metric:
+    performance = record.get("paid_in", {}).get(metric)  # what the metric's values distribute
+    if performance is None:
         return {}
-    performance = performance_by_metric[metric]
-    inputs = {"by": performance["by"]}
-    for name in RECORDED_INPUTS:
-        if performance.get(name) is not None:
-            inputs[name] = performance[name]
+    inputs = {
+        name: performance[name] for name in RECORDED_INPUTS if performance.get(name) is not None
+    }
     if "majority" in inputs and performance["end"] is not None:
         inputs["accuracy"] = performance["end"]
     return inputs

@@ -99,7 +99,7 @@ class CoalitionStore:
         self._write("the labels of the validation samples", write)
 
     def _write(self, title: str, write: Callable[[Path], None]) -> None:
-        """Write a file into the folder of coalitions, the settings first. An error of the file system is held."""
+        """Write a file, the settings first. An error of the file system is held."""
         if self._folder is None:
             return
         try:

@@ -153,12 +153,9 @@ def write_untrained(folder: Path, utilities: Mapping[str, Tensor]) -> None:
     """Save the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
     if not utilities:
         return
-    texts = {}
-    for name, utilities_by_model in utilities.items():
-        texts[name] = map(_numbers_text, utilities_by_model.tolist())
-    header = list(texts)
-    rows = zip(*texts.values())
-    save_csv(folder / _UNTRAINED_FILE, [header, *rows])
+    columns = [map(_numbers_text, column.tolist()) for column in utilities.values()]
+    rows = zip(*columns)
+    save_csv(folder / _UNTRAINED_FILE, [list(utilities), *rows])
 
 
 def read_untrained(folder: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.functional.shapley.halvings import has_halvings
+from flsv.games.members import members_of
 
 
 def are_singles_only(masks: Tensor) -> bool:
@@ -25,11 +26,7 @@ def coalitions_not_finite(
     is_finite = rows.isfinite().all(1).cpu()
     if outputs is not None:
         is_finite &= outputs.flatten(1).isfinite().all(1)
-    coalitions = []
-    for mask in masks[~is_finite]:
-        members = mask.nonzero().flatten()
-        coalitions.append(members.tolist())
-    return coalitions
+    return [list(members) for members in members_of(masks[~is_finite])]
 
 
 def evidence_of(

@@ -28,8 +28,8 @@ def mean_with_interval(
 
     Args:
         values: ``[S, n]``, each seed's values. A client's mean is over the seeds in which it is not NaN.
-        evidence: facts on each seed's values by trained coalitions, see :func:`flsv.values.evidence.evidence_of`. None:
-            intervals are Student's t.
+        evidence: facts on each seed's values by trained coalitions, see :func:`flsv.values.evidence.evidence_of`. If a
+            seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
     is_known = ~values.isnan()
@@ -43,10 +43,12 @@ def mean_with_interval(
             confidence_level=INTERVAL_LEVEL,
         )
     else:
+        half_widths = torch.full_like(mean, torch.nan)
+        if not is_known.any(1).all():  # a coalition of some seed has no finite performance
+            return Estimates(half_widths, half_widths, half_widths)
         # The usual difference between seeds and the error of predicted utilities are known.
         has_all = is_known.all(0)
         stderr = stderr_over_seeds(evidence)
-        half_widths = torch.full_like(mean, torch.nan)
         half_widths[has_all] = interval_over_seeds(values[:, has_all], stderr[has_all])
     return Estimates(mean, mean - half_widths, mean + half_widths)
 

@@ -16,13 +16,22 @@ from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
 from flsv.results import open_run
 from flsv.results.basis import basis_of
+from flsv.results.reading import seed_summary
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page
-from helpers.runs import change_record, make_game, make_repeated_runs, make_run, value_of_cell
+from helpers.retrained import add_retrained_runs
+from helpers.runs import (
+    change_record,
+    make_game,
+    make_repeated_runs,
+    make_run,
+    value_of_cell,
+    write_rows,
+)
 
 
 def test_open_run_reads_values_and_names(tmp_path):
@@ -223,6 +232,32 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path):
     assert cssv["per_class"] is True
     assert cssv["about"].startswith("Class-specific Shapley values (CSSV)")
     assert record["metrics"]["cost"]["columns"] == ["up", "down"]
+
+
+def test_values_by_retraining_need_values_with_each_seed(tmp_path):
+    folder = make_game(tmp_path / "run", {"sv": [0.1, 0.2, 0.3]})
+    add_retrained_runs(folder, [0.1, 0.2, 0.3])
+    reason = "The coalitions [[1]] come to no finite performance."
+    second_run = folder / "retrained" / "seed_1"
+    performance = {
+        "by": "accuracy",
+        "start": 0.1,
+        "end": 0.7,
+        "why_no_values": reason,
+    }
+    change_record(second_run, paid_in={"value": performance})
+    write_rows(second_run, rows=[])
+
+    run = open_run(folder)
+
+    basis = basis_of(run)
+    assert basis.estimates.isna().all(axis=None)
+    assert reason in basis.verdict().text
+    assert run.retrained is not None
+    summary = seed_summary(run.retrained.runs)
+    assert summary["runs"].tolist() == [2, 2, 2]
+    assert summary["mean"].isna().all()
+    assert summary["share"].isna().all()
 
 
 def test_record_writes_nan_and_objects_as_json(tmp_path):
