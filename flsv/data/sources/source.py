@@ -188,9 +188,8 @@ def source_name(source: Any) -> str:
     """Return a source's name or path, or else the types of its objects, for messages."""
     if isinstance(source, str):
         return source
-    is_pair = (
-        isinstance(source, list | tuple) and len(source) <= 2
-    )  # longer lists are lists of samples
+    # Longer lists are lists of samples.
+    is_pair = isinstance(source, list | tuple) and len(source) <= 2
     parts = source if is_pair else [source]
     return ", ".join(type(part).__name__ for part in parts)
 
@@ -354,9 +353,8 @@ def _makes_usual_batches(loader: Any) -> bool:
 
 def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the options of a loader that concern samples, batches and workers."""
-    batch_sampler: Any = (
-        loader.batch_sampler
-    )  # the user may have given it instead of batch_size and drop_last
+    # The user may have given a batch_sampler instead of batch_size and drop_last.
+    batch_sampler: Any = loader.batch_sampler
     return {
         "batch_size": batch_sampler.batch_size,
         "drop_last": batch_sampler.drop_last,
