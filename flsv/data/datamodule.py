@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
-#: Largest number of data warnings about tables that one warning of Python's lists.
+#: Largest number of data warnings in one warning.
 _MAX_WARNINGS = 3
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
@@ -288,7 +288,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._is_partitioner_undecided and source.is_by_client:
             vars(self)["partitioner"] = GroupPartitioner()
         self._is_partitioner_undecided = False
-        # A table's labels are those that its samples have.
+        # The labels of a table are in its samples.
         labels = None if source.has_target_column else self.labels
         divided = divide(
             source,
@@ -406,7 +406,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # Used before and during a fit
+    # Before and during a fit
 
     @property
     def num_clients(self) -> int:

@@ -148,7 +148,7 @@ def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
     if labels.dtype.kind not in _NUMBER_KINDS:
         raise _NoClassError(f"the labels have the type {labels.dtype}")
-    # NaN and large numbers become other numbers. The comparison below finds them.
+    # NaN and large numbers become other numbers, which are found below.
     with np.errstate(invalid="ignore"):
         classes = labels.astype(np.int64)
     wrong_rows = np.flatnonzero((classes != labels) | (classes < 0))
@@ -264,7 +264,7 @@ def find_classes(
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
 
     if len(class_names) != num_classes:
-        # There are no names, or there is another number of them.
+        # There are no names, or another number of them.
         class_names = list(map(str, range(num_classes)))
     return Classes(classes, tuple(class_names))
 

@@ -15,7 +15,7 @@ from flsv.utilities.display import PALETTE, label_text
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
-#: Number of clients among whom the samples are divided.
+#: Number of clients among which the samples are divided.
 Clients = Annotated[int, Ge(2), "A federation needs at least 2 clients."]
 
 

@@ -75,9 +75,8 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
         return dataset.select(indices)
     try:
         return _view(dataset, rows)
-    except (
-        Exception
-    ):  # built-in classes, and those whose metaclass or __init_subclass__ raises an error
+    except Exception:
+        # Built-in classes cannot be extended, nor some with a metaclass or an __init_subclass__.
         return Subset(dataset, indices)
 
 

@@ -353,7 +353,7 @@ def _makes_usual_batches(loader: Any) -> bool:
 
 def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the options of a loader that concern samples, batches and workers."""
-    # The user may have given it instead of batch_size and drop_last.
+    # The user may have given a batch_sampler instead of batch_size and drop_last.
     batch_sampler: Any = loader.batch_sampler
     return {
         "batch_size": batch_sampler.batch_size,

@@ -506,7 +506,7 @@ class Dictionary:
         options |= {"columns": columns, "read": formats, "excluded": excluded}
         dictionary: Dictionary = _dataclass_from(cls, options, "the data dictionary")
         positive = dictionary.positive
-        # Of an inferred dictionary nobody has chosen the order of the classes.
+        # The user has chosen the order of the classes unless the dictionary was inferred.
         is_inferred = bool(dictionary.class_counts)
         classes = dictionary.classes or ()
         if positive is None and len(classes) == 2 and not is_inferred:

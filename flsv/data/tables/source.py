@@ -163,7 +163,7 @@ class _TablesSource:
         for name, table in tables.items():
             if are_clients and not table.is_text_file:
                 table = replace(table, name=f"the {table.name} of {name!r}")
-            # The dictionary's questions must not reveal the site's folders.
+            # The questions of a dictionary that leaves the site must not reveal the site's folders.
             if self._is_inferred_at_site:
                 table = replace(table, path=Path(table.path).name)
             self._tables[name] = rows_with_target(table, target)
