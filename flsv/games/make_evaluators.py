@@ -56,7 +56,7 @@ def make_evaluators(
         measures: ``{name of the metric that needs the measure: measure}``.
         num_classes: the number of classes. None: the number of logits.
         seed: seed of the random numbers that scoring draws.
-        effects: what scoring changes, as another evaluator has found out. Then the evaluators are not run.
+        effects: the changes that scoring makes, if another evaluator has found them out. Then none is run here.
         make_client_evaluator: function that creates the evaluator by which clients score models.
 
     Returns:

@@ -111,7 +111,7 @@ class ModelEvaluator(CopyEvaluator):
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         requester: name of the object that needs the metric, for messages.
-        effects: what scoring changes, as another evaluator has found out. None: this evaluator finds out.
+        effects: the changes that scoring makes, if another evaluator has found them out. None: this one finds out.
 
     Attributes:
         form: the :class:`OutputForm` of the outputs that :meth:`evaluate` keeps. None if the batches have no common

@@ -45,7 +45,7 @@ class ValidatedModels(CopyEvaluator):
         derived: those of ``names`` whose gradients are needed, too.
         requester: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
         seed: seed of the random numbers that a validation draws.
-        effects: what scoring changes, as another evaluator has found out.
+        effects: the changes that scoring makes, if another evaluator has found them out.
 
     Raises:
         ConfigurationError: during an evaluation, a name is not logged, or its value is not one number. In ``dry_run``,

@@ -344,10 +344,10 @@ class _Files:
         write_record(self._folder, self._record)
 
     def _shares(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:
-        """Return the clients' weights in the average, ``[num_clients]``. NaN for clients that are not in the round."""
+        """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
-            # A client that reports no number has the weight of one sample.
+            # A client that reports no count has the weight of one sample.
             weights[client] = count or 1
             self._samples[client] = count or 0
         return weights / weights.nansum()

@@ -104,7 +104,7 @@ class TrainingAfterTheRun:
                 paths = listed(sorted(training.changed_tensors))
                 self.consistency_warnings.append(
                     f"training of coalitions has changed {paths}, which the program keeps outside of the module. So a "
-                    "coalition may have used what another coalition has left there"
+                    "coalition may have read changes that another coalition has made"
                 )
         except KeyboardInterrupt:
             done = self.store.progress(run.seed, self._coalitions_to_train())

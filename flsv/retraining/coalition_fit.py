@@ -326,7 +326,7 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
     return taking_part
 
 
-#: Packages whose code may read a fit's results, since training does not depend on what it reads.
+#: Packages whose code may read a fit's results, since training does not depend on these reads.
 _PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
 #: Attributes of a Trainer that have other values in a fit without validations.
 _VALIDATION_ATTRIBUTES = (

@@ -1,4 +1,4 @@
-"""Checks that a federation's coalitions can be trained. Their errors say what to change."""
+"""Checks that a federation's coalitions can be trained. Their errors name the setting to change."""
 
 from __future__ import annotations
 

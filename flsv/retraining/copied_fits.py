@@ -158,7 +158,7 @@ def _fit_with_needed_validations(
         return _fit_copy(run_copy, measures, job)
     except (ConfigurationError, TimeoutError):
         raise
-    except Exception:  # NeedsValidation, or the error of a hook that reads what validations store
+    except Exception:  # NeedsValidation, or the error of a hook that reads results of validations
         if job.validates:
             raise
     return _fit_copy(run_copy, measures, replace(job, validates=True))

@@ -25,7 +25,7 @@ class TrainingJob:
     # Whether the model is scored after these rounds, and before the first round.
     scores_rounds: bool = True
     scores_untrained: bool = False
-    # What scoring a model by each measure changes, as the run has found out.
+    # The changes that scoring by each measure makes, which the run has found out.
     effects: Mapping[str, ScoringEffects] = field(default_factory=dict)
     # Whether Lightning runs the validations that the run has.
     validates: bool = True
