@@ -144,11 +144,11 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold):
         ({"fold": Decay(), "per_class": True}, r"normalize=False"),
         (
             {"performance": "negative_loss", "per_class": True},
-            r"performance='negative_loss'.*per class",
+            r"per_class=True.* but got performance='negative_loss'",
         ),
         (
             {"performance": "balanced_accuracy", "num_classes": 2},
-            r"performance='balanced_accuracy'.*per class",
+            r"per_class=True.* but got performance='balanced_accuracy'",
         ),
     ],
 )

@@ -130,7 +130,10 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     ("options", "reason"),
     [
         ({"coalitions": "singles", "halvings": 2}, 'only with coalitions="halves"'),
-        ({"coalitions": "halves", "evaluators": "clients"}, "Let the server score the models"),
+        (
+            {"coalitions": "halves", "evaluators": "clients"},
+            "cannot be combined with evaluators=.clients., because halves",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, reason):
