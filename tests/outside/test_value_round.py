@@ -448,5 +448,5 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
     name = "PartialFederatedShapley"
     assert_close(by_logged[name], plain[name])
 
-    with refused(r"dict, but a pair .* Or choose a value that validation_step logs"):
+    with refused(r"a batch is dict.* Or choose a value that validation_step logs"):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -128,7 +128,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late():
 
 
 @pytest.mark.parametrize(
-    ("make_grid", "answered"),
+    ("make_grid", "responded"),
     [(SlowGrid, [1]), (Grid, [1, 2])],
 )
 def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, responded):
