@@ -134,9 +134,6 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
             {"coalitions": "halves", "evaluators": "clients"},
             "cannot be combined with evaluators=.clients., because halves",
         ),
-            {"coalitions": "halves", "evaluators": "clients"},
-            "cannot be combined with evaluators=.clients., because halves",
-        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, reason):
