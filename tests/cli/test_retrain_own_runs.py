@@ -218,4 +218,4 @@ def test_retrain_of_a_module_with_state_in_its_class_has_a_warning_that_forbids_
     run = tmp_path / "lightning_logs" / "version_0"
     page = text_of_page(write_report(run))
     assert "Do not pay by these values" in page
-    assert "such as a global, a cache, a class attribute or a file" in page
+    assert "such as in a global, a cache, a class attribute or a file" in page
