@@ -113,5 +113,5 @@ def test_what_the_trainers_callbacks_log_does_not_count(tmp_path):
     loop = make_loop()
     trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSize()])
 
-    with refused("can be chosen only if configure_callbacks returns"):
+    with refused("counts only if configure_callbacks returns"):
         trainer.fit(Plainest(), make_three_clients())

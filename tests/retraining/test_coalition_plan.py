@@ -35,8 +35,8 @@ def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
     )
     assert "models of 6 groups of clients are trained" in messages[1]
     assert messages[1].endswith("(as long as 3 more fits, and 6 validations).")
-    assert "predictions is more accurate" in messages[2]
-    assert "choose a performance that is computed from outputs" in messages[3]
+    assert "To predict outputs" in messages[2]
+    assert "take a performance of outputs" in messages[3]
 
 
 def make_clients_by_class():

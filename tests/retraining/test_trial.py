@@ -236,7 +236,7 @@ def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
     weights = state_vector(module)
 
     valued_module = Registered()
-    with warns("training of coalitions has changed the run's own module"):
+    with warns("have changed while coalitions were trained"):
         fit_valued(tmp_path / "valued", valued_module)
 
     assert torch.equal(state_vector(valued_module), weights)
