@@ -93,9 +93,9 @@ def install_package(folder, requirement):
     ("requirement", "options", "takes_part"),
     [
         ("alembic>=1.5", {}, False),
-        ("alembic>=1.5", {"exclude": []}, True),
+        ("alembic>=1.5", {"excluded_callbacks": []}, True),
         ("torch>=2.0", {}, True),
-        ("torch>=2.0", {"exclude": ["Reports"]}, False),
+        ("torch>=2.0", {"excluded_callbacks": ["Reports"]}, False),
     ],
 )
 def test_callback_of_a_tool_takes_no_part_in_coalitions(
