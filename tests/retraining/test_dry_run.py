@@ -87,7 +87,7 @@ def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path):
 
 
 def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path):
-    with refused(r"test_trial.py:\d+ .on_train_end.: LookupError"):
+    with refused(r"test_dry_run.py:\d+ .on_train_end.: LookupError"):
         fit_valued(tmp_path, FailsAtTheEnd())
 
 
