@@ -14,8 +14,8 @@ from pandas import DataFrame
 
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
+    MESSAGES,
     NO_NUMBER,
-    WORDS,
     format_number,
     format_rows,
     percent,
@@ -91,7 +91,7 @@ def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
     without_basis: dict[str, Any] = {"values": None, "source": "", "missing": False, "moved": {}}
     template = _templates.get_template("report.html")
-    return template.render({**without_basis, "words": WORDS, **content})
+    return template.render({**without_basis, "messages": MESSAGES, **content})
 
 
 def table_of_clients(

@@ -42,8 +42,8 @@ from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_bas
 from flsv.results.reading import Run, open_run, over_seeds
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
+    MESSAGES,
     NO_NUMBER,
-    WORDS,
     describe_change,
     ends_of,
     format_number,
@@ -156,9 +156,9 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if len(clients) < run.num_clients:
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(client_findings):
-        sentences.append(WORDS["findings"])
+        sentences.append(MESSAGES["findings"])
     if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
-        sentences.append(WORDS["steps"])
+        sentences.append(MESSAGES["steps"])
     sentences += _sentences_on_performance(run, basis)
     sentences += _sentences_on_missing_values(run, basis)
     sentences.append(
@@ -179,9 +179,9 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "Other values": [
-                WORDS["other_values"] if other_values else "",
+                MESSAGES["other_values"] if other_values else "",
                 table_of_clients(names, other_values) if other_values else "",
-                WORDS["dash"] if has_dash else "",
+                MESSAGES["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
             "How to read the values": [_guide_table(run, basis)],
@@ -286,7 +286,7 @@ def _settings_section(
         table_of_texts({**settings, **_packages(run), **_logged(run)}),
         title_of_encoding,
         table_of_texts(run.encoding),
-        WORDS["hashes"],
+        MESSAGES["hashes"],
         table_of_texts(shown_hashes),
     ]
 
@@ -306,7 +306,7 @@ def _for_one(
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
         "front": [
             _participation(run, client, finding),
-            WORDS["findings"] if finding else "",
+            MESSAGES["findings"] if finding else "",
             _class_count_heatmap(run, [client], ["samples"]),
         ],
         "appendix": {
@@ -345,15 +345,15 @@ def _other_measurements(
 def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list[str]:
     """Return sentences that say what a client's page reveals about the others."""
     if shows_means:
-        return [WORDS["public"], WORDS["own_value_reveals"]]
+        return [MESSAGES["public"], MESSAGES["own_value_reveals"]]
     if run.ended:
         reason = f"this run has {run.num_clients} participants"
     else:
         reason = "this run has not ended"
-    sentences = [WORDS["private"].format(fewest=MIN_CLIENTS_OF_MEANS, reason=reason)]
+    sentences = [MESSAGES["private"].format(fewest=MIN_CLIENTS_OF_MEANS, reason=reason)]
     if has_shares:
-        sentences.append(WORDS["share_reveals"])
-    sentences.append(WORDS["own_value_reveals"])
+        sentences.append(MESSAGES["share_reveals"])
+    sentences.append(MESSAGES["own_value_reveals"])
     return sentences
 
 
@@ -513,7 +513,7 @@ def _metrics_beside(run: Run, basis: Basis | None) -> list[str]:
 def _head_of(name: str, estimates: DataFrame) -> str:
     """Return the head of a column of values, which says what the intervals are for."""
     has_intervals = bool(estimates["low"].notna().any())
-    return f"{name}, {WORDS['over_seeds']}" if has_intervals else name
+    return f"{name}, {MESSAGES['over_seeds']}" if has_intervals else name
 
 
 def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
@@ -557,13 +557,13 @@ def _guide_table(run: Run, basis: Basis | None) -> Table | None:
     # Metrics with the same text share a row.
     metrics_by_text: dict[tuple[str, str], list[str]] = {}
     if basis is not None and basis.key == RETRAINED:
-        for title, text in WORDS["retrained"].items():
+        for title, text in MESSAGES["retrained"].items():
             sentence = text.format(origin=basis.origin, seeds=basis.inputs.seeds)
             metrics_by_text[title, sentence] = [RETRAINED]
     for metric in run.metrics:
         metric_info = run.metric_info(metric)
         titled_texts = [("what it is", metric_info["about"]), *metric_info["guide"].items()]
-        caveats = WORDS["caveats"].get(metric_info["class"], ())
+        caveats = MESSAGES["caveats"].get(metric_info["class"], ())
         titled_texts += [("limits", caveat) for caveat in caveats]
         for title_and_text in titled_texts:
             metrics_by_text.setdefault(title_and_text, []).append(metric)

@@ -17,7 +17,7 @@ from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values, over_seeds
-from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
+from flsv.results.text import MESSAGES, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
     Verdict,
@@ -114,7 +114,7 @@ class Basis:
     @property
     def sentence_on_intervals(self) -> str:
         """Return a sentence that says what the intervals contain, or why there are none."""
-        sentences: Mapping[str, str] = WORDS["intervals"]
+        sentences: Mapping[str, str] = MESSAGES["intervals"]
         if not self.has_intervals:
             return sentences["none"]
         if len(self.inputs.errors) == 1:  # errors of seeds alone
@@ -159,7 +159,7 @@ def _selected_key(
 
     framework = run.record.get("of_rounds")  # another framework that has run the rounds
     if framework:
-        reason = WORDS["against"]["rounds"].format(framework)
+        reason = MESSAGES["against"]["rounds"].format(framework)
         raise ConfigurationError(f"{available}. {reason}")
     if not suitable:
         raise ConfigurationError(
@@ -320,7 +320,7 @@ def basis_by_retraining(run: Run) -> Basis:
     basis = _basis_by_metric(run.retrained, RETRAINED_METRIC)
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trainings = performance.get("trainings") or ""
-    trained = WORDS["trainings"].get(trainings)
+    trained = MESSAGES["trainings"].get(trainings)
     event_inputs = inputs_of_events(run.record["events"], run.client_names)
     # A site may have sent in the repetitions what it did not send in the run.
     del event_inputs["incidents"]

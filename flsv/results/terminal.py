@@ -20,7 +20,7 @@ from flsv.results.folder import run_folder, where_results_are
 from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import select_rows
 from flsv.results.text import (
-    WORDS,
+    MESSAGES,
     describe_change,
     ends_of,
     format_numbers,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
 #: Performances whose names are words, and get a capital letter at the beginning of a sentence.
-_TITLED_SCORES = {"accuracy", *WORDS["titles"]}
+_TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
 def _sentences(run: Run, basis: Basis | None) -> list[str]:
     """Return the verdict on the values, the model's performance, and the values that the model logged."""
     if basis is None:
-        lines = [f"{WORDS['no_metric']} {WORDS['name_one']}"]
+        lines = [f"{MESSAGES['no_metric']} {MESSAGES['name_one']}"]
     else:
         lines = basis.lines
     lines += performance_lines(run.record)

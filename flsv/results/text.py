@@ -22,8 +22,8 @@ SMALL_GAIN = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST_TO_RETRAINING = ("ShadowShapley", "BlendedContribution")
 #: The sentences of reports and terminals.
-WORDS: Mapping[str, Any] = yaml.safe_load(
-    (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
+MESSAGES: Mapping[str, Any] = yaml.safe_load(
+    (Path(__file__).parent / "messages.yaml").read_text(encoding="utf-8")
 )
 
 
@@ -153,7 +153,7 @@ def titled(measure: str) -> str:
         'average precision of yes'
     """
     name, separator, positive_class = measure.partition(" of ")
-    title = WORDS["titles"].get(name, name)
+    title = MESSAGES["titles"].get(name, name)
     return f"{title}{separator}{positive_class}"
 
 
@@ -204,7 +204,7 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
         (True, False)
     """
     name, _, _ = measure.removeprefix(CLIENTS_PREFIX).partition(" of ")
-    is_title = name in WORDS["titles"] and name != "negative_loss"
+    is_title = name in MESSAGES["titles"] and name != "negative_loss"
     if name != "accuracy" and not is_title:
         return False
     return math.fsum(filterfalse(math.isnan, values)) < SMALL_GAIN

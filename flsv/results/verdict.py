@@ -14,7 +14,7 @@ from flsv.data.copies import STRONG_WARNING
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import UNLIKE_RUN, Event, data_warnings_in
-from flsv.results.text import WORDS, is_small_gain, joined, percent
+from flsv.results.text import MESSAGES, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
@@ -123,7 +123,7 @@ class Verdict:
     @property
     def title(self) -> str:
         """Return the decision: to pay, to pay with reservations, or not to pay."""
-        titles: Mapping[str, str] = WORDS["verdicts"]
+        titles: Mapping[str, str] = MESSAGES["verdicts"]
         if self.forbids_payment:
             return titles["forbidden"]
         if not self.reasons:
@@ -145,7 +145,7 @@ class Verdict:
 
     def for_one_client(self) -> Verdict:
         """Return this verdict with reasons that neither name a client nor describe a client's table."""
-        sentences: Mapping[str, str] = WORDS["against_for_one"]
+        sentences: Mapping[str, str] = MESSAGES["against_for_one"]
         reasons = {name: sentences.get(name, text) for name, text in self.reasons.items()}
         return Verdict(reasons, self.seeds)
 
@@ -198,7 +198,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     reasons = {}
     for name, detail in detail_by_reason.items():
         if detail:
-            reasons[name] = WORDS["against"][name].format(detail)
+            reasons[name] = MESSAGES["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
     return Verdict({**forbidding, **reasons}, inputs.seeds)
 
@@ -215,7 +215,7 @@ def _why_no_values(inputs: PaymentInputs) -> str:
     """Return why no client has a value, and what to do."""
     if inputs.why_no_values:
         return inputs.why_no_values
-    sentences: Mapping[str, str] = WORDS["why_no_values"]
+    sentences: Mapping[str, str] = MESSAGES["why_no_values"]
     if inputs.stopped_after:
         return sentences["unfinished"]
     if inputs.source != "none":

@@ -10,7 +10,7 @@ from scipy import stats
 from flsv.cli import main, saved_run as repeat
 from flsv.results import open_run, read_run
 from flsv.results.basis import basis_of
-from flsv.results.text import WORDS
+from flsv.results.text import MESSAGES
 from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 
@@ -32,7 +32,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert "share" in of_sv
     assert "share" not in of_cssv
     assert "Do not base payments on these values" in of_cssv
-    assert WORDS["intervals"]["seeds"] in " ".join(of_cssv.split())
+    assert MESSAGES["intervals"]["seeds"] in " ".join(of_cssv.split())
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]

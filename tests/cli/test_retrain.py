@@ -13,7 +13,7 @@ from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
-from flsv.results.text import WORDS
+from flsv.results.text import MESSAGES
 from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page
@@ -102,7 +102,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
 
     page = text_of_page(page_path)
-    assert WORDS["intervals"]["seeds_and_samples"] in page
+    assert MESSAGES["intervals"]["seeds_and_samples"] in page
     for basis in ("by balanced accuracy", "by loss"):
         assert f" % {basis}" in page
 

@@ -17,7 +17,7 @@ from flsv.federation.data_events import events_of_copies, events_of_tables
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
 from flsv.results import open_run
-from flsv.results.text import WORDS
+from flsv.results.text import MESSAGES
 from helpers import warns
 from helpers.pages import text_of_page
 from helpers.runs import change_record, fit_by_command, make_game, read_rows, write_config
@@ -136,7 +136,7 @@ def test_each_data_warning_is_on_the_page_in_the_shares_and_without_names_on_pag
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
 
-    sentences_for_one = WORDS["against_for_one"]
+    sentences_for_one = MESSAGES["against_for_one"]
     for client in CLIENTS:
         page = text_of_page(write_report(folder, client=client, budget=BUDGET))
 

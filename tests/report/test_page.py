@@ -19,7 +19,7 @@ from flsv.report.shares import fraction_moved
 from flsv.results import open_run
 from flsv.results.basis import preferred_basis
 from flsv.results.record import write_case_values
-from flsv.results.text import NO_NUMBER, WORDS
+from flsv.results.text import MESSAGES, NO_NUMBER
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
@@ -146,9 +146,9 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
 @pytest.mark.parametrize(
     ("game", "is_finished", "reason"),
     [
-        ({}, True, WORDS["why_no_values"]["trainings"]),
-        ({"source": "none"}, True, WORDS["why_no_values"]["rounds"]),
-        ({}, False, WORDS["why_no_values"]["unfinished"]),
+        ({}, True, MESSAGES["why_no_values"]["trainings"]),
+        ({"source": "none"}, True, MESSAGES["why_no_values"]["rounds"]),
+        ({}, False, MESSAGES["why_no_values"]["unfinished"]),
         ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
     ],
 )
@@ -162,7 +162,7 @@ def test_page_of_a_run_without_values_says_why(tmp_path, game, is_finished, reas
     front = front_page_of(folder, budget=Budget(1000.0))
 
     assert f"There are no values. {reason}" in front
-    assert WORDS["against"]["no_gain"] not in front
+    assert MESSAGES["against"]["no_gain"] not in front
     assert "1,000" not in front
 
 
@@ -217,7 +217,7 @@ def test_page_has_one_interval_with_and_without_a_budget(tmp_path):
     half_width = math.hypot(1.645 * 0.04, 0.03)
     assert float(low) == pytest.approx(0.4 - half_width, abs=0.003)
     assert float(high) == pytest.approx(0.4 + half_width, abs=0.003)
-    assert WORDS["intervals"]["seeds_and_samples"] in page.replace("\n", " ")
+    assert MESSAGES["intervals"]["seeds_and_samples"] in page.replace("\n", " ")
     assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
@@ -248,7 +248,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
         "Source of the values: the metric sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds."
         in front
     )
-    assert WORDS["intervals"]["seeds"] in front.replace("\n", " ")
+    assert MESSAGES["intervals"]["seeds"] in front.replace("\n", " ")
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
@@ -341,7 +341,7 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
 
     front = front_page_of(folder)
     assert f"| Lyon | {NO_NUMBER} |" in front
-    assert WORDS["dash"] in front
+    assert MESSAGES["dash"] in front
 
 
 def test_every_metric_has_caveats_for_the_report():
@@ -351,5 +351,5 @@ def test_every_metric_has_caveats_for_the_report():
     exported = {*flsv.metrics.__all__, *metrics} - {"ContributionMetric"}
     for name in exported:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
-        assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
-    assert WORDS["caveats"].keys() <= exported
+        assert name in MESSAGES["caveats"], f"flsv/results/messages.yaml: add\n{entry}"
+    assert MESSAGES["caveats"].keys() <= exported

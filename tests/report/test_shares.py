@@ -19,7 +19,7 @@ from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
 from flsv.results import open_run
 from flsv.results.basis import basis_of
-from flsv.results.text import NO_NUMBER, WORDS
+from flsv.results.text import MESSAGES, NO_NUMBER
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -179,14 +179,14 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     assert float(cell[1]) == pytest.approx(72.4, abs=0.1)
     assert float(cell[2]) == pytest.approx(77.7, abs=0.1)
     assert f"| client 2 | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
-    assert WORDS["dash"] in text
+    assert MESSAGES["dash"] in text
     rows = read_share_rows(folder)
     assert [row["amount"] for row in rows] == ["75", "25", ""]
     assert [row["share"] for row in rows] == ["0.750000", "0.250000", ""]
     assert "finding" not in rows[0]
 
     client_text = text_of_page(write_report(folder, 2, budget=Budget(100.0)))
-    assert WORDS["dash"] in client_text
+    assert MESSAGES["dash"] in client_text
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
 
 
@@ -228,7 +228,7 @@ def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
     assert "finding" not in read_share_rows(plain)[0]
 
     text = text_of_page(suspicious / "report.html").partition("\nAppendix\n")[0]
-    for sentence in (finding, WORDS["findings"]):
+    for sentence in (finding, MESSAGES["findings"]):
         assert sentence in text
 
 
@@ -288,7 +288,7 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
     assert main(["report", str(folder), "--budget", "100", *options]) == 0
 
     detail = values_name or "3 of 5 rounds"
-    sentence = WORDS["against"][reason].format(detail)
+    sentence = MESSAGES["against"][reason].format(detail)
     verdict = f"Do not pay by these values: {sentence}"
 
     assert verdict in words_in(capsys.readouterr().out)

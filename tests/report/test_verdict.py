@@ -16,7 +16,7 @@ from flsv.metrics import ShadowShapley
 from flsv.report import Budget, write_report
 from flsv.results import open_run, preferred_basis
 from flsv.results.terminal import print_contributions
-from flsv.results.text import WORDS
+from flsv.results.text import MESSAGES
 from flsv.results.verdict import Verdict
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -33,7 +33,7 @@ from helpers.runs import (
 
 def assert_says(verdict: Verdict, text: str):
     """A text has the verdict's sentences, and no other reason."""
-    for name, sentence in WORDS["against"].items():
+    for name, sentence in MESSAGES["against"].items():
         reason = verdict.reasons.get(name, sentence)
         is_reported = words_in(reason) in text
         assert is_reported == (name in verdict.reasons), name

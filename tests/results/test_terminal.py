@@ -18,7 +18,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results.reading import Run
 from flsv.results.run_table import frame
 from flsv.results.terminal import print_contributions, print_table, shown_clients
-from flsv.results.text import WORDS
+from flsv.results.text import MESSAGES
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -202,8 +202,8 @@ def test_table_has_values_and_shares_and_says_for_what_intervals_are():
     with_intervals = print_of_run(VALUES, half_width=0.04)
 
     assert without_intervals.splitlines()[1].split() == ["client", "samples", "value", "share"]
-    assert WORDS["intervals"]["none"] in words_in(without_intervals)
-    assert WORDS["intervals"]["seeds"] in words_in(with_intervals)
+    assert MESSAGES["intervals"]["none"] in words_in(without_intervals)
+    assert MESSAGES["intervals"]["seeds"] in words_in(with_intervals)
     assert max(map(len, with_intervals.splitlines())) <= 100
 
 

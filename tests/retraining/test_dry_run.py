@@ -1,4 +1,4 @@
-"""A trial before the first round shows what coalitions need, and what fails."""
+"""The dry run before the first round shows what coalitions need, and what fails."""
 
 import os
 import tempfile
