@@ -263,3 +263,26 @@ def test_callback_that_reads_validations_has_them_in_coalitions(
 
     assert loop.contributions["shadow"].isfinite().all()
     assert torch.equal(loop.contributions["shadow"], values_without_callbacks)
+
+
+class LowersItsRate(Base):
+    """Its schedule is made of a subclass of ReduceLROnPlateau."""
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        pass
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        plateau = self.Plateau(optimizer, patience=50)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
+        }
+
+
+@pytest.mark.slow
+def test_schedule_by_a_subclass_of_plateau_has_validations_in_coalitions(
+    tmp_path, values_without_callbacks
+):
+    loop = fit_valued(tmp_path, LowersItsRate())
+    assert torch.equal(loop.contributions["shadow"], values_without_callbacks)
