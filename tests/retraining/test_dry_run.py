@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv import FederatedLoop
+from flsv.metrics import ShadowShapley
 from helpers import refused, warns
 from helpers.fits import fit, state_vector
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
@@ -266,23 +267,32 @@ def test_callback_that_reads_validations_has_them_in_coalitions(
 
 
 class LowersItsRate(Base):
-    """Its schedule is made of a subclass of ReduceLROnPlateau."""
+    """After each validation but the first its learning rate is a tenth, by a subclass of ReduceLROnPlateau."""
 
     class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
         pass
 
+    def __init__(self, strict):
+        super().__init__()
+        self.strict = strict
+
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        plateau = self.Plateau(optimizer, patience=50)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
-        }
+        plateau = self.Plateau(optimizer, patience=0, threshold=1e6, threshold_mode="abs")
+        config = {"scheduler": plateau, "monitor": "val_loss", "strict": self.strict}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 @pytest.mark.slow
-def test_schedule_by_a_subclass_of_plateau_has_validations_in_coalitions(
-    tmp_path, values_without_callbacks
-):
-    loop = fit_valued(tmp_path, LowersItsRate())
-    assert torch.equal(loop.contributions["shadow"], values_without_callbacks)
+def test_schedule_that_lightning_skips_without_validations_has_them_in_coalitions(tmp_path):
+    """Without validations a strict schedule fails in the dry run. Another one would be skipped, without a word."""
+
+    def values_of(name, module):
+        metric = ShadowShapley(coalitions="singles", performance="negative_loss")
+        loop = fit_valued(tmp_path / name, module, rounds=3, metric=metric)
+        return loop.contributions["shadow"]
+
+    values = values_of("strict", LowersItsRate(strict=True))
+    assert values.isfinite().all()
+    assert not torch.equal(values, values_of("constant", Base()))
+    assert torch.equal(values, values_of("not_strict", LowersItsRate(strict=False)))
