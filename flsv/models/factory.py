@@ -69,12 +69,11 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         Linear(in_features=50, out_features=10, bias=True)
     """
     make = network_maker(name)
-    options = kwargs
     if name in NETWORKS:
         options = {"input_shape": input_shape, **kwargs}
     else:
         channels, _, _ = image_shape(name, input_shape)
-        options = {"in_chans": channels, **kwargs}  # of timm
+        options = {"in_chans": channels, **kwargs}  # timm's name
     try:
         network = make(num_classes=num_classes, **options)
     except TypeError as error:

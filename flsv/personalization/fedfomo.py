@@ -119,7 +119,7 @@ class FedFomo(UploadKeeper):
         values = self.collect_values(
             no_values,
             round,
-            request_values=partial(self._mix_at_client, round=round),
+            request_values=partial(self._value_peers, round=round),
             previous_uploads=previous_uploads,
         )
         # Add the round's values to the rows of its clients. Peers that were not downloaded have NaN.
@@ -128,7 +128,7 @@ class FedFomo(UploadKeeper):
         self._affinity = self._affinity.index_add(0, ids, new_affinity)
         return Personalized(peer_values=values.to(round.client_ids.device))
 
-    def _mix_at_client(
+    def _value_peers(
         self,
         client: Client,
         round: Round,

@@ -78,7 +78,7 @@ def checked_mean_cohort(
     try:
         for members in members_of(masks(num_clients)):
             if members:
-                sampler.among(members)
+                sampler.among(members)  # raises an error if it cannot
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
     except ConfigurationError as error:
         raise ConfigurationError(

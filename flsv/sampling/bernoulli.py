@@ -149,6 +149,7 @@ def _draw_conditional(
     generator: torch.Generator,
 ) -> Tensor:
     """Draw a cohort by a flip per client with ``probabilities``, conditional on at least ``count`` clients."""
+    # table[i][c] is the probability that at least c of the clients from i on take part.
     table = _tail_probabilities(probabilities, count)
     uniform_draws = torch.rand(len(probabilities), generator=generator).tolist()
     cohort = []

@@ -257,15 +257,17 @@ def texts_of(column: pd.Series) -> pd.Series:
     Whole numbers are written without a decimal point unless the column has fractions: pandas turns 7 into 7.0 in a
     column with missing values, but in a column of versions 7.0 stands beside 7.5.
     """
-    number_of_value, distinct_values = pd.factorize(column)  # -1 for a missing value
+    value_of_row, distinct_values = pd.factorize(column)  # -1 for a missing value
     texts = [str(value).strip() for value in distinct_values]
     have_fractions = any(map(_FRACTION.fullmatch, texts))
     if not have_fractions:
         texts = [_WHOLE.sub(r"\1", text) for text in texts]
 
-    number_of_text, distinct_texts = pd.factorize(np.array(texts, dtype=object))
-    numbers = np.append(number_of_text, -1)[number_of_value]
-    words = pd.Categorical.from_codes(numbers, categories=distinct_texts)
+    # Two values, such as "a" and "a ", may have one text.
+    text_of_value, distinct_texts = pd.factorize(np.array(texts, dtype=object))
+    # The last code, -1, is that of missing values, whose index is -1.
+    codes = np.append(text_of_value, -1)
+    words = pd.Categorical.from_codes(codes[value_of_row], categories=distinct_texts)
     return pd.Series(words, index=column.index)
 
 
@@ -276,7 +278,7 @@ def numbers_of(column: pd.Series, file_format: FileFormat, unit: str = "") -> np
     """
     if is_numeric_dtype(column):
         return column.to_numpy(dtype=float, na_value=np.nan)
-    number_of_value, distinct_values = pd.factorize(column)  # -1 for a missing value
+    value_of_row, distinct_values = pd.factorize(column)  # -1 for a missing value
     texts = pd.Series(distinct_values, dtype=object)
     if unit or file_format.decimal != "." or file_format.thousands is not None:
         texts = _with_points(texts, file_format, unit)
@@ -284,7 +286,7 @@ def numbers_of(column: pd.Series, file_format: FileFormat, unit: str = "") -> np
     numbers = parsed_texts.to_numpy(dtype=float, na_value=np.nan)
     numbers_and_missing = np.append(numbers, np.nan)  # the last is that of -1
     numbers_and_missing[np.isinf(numbers_and_missing)] = np.nan
-    return numbers_and_missing[number_of_value]
+    return numbers_and_missing[value_of_row]
 
 
 def _with_points(texts: pd.Series, file_format: FileFormat, unit: str) -> pd.Series:

@@ -400,7 +400,7 @@ class RemoteSites:
             expected_report = self._majority_report
             reports_of_others = expected_report
         else:
-            expected_report = None
+            expected_report = None  # no site reports it, so all are excluded
             reports_of_others = " or ".join(sorted(most_frequent))
         errors = {}
         for site, report in reports.items():

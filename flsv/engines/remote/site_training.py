@@ -312,9 +312,10 @@ class SiteTraining(L.Callback, Rounds):
     def _forward_schedules(self, trainer: L.Trainer) -> None:
         # Each round is a new fit, in which schedulers start from the beginning.
         pace = self.site_state.get("store", {}).get("pace", {})
-        states_of_client = pace.get("schedulers", {})  # by position, of those that training steps
+        # The states of the schedulers that local training steps, by their index. They are loaded from here.
+        stored_states = pace.get("schedulers", {})
         for index, config in enumerate(trainer.lr_scheduler_configs):
-            if config.interval != "epoch" or index in states_of_client:
+            if config.interval != "epoch" or index in stored_states:
                 continue
             num_earlier_steps = self._instruction.round_index // config.frequency
             with warnings.catch_warnings():

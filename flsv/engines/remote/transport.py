@@ -164,6 +164,11 @@ class Directory:
                 if is_last_look and self._contacted_sites == contacted_before:
                     raise RuntimeError(self._why_not_all_sites())
 
+        self._report_connected(reachable_sites)
+        hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
+        self.dictionary_hash = common_hash(hashes)
+
+    def _report_connected(self, reachable_sites: Mapping[int, Address]) -> None:
         message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
         missing_names = []
         for site, name in enumerate(self.names):
@@ -172,8 +177,6 @@ class Directory:
         if missing_names:
             message += f", without {', '.join(missing_names)}"
         rank_zero_info(f"flsv: {message}.")
-        hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
-        self.dictionary_hash = common_hash(hashes)
 
     def _why_not_all_sites(self) -> str:
         """Return an error's text about the sites for which the server has waited in vain."""

@@ -235,10 +235,11 @@ class CoalitionValue(MeasuredMetric):
         argument that has None in place of a function is not passed.
         """
         fields: dict[str, Any] = {
-            "utility": self._game_by_aggregation,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        if self.weighting not in _AGGREGATION_WEIGHTINGS:
+        if self.weighting in _AGGREGATION_WEIGHTINGS:
+            fields["utility"] = self._game_by_aggregation
+        else:
             fields["utility"] = self._game
             fields["aggregation_weights"] = None
         return fields
