@@ -189,8 +189,10 @@ class Users(L.LightningDataModule):
 
 
 def values_of(form, as_clients: bool, folder) -> Tensor:
-    data = FederatedDataModule(Users(form), IIDPartitioner(num_clients=3))
-    if as_clients:
+    """Return the clients' values where ``form`` makes the data sets, of clients or of a data module's loaders."""
+    if not as_clients:
+        data = FederatedDataModule(Users(form), IIDPartitioner(num_clients=3))
+    else:
         clients = {
             "Boston": form(*make_samples(12, seed=0)),
             "Lyon": form(*make_samples(10, seed=1)),

@@ -137,13 +137,15 @@ def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, make, lo
         if packet.kind != "train":
             return reply
         run = packet.plain["run"]
-        run_of_federation = next(iter(members_of_runs))
         site = address - BOSTON_ADDRESS
-        kind = "of a larger coalition"
-        if run == run_of_federation:
+        # The first messages are the federation's own, the others those of coalitions.
+        first_run, *_ = members_of_runs
+        if run == first_run:
             kind = "run"
         elif members_of_runs[run] == {site}:
             kind = "own"
+        else:
+            kind = "of a larger coalition"
         is_lost = (packet.plain["round"], kind, site) in losses
         return None if is_lost else reply
 
