@@ -266,7 +266,9 @@ class FitParser(OptionParser, LightningArgumentParser):
             section = group._group_actions[0].dest.partition(".")[0]
             groups_by_section.setdefault(section, []).append(group)
         for section, title in SECTION_TITLES.items():
-            for group in groups_by_section[section][:1]:  # further groups have titles of their own
+            for group in groups_by_section[section][
+                :1
+            ]:  # argparse's other groups have titles already
                 group.title = title
         self._action_groups = [*chain.from_iterable(groups_by_section.values())]
         return super().format_help(*arguments)

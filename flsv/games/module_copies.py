@@ -446,7 +446,7 @@ def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> boo
         return False
     for leaf, repeated_leaf in zip(leaves, repeated_leaves):
         if not isinstance(leaf, Tensor | float | int):
-            continue  # scores are not computed from other objects
+            continue  # scores do not depend on objects of other types
         values = torch.as_tensor(leaf)
         repeated_values = torch.as_tensor(repeated_leaf)
         if values.shape != repeated_values.shape:

@@ -325,7 +325,7 @@ class _TablesSource:
         features: Sequence[np.ndarray] | None = None,
         dictionary: Dictionary | None = None,
     ) -> Any:
-        """Return the samples of some tables. Without ``features`` the inputs have no columns."""
+        """Return the rows of tables as a data set. Without ``features`` the inputs have no columns."""
         dictionary = dictionary or self._dictionary
         targets = np.concatenate([dictionary.targets(table) for table in tables])
         if features is None:
