@@ -107,10 +107,11 @@ class OutputMetric:
         )
 
     def _refused(self, error: Exception) -> ConfigurationError:
+        reason = str(error).rstrip(".")
         return ConfigurationError(
             f"{self._requester}: {type(self.metric).__name__} raised an error for the outputs of forward, "
-            f"{self._last_batch}: {error} Pass a metric for such outputs, or log the value in validation_step and pass "
-            "its name as the performance."
+            f"{self._last_batch}: {reason}. Pass a metric for such outputs, or log the value in validation_step and "
+            "pass its name as the performance."
         )
 
 

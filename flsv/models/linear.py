@@ -83,8 +83,9 @@ def check_output(
         with torch.no_grad():
             logits = network(blank)
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        reason = str(error).rstrip(".")
         raise ConfigurationError(
-            f"{name} cannot process samples of shape {tuple(input_shape)}: {error} "
+            f"{name} cannot process samples of shape {tuple(input_shape)}: {reason}. "
             "Resize the images to what it expects, choose another network, or, for a timm transformer, "
             "pass its image size (network_args: {img_size: 28})."
         ) from error

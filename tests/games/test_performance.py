@@ -328,7 +328,12 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
         ("two logits", "f1", torch.rand(8), "one integer class per sample"),
         ("two logits", "auroc", torch.ones(8, 3).long(), "one integer class per sample"),
         ("two logits", "auroc", torch.ones(8).long(), "all of class 1"),
-        ("three logits", SCORES["auroc"], torch.arange(8) % 2, "BinaryAUROC does"),
+        (
+            "three logits",
+            SCORES["auroc"],
+            torch.arange(8) % 2,
+            r"BinaryAUROC raised an error .*\w\. Pass a metric",
+        ),
     ],
 )
 def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(

@@ -95,12 +95,12 @@ def installed_package(tmp_path, monkeypatch):
 def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)
-    with warns("flsv-mything brings") as warned:
+    with warns("flsv-mything provides") as warned:
         assert main(["fit", "--config", "mine.yaml"]) == 0
 
     messages = [str(warning.message) for warning in warned]
     first_message, second_message = [
-        message for message in messages if "flsv-mything brings" in message
+        message for message in messages if "flsv-mything provides" in message
     ]
 
     assert "NoMetric" in first_message
