@@ -204,7 +204,10 @@ class Client:
         self.__data = data
 
     def request(
-        self, function: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
+        self,
+        function: Callable[Concatenate[LocalData, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
         """Run ``function(local_data, *args, **kwargs)`` at the client and return its result.
 
@@ -240,7 +243,10 @@ class Client:
         return response  # type: ignore[return-value]  # None if the function returns nothing
 
     def _response(
-        self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., T],
+        args: Any,
+        kwargs: Any,
     ) -> T | None:
         """Run the function in the process that has the client."""
         owners = self._owners
@@ -248,7 +254,8 @@ class Client:
         response = None  # remains None if another process has the client
         if is_in_this_process:
             with opened(self.__data):  # the only place where functions read the data
-                response = rounded_response(function, function(self.__data, *args, **kwargs))
+                result = function(self.__data, *args, **kwargs)
+            response = rounded_response(function, result)
 
         # This process is the only one.
         if owners is None:

@@ -283,7 +283,9 @@ def split_federation(
     server_val, pool_of_clients = division.split_server(pool)
 
     if partitioner.keeps_groups and groups is not None:
-        lost = sorted({*groups[all_samples].tolist()} - {*groups[pool_of_clients].tolist()})
+        groups_before = set(groups[all_samples].tolist())
+        groups_left = set(groups[pool_of_clients].tolist())
+        lost = sorted(groups_before - groups_left)
         if lost:
             names_of_lost = [group_names[group] if group_names else group for group in lost]
             message = (

@@ -365,7 +365,8 @@ def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
     if first_run.metric_info(metric).get("class") == "ShadowShapley":
         evidence = [run.performances.get(metric, {}) for run in runs]
     estimates = mean_with_interval(torch.tensor(values), evidence)
-    return DataFrame({name: column.tolist() for name, column in estimates._asdict().items()})
+    columns = {name: column.tolist() for name, column in estimates._asdict().items()}
+    return DataFrame(columns)
 
 
 def repeated_runs(run: Run) -> list[Run]:

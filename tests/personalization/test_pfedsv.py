@@ -292,7 +292,11 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     num_parameters = 4 + 3  # then come 4 statistics
     vectors = random_models(3, size=space.size)
     vectors[:, num_parameters:] = 1 + 1000 * vectors[:, num_parameters:].abs()
-    clients = [ScoredClient(i, lambda vector: 0.5 + 0.01 * float(vector[0])) for i in range(3)]
+
+    def score(vector):
+        return 0.5 + 0.01 * float(vector[0])
+
+    clients = [ScoredClient(client, score) for client in range(3)]
     method = begin_method(3, PFedSV(), space=space)
 
     models, round = play_round(method, clients, vectors, space=space)

@@ -82,12 +82,16 @@ def fit_and_kill(arrange_kill, *arguments):
     return main(FIT)
 
 
-def newest_run():
-    return max(Path().glob("lightning_logs/*"), key=lambda run: int(run.name.split("_")[1]))
+def newest_run_in(folder):
+    def version(run):
+        return int(run.name.removeprefix("version_"))
+
+    return max((folder / "lightning_logs").iterdir(), key=version)
 
 
 def retrain_newest_run():
-    return main(["retrain", str(newest_run()), "--seeds", "1"])
+    run = newest_run_in(Path())
+    return main(["retrain", str(run), "--seeds", "1"])
 
 
 def resume_and_retrain():
@@ -101,7 +105,7 @@ def run_in(folder, function, *arguments):
 
 def results_in(folder):
     """The tables of coalitions of a run and of its retraining, its values, and their means by retraining."""
-    run = max((folder / "lightning_logs").iterdir(), key=lambda path: int(path.name.split("_")[1]))
+    run = newest_run_in(folder)
     rows = read_rows(run / "contributions.csv")
     return {
         "tables": [path.read_text() for path in sorted(run.rglob("coalitions.csv"))],
