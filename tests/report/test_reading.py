@@ -156,7 +156,7 @@ def test_listed_run_of_more_rounds_is_refused(tmp_path):
     [
         ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
         ("run.json", "{", "is not the record of a run"),
-        ("run.json", '{"version": 2}', "in format 2, and this flsv .* reads format 3"),
+        ("run.json", '{"version": 3}', "in format 3, and this flsv .* reads format 4"),
     ],
 )
 def test_run_folder_with_files_of_another_kind_is_refused(tmp_path, file, text, message):
