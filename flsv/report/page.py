@@ -89,8 +89,8 @@ def write_report(
         folder, or the verdict without shares. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or it is not clear by
-            which values to share the budget out. Nothing is written then.
+        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or there are no
+            values to share the budget out by. Nothing is written then.
     """
     run = over_seeds(open_run(path))
     client_id = None
