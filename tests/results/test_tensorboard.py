@@ -56,14 +56,6 @@ class Named(FederatedDataModule):
         return NAMES
 
 
-def test_rounds_without_a_run_are_written(tmp_path):
-    """As those of another framework, which have no beginning and no end."""
-    logger = TensorBoardLogger(tmp_path)
-    board = TensorBoard(logger, Curves({"value": MeanMetric()}, NAMES, CLASSES))
-    board.flush()
-    board.close()
-
-
 def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES
