@@ -181,18 +181,6 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
-def test_curves_per_class_can_be_left_out(tmp_path):
-    reporting = Reporting(per_class=False, figures=0, table=False)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
-
-    fit(loop, tmp_path, rounds=2, logger=make_logger(tmp_path))
-
-    scalars = read_scalars(tmp_path / "run")
-    for client in range(3):
-        tags = scalars[f"client {client}"].keys()
-        assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
-
-
 def make_tab_context(folder: Path) -> TBContext:
     """Return what TensorBoard's tabs read a folder with."""
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 100})
