@@ -272,20 +272,13 @@ def _settings_section(
         folder = shlex.quote(str(run.folder))
         command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
         commands.append(f"To repeat the values: {command}")
-    title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
-    settings = dict(run.record["settings"])
-    if settings.get("data/server_val_samples") == 0:
-        # The validation set is one of its own, and nothing was held out for it.
-        settings.pop("data/splits.server_val", None)
     hashes = run.record["hashes"]
     owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
     shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
 
     return [
         *commands,
-        table_of_texts({**settings, **_packages(run), **_logged(run)}),
-        title_of_encoding,
-        table_of_texts(run.encoding),
+        table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         MESSAGES["hashes"],
         table_of_texts(shown_hashes),
     ]
@@ -540,11 +533,10 @@ def _class_heatmaps(
         if len(columns) <= 1:
             continue
         kind = "class" if run.columns_are_classes(metric) else "column"
-        columns_are_clients = kind == "column" and columns == client_ids
+        titles = list(columns.values())
+        columns_are_clients = kind == "column" and list(columns) == client_ids
         if columns_are_clients:
-            titles = [run.label(int(column)) for column in columns]
-        else:
-            titles = [run.column_name(metric, column) for column in columns]
+            titles = list(map(run.label, range(run.num_clients)))
 
         values = DataFrame([run.final(metric, column) for column in columns], index=titles)
         table = values[list(clients)].set_axis(names, axis=1).T

@@ -120,40 +120,17 @@ class Run:
         """Return whether the columns of a metric's values are classes, not, for example, other clients."""
         return self.metric_info(metric).get("per_class", False)
 
-    def column_name(self, metric: str, column: str) -> str:
-        """Return the name of a column of a metric's values, for display."""
-        if not column.isdigit() or not self.columns_are_classes(metric):
-            return column
-        class_names = self.record["classes"] or []
-        class_index = int(column)
-        if class_index < len(class_names):
-            return class_names[class_index]
-        return column
-
-    def columns(self, metric: str) -> list[str]:
-        """Return the names of a metric's values per client, such as classes. Empty if it has one value per client."""
-        return columns_in(self.table, metric)
+    def columns(self, metric: str) -> dict[str, str]:
+        """Return the names of a metric's values per client, such as classes, by key. Empty if it has one value per
+        client.
+        """
+        rows = self.table[self.table["metric"] == metric]
+        name_by_key = dict(zip(rows["class"], rows["class_name"]))
+        return {key: name_by_key[key] for key in columns_in(self.table, metric)}
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
-
-    @cached_property
-    def encoding(self) -> dict[str, str]:
-        """Return how each column of a table is converted to the model's inputs."""
-        dictionary = self.record.get("dictionary") or {}
-        texts = {}
-        for name, column in dictionary.get("columns", {}).items():
-            if "categories" in column:
-                text = f"categories {listed(column['categories'], 30)}"
-            else:
-                text = (
-                    f"{column['kind']} minus {column['mean']:.6g}, divided by {column['scale']:.6g}"
-                )
-            if column.get("gaps", True):
-                text += ", and whether missing"
-            texts[name] = text
-        return texts
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without

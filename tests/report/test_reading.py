@@ -45,8 +45,7 @@ def test_open_run_reads_values_and_names(tmp_path):
     assert run.metrics == ("cssv",)
     assert run.ended
     assert run.final("cssv") == last_values
-    assert run.columns("cssv") == ["0", "1"]
-    assert run.column_name("cssv", "1") == "class 1"
+    assert run.columns("cssv") == {"0": "class 0", "1": "class 1"}
     assert run.taken_part() == [4, 4, 4]
 
 
