@@ -39,7 +39,7 @@ from flsv.report.shares import (
     shares_of,
 )
 from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
-from flsv.results.reading import Run, open_run, over_seeds
+from flsv.results.reading import Run, open_run
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
     MESSAGES,
@@ -76,7 +76,7 @@ def write_report(
     """Write a run's report as an HTML page, on all clients or for one of them.
 
     Args:
-        path: the run's folder. The run need not have ended.
+        path: the run's folder, or that of a ``flsv repeat``. The run need not have ended.
         client: the id or name of the client for whom the page is written. None: the page is for the operator of the
             federation, on all clients.
         out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
@@ -92,7 +92,7 @@ def write_report(
         ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or there are no
             values to share the budget out by. Nothing is written then.
     """
-    run = over_seeds(open_run(path))
+    run = open_run(path)
     client_id = None
     folder = run.folder
     if client is not None:

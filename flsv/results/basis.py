@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
-from flsv.results.reading import Run, final_values, over_seeds
+from flsv.results.reading import Run, final_values
 from flsv.results.text import MESSAGES, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -191,8 +191,7 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 
 
 def _basis_by_metric(run: Run, metric: str) -> Basis:
-    """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
-    run = over_seeds(run)
+    """Return a metric's values in a run, or their means over its repetitions."""
     metric_info = run.metric_info(metric)
     estimates = run.estimates(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric

@@ -72,7 +72,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def find_contributions(run: Path) -> Path:
-    """Return the path of ``contributions.csv``, given this file, its folder, or the folder of a ``flsv repeat``."""
+    """Return the path of ``contributions.csv``, given this file or its folder."""
     if run.name == CONTRIBUTIONS:
         folder = run.parent
     else:
@@ -87,13 +87,6 @@ def find_contributions(run: Path) -> Path:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
-    if (folder / RUNS).is_file():
-        finished_runs = repeated_folders(folder)
-        if not finished_runs:
-            raise ConfigurationError(
-                f"{folder / RUNS} lists no finished run. Name the folder of a run."
-            )
-        return finished_runs[0] / CONTRIBUTIONS
     newest_first = sorted(folders_below, key=lambda path: path.stat().st_mtime, reverse=True)
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(newest_first)}. Name one."

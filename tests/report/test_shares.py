@@ -192,14 +192,6 @@ def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
     assert first_client["low"] < means[0] < first_client["high"]
 
 
-def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):
-    run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
-    change_record(tmp_path / "seed_1", hashes={"server": "other"})
-
-    with refused("does not have the data of"):
-        shares_of(run, Budget(100.0))
-
-
 def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
     plain = copy_part_of_run(fitted_run, tmp_path / "plain", "sv")
     events = [make_fault_event(2, 1, 2)]
