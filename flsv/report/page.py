@@ -38,7 +38,7 @@ from flsv.report.shares import (
     shares_file,
     shares_of,
 )
-from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
+from flsv.results.basis import RETRAINED, Basis, preferred_basis
 from flsv.results.reading import Run, open_run
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
@@ -485,15 +485,10 @@ def _values_of_others(
     clients: Sequence[int],
 ) -> dict[str, list[str]]:
     """Format some clients' values beside those of ``basis`` as ``{head: cells}``."""
-    estimates_by_name = {metric: run.estimates(metric) for metric in _metrics_beside(run, basis)}
-    is_by_retraining = basis is not None and basis.key == RETRAINED
-    if run.retrained is not None and not is_by_retraining:
-        estimates_by_name[RETRAINED] = run.retrained.estimates(RETRAINED_METRIC)
-
     cells = {}
-    for name, estimates in estimates_by_name.items():
-        estimates_shown = estimates.loc[clients]
-        cells[_head_of(name, estimates_shown)] = with_intervals(estimates_shown, " to ")
+    for metric in _metrics_beside(run, basis):
+        estimates = run.estimates(metric).loc[clients]
+        cells[_head_of(metric, estimates)] = with_intervals(estimates, " to ")
     return cells
 
 
