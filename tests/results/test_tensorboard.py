@@ -402,24 +402,17 @@ def picture_rounds(
     return [picture.step for picture in read_events(folder / "run").Images("Contributions/value")]
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
 @pytest.mark.parametrize(
-    ("figures", "max_part", "rounds"),
+    ("metric", "figures", "max_part", "rounds"),
     [
-        (1, 0.0, [0, 1, 2]),
-        (None, 0.0, [2]),
-        (None, 1.0, [0, 1, 2]),
+        (ClassSpecificShapley, None, 0.0, [2]),
+        pytest.param(ClassSpecificShapley, None, 1.0, [0, 1, 2], marks=pytest.mark.slow),
+        pytest.param(ShadowShapley, 1, 0.0, [0, 1, 2], marks=pytest.mark.slow),
     ],
-    ids=["asked for", "no time", "all the time"],
+    ids=["no time", "all the time", "asked for"],
 )
 def test_pictures_are_drawn_when_asked_for_and_before_the_end_in_a_part_of_the_time(
-    tmp_path,
-    monkeypatch,
-    metric,
-    figures,
-    max_part,
-    rounds,
+    tmp_path, monkeypatch, metric, figures, max_part, rounds
 ):
     monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
 
