@@ -35,8 +35,8 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.results.curves import Curves
-from flsv.results.round_result import Row, RunResult
-from flsv.results.rows import draw_metric
+from flsv.results.round_result import RunResult
+from flsv.results.rows import client_rows, draw_metric
 from flsv.results.run_table import frame
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
@@ -247,7 +247,7 @@ def write_end(
 ):
     """Write the end of a run of five rounds, in the folder North-South for clients of these names.
 
-    Clients' values are 0, 1, ... The first has the interval from -1 to the model's ``accuracy``.
+    Clients' values are 0, 1, ...
     """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
@@ -255,23 +255,7 @@ def write_end(
     settings = {"clients": len(names)}
     sink.write_settings(0, settings, partition=plt.figure)
 
-    rows = []
-    intervals = [(-1.0, accuracy), (float("nan"), float("nan"))]
-    for client, name in enumerate(names):
-        low, upper = intervals[client]
-        row = Row(
-            round=4,
-            metric="gain",
-            client=client,
-            column="",
-            value=float(client),
-            client_name=name,
-            class_name="",
-            low=low,
-            high=upper,
-        )
-        rows.append(row)
-
+    rows = client_rows(4, "gain", {i: float(i) for i in range(len(names))}, names)
     game = {"by": "accuracy", "start": None, "end": accuracy}
     result = RunResult(
         round_index=4,
