@@ -230,7 +230,7 @@ def _set_callbacks(
     arguments: dict[str, Any] = {"rounds": rounds, "seed": seed}
     why_not = "; ".join(changes)
     if not why_not:
-        arguments["checkpoint"], why_not = _checkpoint_or_reason(run, rounds)
+        arguments["checkpoint"], why_not = checkpoint_or_reason(run, rounds)
     if why_not:
         say(f"the trainings are not compared with the run's own weights: {why_not}")
     trainer = config["trainer"]
@@ -239,7 +239,7 @@ def _set_callbacks(
     trainer["callbacks"] = [*(trainer["callbacks"] or []), repetition]
 
 
-def _checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
+def checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
     """Return the run's last checkpoint, or None and the reason."""
     folder = run / "checkpoints"
     path = max(folder.glob("last*.ckpt"), key=modified, default=None)
