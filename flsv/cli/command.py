@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import re
 import signal
@@ -81,41 +80,6 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, previous_handler)
 
 
-class DiscardableOutput(io.FileIO):
-    """Standard output that is discarded once its reader, such as ``head``, has closed the pipe."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            null_device = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null_device, self.fileno())
-            os.close(null_device)
-            return len(data)
-
-
-@contextmanager
-def ignore_closed_pipe() -> Iterator[None]:
-    """Let a command continue within this context after the reader of its output has closed the pipe."""
-    if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
-        yield
-        return
-    usual_output: Any = sys.stdout
-    # This object writes to the same file, and raises no error after the pipe is closed.
-    output_file = DiscardableOutput(usual_output.fileno(), "w", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(output_file),
-        encoding=usual_output.encoding,
-        errors=usual_output.errors,
-        line_buffering=usual_output.line_buffering,
-    )
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stdout = usual_output
-
-
 class CommandParser(argparse.ArgumentParser):
     """Parser that accepts each option only once, and writes errors in one line with the nearest choice."""
 
@@ -142,23 +106,8 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
 
 
-def from_1(text: str) -> int:
-    """Parse a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
-    return int(text)
-
-
-def amount(text: str) -> float:
-    """Parse an amount."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number, such as 10000") from None
-
-
 #: The types of options by their names in ``commands.yaml``.
-TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "count": from_1, "amount": amount}
+TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
 
 
 def command_parser(

@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flsv.__about__ import __version__
@@ -19,12 +18,11 @@ from flsv.cli.command import (
     NO_BARS,
     QUIET_FIT_ARGUMENTS,
     CommandParser,
-    ignore_closed_pipe,
     terminable,
 )
 from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
 from flsv.cli.configs import check_file, config_files
-from flsv.utilities.errors import ConfigurationError, no_run_folder
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.one_lightning import import_as_lightning
 
 #: ``{subcommand: description}``.
@@ -44,8 +42,6 @@ FLSV_COMMANDS = {
 }
 #: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
-#: Subcommands whose first argument is a run's folder.
-COMMANDS_ON_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
 COMMANDS_WITHOUT_PYTORCH = ("init", "report")
 QUIET_OPTIONS = ("-q", "--quiet")
@@ -87,7 +83,7 @@ def exit_status(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with ignore_closed_pipe(), terminable():
+        with terminable():
             return run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
@@ -99,6 +95,11 @@ def exit_status(
         if type(stopped) is KeyboardInterrupt:
             return 128 + signal.SIGINT
         return 128 + signal.SIGTERM
+    except BrokenPipeError:
+        # The reader of the output, such as head, has closed the pipe. Python writes what is left when it ends.
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -144,8 +145,6 @@ def _run(words: list[str]) -> int:
 
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command in COMMANDS_ON_A_RUN:
-        _check_run_folder(arguments[1:])
     if command not in COMMANDS_WITHOUT_PYTORCH:
         if "pytorch_lightning" not in sys.modules:
             import_as_lightning()  # a configuration may name classes of packages that import it
@@ -160,15 +159,6 @@ def _run(words: list[str]) -> int:
         return _run_lightning_command(arguments, command, quiet)
     except OptionError as error:
         raise ConfigurationError(explain(error, config_files(arguments), arguments)) from None
-
-
-def _check_run_folder(arguments: list[str]) -> None:
-    """Raise an error for a folder that does not exist before PyTorch is imported, which takes seconds."""
-    if not arguments or arguments[0].startswith("-"):
-        return
-    folder = Path(arguments[0])
-    if not folder.exists():
-        raise no_run_folder(folder)
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
