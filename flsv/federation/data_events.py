@@ -14,7 +14,7 @@ from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return an event for each pair of clients with the same samples, and for each client with duplicate or empty
+    """Return an event for each pair of clients with the same samples, and for each client with duplicate
     samples. Warn if there are any."""
     all_copies = copies_in(data)
     events = []
