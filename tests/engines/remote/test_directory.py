@@ -301,8 +301,8 @@ def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
         remote.fit()
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Ends a run even where scores may fail."""
 
 
 def make_halving_loop():
@@ -317,20 +317,13 @@ def make_halving_loop():
     )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_run(tmp_path_factory):
-    """The folder and the loop of a run of four rounds."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    federation = SitesInProcess(folder, make_halving_loop, make_momentum_module)
-    return folder, federation.fit(rounds=4, server_data=ServerData())
-
-
 @pytest.mark.slow
-def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
-    tmp_path, uninterrupted_run
-):
-    """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
-    killed = SitesInProcess(tmp_path, make_halving_loop, make_momentum_module)
+def test_run_of_a_server_that_is_killed_twice_equals_the_uninterrupted_run(tmp_path, monkeypatch):
+    """It dies after its sites have trained a round that it has not saved, which they train again from before it, and
+    while it writes the rows of coalitions, which it trains again."""
+    whole = SitesInProcess(tmp_path / "whole", make_halving_loop, make_momentum_module)
+    killed = SitesInProcess(tmp_path / "killed", make_halving_loop, make_momentum_module)
+    whole_run = whole.fit(rounds=4, server_data=ServerData())
 
     def kill_in_round_2(address, packet, reply):
         is_last_site = address == OSAKA_ADDRESS
@@ -342,38 +335,24 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     killed.transport.on_reply = kill_in_round_2
     with pytest.raises(Killed), warns("round 3 is discarded"):
         killed.go_on_until(4, server_data=ServerData())
-
     killed.transport.on_reply = pass_on
-    resumed_run = killed.go_on_until(4, server_data=ServerData())
-    assert_same_runs(resumed_run, uninterrupted_run[1])
 
-
-class KilledAtOnce(BaseException):
-    """Ends a run even where scores may fail."""
-
-
-@pytest.mark.slow
-def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
-    tmp_path, uninterrupted_run, monkeypatch
-):
-    killed = SitesInProcess(tmp_path, make_halving_loop, make_momentum_module)
     add = CoalitionStore.add
 
-    def kill_in_round_2(store, seed, members, models):
+    def kill_at_row_2(store, seed, members, models):
         if 2 in models:
-            raise KilledAtOnce
+            raise Killed
         add(store, seed, members, models)
 
-    monkeypatch.setattr(CoalitionStore, "add", kill_in_round_2)
-    with pytest.raises(KilledAtOnce):
-        killed.go_on_until(4, server_data=ServerData())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(CoalitionStore, "add", kill_at_row_2)
+        with pytest.raises(Killed):
+            killed.go_on_until(4, server_data=ServerData())
 
     resumed_run = killed.go_on_until(4, server_data=ServerData())
-    whole_folder, whole_run = uninterrupted_run
     assert_same_runs(resumed_run, whole_run)
     table, whole_table = [
-        (folder / "coalitions.csv").read_text() for folder in (tmp_path, whole_folder)
+        (folder / "coalitions.csv").read_text() for folder in (killed.tmp, whole.tmp)
     ]
     assert table == whole_table
 

@@ -28,6 +28,7 @@ from helpers.sites import (
     ServerData,
     SiteData,
     SitesInProcess,
+    fit_in_one_process,
     make_mlp_module,
     make_shapfed_loop,
     make_site,
@@ -187,35 +188,32 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
     make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
-def check_that_a_policy_can_allow(score, folder, make):
-    policy = SitePolicy(reports=[score])
-    remote = make_sites_with_policy(folder, make, policy, client_val=0.7)  # five samples of a class
-    loop = remote.fit(rounds=1, server_data=ServerData())
-    assert all(score not in event.what for event in loop.events)
-
-
 HELLO = Packet("handshake", {"client": 0, "clients": 3})
 
 
-#: Allows scores, and none of those asked for below.
-WITHHOLDING = SitePolicy(reports=["training_loss", "auroc"])
-
-
 @pytest.mark.slow
-def test_sites_whose_policy_withholds_the_scores_of_models_are_refused_before_training(
-    tmp_path,
-):
+def test_losses_logged_at_sites_equal_those_of_one_process_if_a_policy_allows_them(tmp_path):
     def make():
-        evaluated_by_loss = PartialFederatedShapley(
-            evaluators="clients", performance="val_loss", mode="min"
-        )
-        return make_evaluation_loop(evaluated_by_loss)
+        by_loss = PartialFederatedShapley(evaluators="clients", performance="val_loss", mode="min")
+        return make_evaluation_loop(by_loss)
 
-    check_that_a_policy_can_allow("val_loss", tmp_path / "a", make)
+    splits = {"client_val": 0.7}  # five samples of a class
+    allowing = SitePolicy(reports=["val_loss"])
+    at_sites = make_sites_with_policy(tmp_path / "a", make, allowing, **splits).fit(
+        rounds=2, server_data=ServerData()
+    )
+    local = fit_in_one_process(tmp_path / "b", make, rounds=2, **splits)
 
-    remote = make_sites_with_policy(tmp_path / "b", make, WITHHOLDING, **SPLITS)
+    # Samples lie in another order at a site, and losses are rounded in it.
+    values = at_sites.contributions["m"]
+    torch.testing.assert_close(values, local.contributions["m"], rtol=0, atol=1e-6)
+    assert all("val_loss" not in event.what for event in at_sites.events)
+
+    withholding = SitePolicy(reports=["training_loss", "auroc"])
     with refused("policy does not allow reports of 'val_loss'"):
-        remote.fit(rounds=1, server_data=ServerData())
+        make_sites_with_policy(tmp_path / "c", make, withholding, **splits).fit(
+            rounds=1, server_data=ServerData()
+        )
 
 
 @pytest.mark.slow

@@ -344,27 +344,6 @@ def check_that_sites_equal_one_process(
     return remote, local
 
 
-@pytest.mark.slow
-def test_values_by_losses_logged_at_sites_equal_those_of_one_process(tmp_path):
-    def by_loss():
-        metric = PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients")
-        return {"loss": metric}
-
-    def make():
-        return make_fedavg_loop(metrics=by_loss())
-
-    local = fit_in_one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
-    at_sites = SitesInProcess(
-        tmp_path / "b",
-        make,
-        client_val=0.4,
-    ).fit(rounds=2, server_data=ServerData())
-    # Samples lie in another order at a site, and losses are rounded in it.
-    values = at_sites.contributions["loss"]
-
-    torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
-
-
 def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path, monkeypatch):
     """Its own log says why, and the server only learns where."""
     owners = []
