@@ -113,7 +113,6 @@ class LooksAtTheServersModel(FedAvg):
     needs = ("server_data",)
 
     def end_round(self, round):
-        assert round.server_data is not None
         module_at_server = round.server_data.module(round.global_vector)
         self.shift_at_server = module_at_server.shift.clone()
 

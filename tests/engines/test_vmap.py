@@ -62,12 +62,11 @@ class Logs(Plainest):
 
 
 class Spare(Plainest):
-    """A parameter without a gradient does not decay. One network has two names."""
+    """A parameter without a gradient does not decay."""
 
     def __init__(self):
         super().__init__(MOMENTUM)
         self.spare = nn.Parameter(torch.ones(2))
-        self.body = self.net
 
 
 class Scaled(Plainest):
@@ -128,7 +127,7 @@ PAIRS = {
     "mixed precision": {"trainer": {"precision": "bf16-mixed"}, "tolerance": 5e-3},
     "what transfers draw": {"make": Augmented, "local_epochs": 2},
     "data of any kind": {"data": make_samples_without_tensors},
-    "a parameter without a gradient, and a tied layer": {"make": Spare},
+    "a parameter without a gradient": {"make": Spare},
     "logs, metrics, a dictionary and the epoch": {"make": Logs},
     "callbacks that act once a round": {"make": Scaled, "trainer": {"callbacks": CALLBACKS}},
     "two clients at once": {"engine": partial(VmapProcess, chunk=2), "rounds": 2},

@@ -1,8 +1,6 @@
 """Small modules as users write them, the plain one first. Only ``Diverges`` knows flsv."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import lightning as L
 import torch
@@ -38,10 +36,10 @@ class Plain(L.LightningModule):
 
     def __init__(
         self,
-        net: nn.Module | None = None,
-        optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
-        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-        interval: str = "epoch",
+        net=None,
+        optimizer=sgd,
+        scheduler=None,
+        interval="epoch",
     ):
         super().__init__()
         self.net = net or network()
@@ -75,7 +73,7 @@ class Plain(L.LightningModule):
 class OfShape:
     """Shares what has so many dimensions."""
 
-    def __init__(self, dimensions: int):
+    def __init__(self, dimensions):
         self.dimensions = dimensions
 
     def __call__(self, name, tensor):
@@ -85,7 +83,7 @@ class OfShape:
 class Plainest(Plain):
     """Without BatchNorm."""
 
-    def __init__(self, optimizer: Any = sgd, **kwargs: Any):
+    def __init__(self, optimizer=sgd, **kwargs):
         super().__init__(network(batch_norm=False), optimizer, **kwargs)
 
 
