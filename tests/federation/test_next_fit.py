@@ -12,7 +12,7 @@ from flsv.metrics import CosineGradientShapley, ShadowShapley
 from helpers import refused, warns
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_data, toy_sets
-from helpers.fits import fit, make_checkpoint_callback, trainer_for
+from helpers.fits import fit, fit_and_save, trainer_for
 from helpers.models import Plainest
 
 pytestmark = [
@@ -179,11 +179,10 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(t
 
 def go_on_with(folder, first_options, new_options, batch_size=8):
     """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}
     learning_rate = first_options.pop("lr", 0.1)
     sgd = partial(torch.optim.SGD, lr=learning_rate)
     loop = make_loop().replace(**first_options)
-    fit(loop, folder / "first", Plainest(sgd), make_three_clients(), ROUNDS, **saving)
+    checkpoint = fit_and_save(loop, folder / "first", Plainest(sgd), make_three_clients(), ROUNDS)
 
     new_sgd = partial(torch.optim.SGD, lr=new_options.pop("lr", learning_rate))
     resumed = make_loop().replace(**new_options)
@@ -195,7 +194,7 @@ def go_on_with(folder, first_options, new_options, batch_size=8):
             Plainest(new_sgd),
             toy_data((4, 1, 2), batch_size, server_val=0.3),
             2 * ROUNDS,
-            folder / "checkpoints/last.ckpt",
+            checkpoint,
         )
     return list(resumed.run.coalition_differences)
 
