@@ -103,9 +103,9 @@ NORMS = {
     "tolerance": 1e-10,
 }
 PAIRS = {
-    "momentum, several epochs": {
+    "momentum, local epochs of each client": {
         "make": partial(Plainest, MOMENTUM),
-        "local_epochs": 2,
+        "local_epochs": {"0": 1, "1": 2, "2": 1, "3": 4, "4": 1},
         "evaluation": ClientEvaluation(keep_trained=True),
     },
     "ShapFed": {
