@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from flsv.testing import check_aggregator, check_metric
+from flsv.testing import check_part
 
 PROJECT = Path(__file__).parent / "user_project.py"
 ROOT = Path(__file__).parents[2]
@@ -77,5 +77,5 @@ def test_typed_user_project_runs_and_values_its_clients(tmp_path, monkeypatch):
     values_of_round = project.cosine_values_of_round(net, moved, batch)
     assert len(values_of_round) == 2
 
-    check_metric(project.UpdateSize())
-    check_aggregator(project.ShortestFirst("norm"))
+    check_part(project.UpdateSize())
+    check_part(project.ShortestFirst("norm"))
