@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.fits import fit, plain_trainer
-from helpers.models import Plain
+from helpers.models import LogsByRound
 from helpers.runs import QUIET, read_rows, write_config
 
 
@@ -118,19 +118,6 @@ def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, mess
     assert not list((tmp_path / "runs").rglob("*.csv"))
 
 
-class Rated(Plain):
-    """Logs what it is told to, round by round."""
-
-    def __init__(self, name, values):
-        super().__init__()
-        self.name = name
-        self.values = values
-
-    def on_validation_epoch_end(self):
-        if self.name is not None:
-            self.log(self.name, self.values[self.current_epoch])
-
-
 def fit_with_default_checkpoints(folder, module):
     fit(
         FederatedLoop(seed=0),
@@ -156,14 +143,14 @@ def fit_with_default_checkpoints(folder, module):
 def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
     tmp_path, name, values, best
 ):
-    trainer = fit_with_default_checkpoints(tmp_path, Rated(name, values))
+    trainer = fit_with_default_checkpoints(tmp_path, LogsByRound(name, values))
 
     best_checkpoint = torch.load(find_checkpoint("best", trainer), weights_only=True)
     assert best_checkpoint["epoch"] == best
 
 
 def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path):
-    trainer = fit_with_default_checkpoints(tmp_path, Rated(None, []))
+    trainer = fit_with_default_checkpoints(tmp_path, LogsByRound(None, []))
 
     with refused("no .*best.ckpt, which a fit saves"):
         find_checkpoint("best", trainer)
