@@ -213,24 +213,6 @@ def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(mon
     assert loop.local_epochs == 2
 
 
-@pytest.mark.slow
-def test_help_of_fit_has_less_than_800_lines(tmp_path):
-    """In a process of its own, since classes that other tests have imported are listed, too."""
-    command = [sys.executable, "-m", "flsv", "fit", "--help"]
-    environment = {**os.environ, "COLUMNS": "80"}
-
-    printed = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert len(printed.stdout.splitlines()) < 800
-
-
 def main_without_a_reader(words):
     """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
     standard_output = 1
