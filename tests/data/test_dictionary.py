@@ -41,7 +41,7 @@ def make_dictionary(**changes: Any) -> dict[str, Any]:
     return yaml.safe_load(DICTIONARY) | changes
 
 
-def read_clinics(folder: Path, dictionary: dict[str, Any], **cells: list[str]) -> Any:
+def read_clinics(folder: Path, dictionary: Any, **cells: list[str]) -> Any:
     """Read two clinics' files, of which Lyon's has other cells."""
     paths = {}
     for name, rows in (("Boston", ROWS), ("Lyon", ROWS | cells)):
@@ -76,6 +76,14 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     assert inputs[1].tolist() == pytest.approx(second_row)
     assert labels.tolist() == [0, 1, 0, 1] * 2
     assert data.describe()["dictionary"] == Dictionary.from_plain(make_dictionary()).hash
+
+
+def test_classes_of_a_dictionary_object_keep_their_order(tmp_path: Path) -> None:
+    data = read_clinics(tmp_path, Dictionary("died", classes=("yes", "no")))
+
+    assert data.class_names == ("yes", "no")
+    _, labels = data._source.tensors
+    assert labels.tolist() == [1, 0, 1, 0] * 2
 
 
 def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
