@@ -82,7 +82,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     cards = data.column_cards
     column_names = pd.Index([card.name for card in cards], name="column")
     frame = pd.DataFrame(index=column_names)
-    frame[READ_AS] = [card.became for card in cards]
+    frame[READ_AS] = [card.read_as for card in cards]
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
         fractions = []
@@ -101,24 +101,9 @@ def describe_positive_class(data: FederatedDataModule) -> str:
 
 
 def notes_on_data(data: FederatedDataModule) -> list[str]:
-    """Return notes on possible problems with the data."""
-    texts = []
-    if data.no_classes is None and len(data.class_names) <= _MAX_SHOWN:
-        texts += _notes_on_classes(data)
-    missing_fractions = missing_table(data).drop(columns=READ_AS)
-    for column, fractions in missing_fractions.iterrows():
-        # Compared with the client that has the fewest missing values.
-        is_mostly_missing = fractions - fractions.min() > 0.5
-        clients = fractions.index[is_mostly_missing]
-        if len(clients):
-            texts.append(
-                f"{column} is missing mostly at {listed(clients)}, so that the model may learn from a missing value "
-                "which client a row is from."
-            )
-    return texts
-
-
-def _notes_on_classes(data: FederatedDataModule) -> list[str]:
+    """Return notes on classes that are rare, or missing at a client."""
+    if data.no_classes is not None or len(data.class_names) > _MAX_SHOWN:
+        return []
     texts = []
     counts = pd.DataFrame(
         data.class_counts.tolist(), index=data.client_names, columns=data.class_names

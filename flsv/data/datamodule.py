@@ -154,11 +154,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                     "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                     "dictionary, or give the table as source."
                 )
-            dictionary = _checked_dictionary(dictionary, splits.together)
-            splits = replace(splits, together=dictionary.patient)
+            # Imported for tables only, since it imports pandas.
+            from flsv.data.tables.source import as_dictionary
+
+            dictionary = as_dictionary(dictionary)
             labels = _target(labels, dictionary)
-        elif splits.together is not None and isinstance(labels, str):
-            dictionary = _checked_dictionary(None, splits.together)
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -549,21 +549,6 @@ def _current_length(dataset: Any) -> int:
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)
-
-
-def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
-    """Make a data dictionary with the patient ``together``. Its class is imported for tables only."""
-    from flsv.data.tables.source import as_dictionary
-
-    dictionary = as_dictionary(options)
-    if together is None or dictionary.patient == together:
-        return dictionary
-    if dictionary.patient is not None or dictionary.is_complete:
-        raise ConfigurationError(
-            f"splits.together is {together!r}, but the data dictionary has patient: {dictionary.patient!r}. Set one of "
-            "them only."
-        )
-    return replace(dictionary, patient=together)
 
 
 def _target(labels: Any, dictionary: Dictionary) -> str:

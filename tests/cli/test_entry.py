@@ -264,18 +264,16 @@ for words in sys.argv[1:]:
     print(words, main(words.split()))
 assert "torch" not in sys.modules
 """
-#: Commands with a misspelt file or folder, and what is said.
+#: Commands with a misspelt file, and what is said.
 MISSPELT = {
     "fit --config quickstrat": "Did you mean quickstart?",
     "fit --config quickstart --config=shapfd": "Did you mean shapfed",
     "fit -c zzz": "With flsv come afedsv, ",
     "data --config quickstrat": "Did you mean quickstart?",
-    "retrain no_run --seeds 1": "there is no folder no_run.",
-    "report no_run": "there is no folder no_run.",
 }
 
 
-def test_misspelt_file_or_folder_is_told_before_torch_is_imported():
+def test_misspelt_file_is_told_before_torch_is_imported():
     finished = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_TORCH, *MISSPELT],
         capture_output=True,

@@ -18,7 +18,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
 from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
-from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
+from helpers.fits import KeepUpdates, assert_resumes, fit, fit_and_save, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
 from helpers.kinds_of_attributes import FourGenerators
 from helpers.kinds_of_modules import ChangesItself, add_layer, hook_forward
@@ -158,15 +158,7 @@ def test_state_of_a_module_resumes_bitwise(tmp_path, name):
 )
 def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, message):
     make_module = partial(ChangesItself, change)
-    fit(
-        FederatedLoop(seed=SEED),
-        tmp_path,
-        make_module(),
-        rounds=1,
-        callbacks=[make_checkpoint_callback(tmp_path)],
-        enable_checkpointing=True,
-    )
-    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint = fit_and_save(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=1)
 
     with warns(message):
         fit(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=2, ckpt_path=checkpoint)

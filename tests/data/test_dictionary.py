@@ -122,7 +122,7 @@ def test_missing_column_of_a_table_is_refused(tmp_path: Path) -> None:
         ({"columns": {"age": {"low": 5, "high": 4}}}, "'age'.*low=5.* is above high=4"),
         ({"columns": {"age": {"lowest": 5}}}, "'age' has no option 'lowest'"),
         ({"columns": {"zip": {"categories": ["01067", 1067]}}}, "'zip'.*quotation marks"),
-        ({"patient": "age"}, "the target 'died' or the patient 'age' is among the columns"),
+        ({"columns": {"died": {}}}, "the target 'died' is among the columns"),
         ({"excluded": {"age": ""}}, "both among the columns and among the excluded"),
         ({"columns": {"age": {"kind": "number"}}}, "'age'.*kind='number': expected"),
         ({"exclude": ["age"]}, "has no option 'exclude'. Did you mean excluded"),
@@ -149,18 +149,6 @@ def test_question_without_an_answer_is_refused(tmp_path: Path) -> None:
     dictionary = make_dictionary(excluded={"came": "? dates. Days since what?"})
     with pytest.raises(ConfigurationError, match="came: dates. Days since what"):
         read_clinics(tmp_path, dictionary)
-
-
-def test_rows_of_the_dictionarys_patient_stay_together() -> None:
-    def make_data(**splits: Any) -> FederatedDataModule:
-        dictionary = make_dictionary(patient="case")
-        return FederatedDataModule(
-            "Lyon.csv", labels="died", dictionary=dictionary, splits=Splits(**splits)
-        )
-
-    assert make_data().splits.together == "case"
-    with pytest.raises(ConfigurationError, match="splits.together is 'ward', but the data dict"):
-        make_data(together="ward")
 
 
 def test_dictionary_of_another_target_is_refused(tmp_path: Path) -> None:

@@ -324,8 +324,16 @@ NO_NAME = "refused: .*has columns with the names '(hb', 'hb)?'"
 #: excludes it.
 OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "no change": (no_change, "right", "right"),
-    "decimal commas": (write_decimal_commas, COMMA, COMMA),
-    "mixed decimal marks": (mix_decimal_marks, COMMA, COMMA),
+    "decimal commas": (
+        write_decimal_commas,
+        COMMA,
+        misfits(r"\d+", "\n.*Lyon.csv, line 2: .* in 'age'"),
+    ),
+    "mixed decimal marks": (
+        mix_decimal_marks,
+        COMMA,
+        misfits(40, "\n.*Lyon.csv, line 2: .* in 'hb'"),
+    ),
     "points of thousands": (
         both(put(THREE_DIGITS, "cells", None), put("25.548", "cells", rows=10)),
         POINT,
@@ -569,13 +577,13 @@ LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
         (USUAL_CELLS, OTHER_UNIT, "hb: the mean is 20.4[56], elsewhere 15.4|in 'hb', expected"),
         (
             CELLS_WITH_FRACTIONS,
-            put(["25.548", "873", "1.412"], "cells"),
-            "does the point of '25.548' separate thousands",
+            put(["425.548", "473", "441.412"], "cells"),
+            "does the point of '441.412' separate thousands",
         ),
         (
             USUAL_CELLS,
             put(LEADING_ZEROS, "cells"),
-            "refused: .*: the values of cells begin with a zero",
+            "refused: .*: cells: the values begin with a zero",
         ),
         (
             USUAL_CELLS,

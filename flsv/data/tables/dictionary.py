@@ -152,12 +152,11 @@ class Column:
         return f"{self.kind} from {low:g} to {high:g} {self.unit}".strip()
 
     @property
-    def became(self) -> str:
-        """Features that the column becomes, for messages."""
+    def read_as(self) -> str:
+        """Kind of the column, or the number of its categories, for messages."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
-        texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
-        return texts.get(self.kind, self.kind)
+        return self.kind
 
     def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
         """Return the texts that mean a missing value. The usual ones hold for text files: in a DataFrame, NA is a
@@ -236,8 +235,8 @@ _RULES: Rules = (
     ),
     (lambda a: _are_distinct(a.classes), "classes={classes}: a class occurs twice."),
     (
-        lambda a: not {a.target, a.patient}.intersection(a.columns),
-        "the target {target!r} or the patient {patient!r} is among the columns, which become features.",
+        lambda a: a.target not in a.columns,
+        "the target {target!r} is among the columns, which become features.",
     ),
     (
         lambda a: not (a.columns.keys() & a.excluded.keys()) - {REST},
@@ -270,7 +269,6 @@ class Dictionary:
         target_scale: number by which the difference is divided.
         excluded: columns that are not used, each with the reason. A reason that begins with a question mark is a
             question, which somebody has to answer. ``"*"``: all columns that are not named.
-        patient: column whose rows stay together when some are held out.
         read: format of text files, by the client's or the file's name. ``"*"``: all others.
 
     Raises:
@@ -287,7 +285,6 @@ class Dictionary:
     target_mean: float = 0.0
     target_scale: Positive = 1.0
     excluded: Mapping[str, str] = field(default_factory=dict)
-    patient: str | None = None
     read: Mapping[str, FileFormat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -375,7 +372,7 @@ class Dictionary:
 
         if misfits:
             title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
-            remedy = "Correct the fields, or the dictionary, which all sites share."
+            remedy = "Correct the fields, or the dictionary that all sites share, such as the files' formats (read)."
             raise ConfigurationError(
                 "\n".join([title, *misfits, remedy]),
                 without_data=self.message_without_values(unfit_columns),

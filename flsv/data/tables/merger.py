@@ -36,8 +36,6 @@ from flsv.utilities.errors import ConfigurationError, listed
 # Above these, a site's column differs so much from the others' that there is a data warning.
 #: Ratio of means and deviations that are in two units, if there are many rows.
 MAX_RATIO = 2.1
-#: Ratio of deviations.
-MAX_RATIO_OF_DEVIATIONS = 4.0
 #: Difference of means, in deviations.
 MAX_SHIFT = 2.0
 #: Difference of the shares of missing values.
@@ -54,7 +52,7 @@ _CLIENTS = "the clients"
 #: Name of the rows that no client trains on.
 _UNTRAINED = ""
 #: Arguments that are equal in all dictionaries that are merged.
-_SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive")
+_SHARED_SETTINGS = ("target", "task", "standardize_target", "positive")
 
 
 def merge(dictionary_by_site: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableWarning]]:
@@ -323,15 +321,6 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
             text = f"the values are {ratio_of_means:.3g} times those {usual_source}: are they in another unit?"
             return _Difference(2 * size / allowed_size, text)
 
-    ratio_of_scales = scale / usual_scale
-    is_compact = usual_scale < abs(usual_mean) / 2
-    if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
-        text = (
-            f"the standard deviation is {scale:.3g}, {usual_source} {usual_scale:.3g}: are some values in another "
-            "unit, or codes of missing values?"
-        )
-        return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
-
     shift = abs(mean - usual_mean) / max(scale, usual_scale)
     return _Difference(
         shift / MAX_SHIFT, f"the mean is {mean:.4g}, {usual_source} {usual_mean:.4g}"
@@ -501,7 +490,13 @@ def infer_all(
 
     merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
     for table in held_out:
-        dictionaries_of_table = infer(table, dictionary, leaves_site=is_site)
+        all_rows = {table.name: np.arange(len(table))}
+        dictionaries_of_table = infer(
+            table,
+            dictionary,
+            rows_by_site=all_rows,
+            leaves_site=is_site,
+        )
         merged, warnings_beside_clients = _widened(
             merged, dictionaries_of_table, subject_site=table.name
         )
@@ -539,32 +534,11 @@ def compare(
         ConfigurationError: fields do not fit the dictionary, or it is not clear whether they are the numbers that it
             expects.
     """
-    has_codes = {}
-    for name, column in dictionary.columns.items():
-        table.check_has(name, "the data dictionary")
-        if column.has_numbers:
-            try:
-                unknown_column = Column(gaps=column.gaps, unit=column.unit)
-                has_codes[name] = kind_of(table, name, unknown_column) == CATEGORIES
-            except Question as question:
-                raise ConfigurationError(
-                    f"{site}: {name}: {question}",
-                    without_data=dictionary.message_without_values(
-                        [f"{name!r} ({column.description})"]
-                    ),
-                ) from question
-
     values = dictionary.values(table)
     data_warnings: list[TableWarning] = []
     for name, column in dictionary.columns.items():
-        if has_codes.get(name):
-            raise ConfigurationError(
-                f"{site}: the values of {name} begin with a zero or a plus, as codes do, but the data dictionary "
-                f"expects {column.kind}. Set kind: categories, or exclude the column.",
-                without_data=dictionary.message_without_values(
-                    [f"{name!r} ({column.description})"]
-                ),
-            )
+        if column.has_numbers:
+            _check_still_numbers(dictionary, table, site, name)
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
         site_column = inferred_column(unlimited_column, values[name])
         # A column that was written by hand has no count.
@@ -574,3 +548,21 @@ def compare(
             name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}"
         )
     return values, data_warnings
+
+
+def _check_still_numbers(dictionary: Dictionary, table: Table, site: str, name: str) -> None:
+    """Raise ConfigurationError if fields that can be read as numbers may be codes, or other numbers."""
+    column = dictionary.columns[name]
+    unknown_column = Column(gaps=column.gaps, unit=column.unit)
+    try:
+        if kind_of(table, name, unknown_column) == CATEGORIES:
+            raise Question(
+                f"the values begin with a zero or a plus, as codes do, but the data dictionary expects {column.kind}. "
+                "Set kind: categories, or exclude the column."
+            )
+    except Question as question:
+        description = f"{name!r} ({column.description})"
+        raise ConfigurationError(
+            f"{site}: {name}: {question}",
+            without_data=dictionary.message_without_values([description]),
+        ) from question
