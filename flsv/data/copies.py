@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
-#: A data warning of at least this strength is strong. Weaker ones have a strength of at least 1.
-STRONG_WARNING = 2.0
 #: Name in data warnings about equal samples, instead of a table's column.
 SAMPLES = "samples"
 #: A client with fewer samples is not compared.
@@ -44,11 +42,6 @@ class Copies:
     def kind(self) -> str:
         """Return the kind of the event: ``repeated`` or ``shared``."""
         return "repeated" if self.other_client is None else "shared"
-
-    @property
-    def strength(self) -> float:
-        """Strength of the data warning, see :data:`STRONG_WARNING`."""
-        return STRONG_WARNING * self.excess / MAX_SHARE_OF_COPIES
 
     def text(self, client_names: Sequence[str]) -> str:
         """Return the text of the data warning."""

@@ -227,7 +227,7 @@ class FederatedData:
             if sample_hashes is None:
                 hashes[str(client)] = content_hash(self._source.train, indices)
             else:
-                hashes[str(client)] = digest(sample_hashes[indices]).hex()
+                hashes[str(client)] = digest(sample_hashes[indices.numpy()]).hex()
         return hashes
 
     def hashes_of_samples(self) -> list[np.ndarray] | None:
@@ -235,7 +235,7 @@ class FederatedData:
         sample_hashes = self._source.sample_hashes
         if sample_hashes is None:
             return None
-        return [sample_hashes[indices] for indices in self._source.splits.train]
+        return [sample_hashes[indices.numpy()] for indices in self._source.splits.train]
 
     @property
     def malicious(self) -> list[int]:

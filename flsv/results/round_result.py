@@ -47,8 +47,6 @@ class Event:
     kind: str | None = None
     column: str = ""
     text: str = ""
-    #: How far a data-quality warning is above the threshold for warnings, which is 1. None for other events.
-    strength: float | None = None
 
 
 def invalid_updates_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.data.copies import Copies, find_copies
 from flsv.data.sample_hashes import hash_samples
 from helpers.fits import fit
@@ -114,15 +114,15 @@ def test_equal_samples_have_equal_hashes_and_others_do_not(
 ) -> None:
     indices = torch.arange(NUM_SAMPLES)
 
-    hashes = hash_samples(make(0), indices)
-    assert hashes is not None
     # A subset and a concatenation have the hashes of the tensors that they hold.
     make_again = make_tensors if make in (make_subset, make_parts) else make
-    some_hashes = hash_samples(make_again(0), indices[[3, 20, 39]])
+    hashes = hash_samples(make_again(0), indices)
+    assert hashes is not None
+    some_hashes = hash_samples(make(0), indices[[39, 3, 20]])
     hashes_by_seed = hash_samples(make(1), indices)
 
     assert len(np.unique(hashes)) == NUM_SAMPLES
-    assert np.array_equal(hashes[[3, 20, 39]], some_hashes)
+    assert np.array_equal(hashes[[39, 3, 20]], some_hashes)
     assert not np.isin(hashes, hashes_by_seed).any()
 
 
@@ -247,6 +247,19 @@ def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None
         hashes[2] = hashes[0]
         (copies,) = find_copies(hashes)
         assert facts_of(copies) == (0, 2, 72)
+
+
+def test_the_only_sample_of_a_client_has_a_hash() -> None:
+    data = FederatedDataModule(
+        clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
+        splits=Splits(server_val=0.0),
+    )
+    data.setup("fit")
+
+    hashes = data.hashes_of_samples()
+
+    assert hashes is not None
+    assert [len(samples) for samples in hashes] == [NUM_SAMPLES, 1]
 
 
 def test_a_fit_that_tells_nobody_does_not_compare_samples(
