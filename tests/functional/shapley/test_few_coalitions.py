@@ -14,7 +14,7 @@ from flsv.functional import (
     interval_over_seeds,
 )
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance, retrained_shapley
+from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance
 from flsv.functional.shapley.surrogate import (
     averaged_membership,
     fit_surrogate,
@@ -125,25 +125,6 @@ def test_standard_errors_match_real_errors_in_noisy_games():
     # 1: standard errors as large as the errors. They may be too large, by two thirds at most, and not too small.
     root_mean_square = torch.cat(ratios).square().mean().sqrt()
     assert 0.6 < root_mean_square < 1
-
-
-@pytest.mark.parametrize("design", ["all", "singles"])
-def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(design):
-    masks = few_coalitions(3, design)
-    seeded = make_generator()
-    table = torch.rand(2, len(masks), generator=seeded).double()
-
-    values, half = retrained_shapley(masks, table)
-
-    estimates = [few_coalitions_shapley(masks, utilities) for utilities in table]
-    by_seed = torch.stack([estimate.values for estimate in estimates])
-    stderr = torch.stack([estimate.stderr for estimate in estimates])
-
-    assert_close(values, by_seed.mean(0))
-
-    expected = interval_over_seeds(by_seed, stderr.mean(0))
-    assert_close(half, expected)
-    assert (stderr == 0).all() == (design == "all")
 
 
 NORMAL_QUANTILE = 1.6448536  # 95 % of a normal variable are below it
