@@ -93,7 +93,8 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     masks = few_coalitions(n, design)
     utilities = play_quadratic_game(masks, *make_quadratic_game(n))
 
-    values = few_coalitions_shapley(masks, utilities).values
+    two_games = torch.stack([utilities, 2 * utilities], dim=1)
+    values, doubled_values = few_coalitions_shapley(masks, two_games).values.T
 
     surrogate, _ = fit_surrogate([list(KERNEL_PARTS)], masks, utilities[:, None])
     # What the surrogate leaves of the gain from the empty to the grand coalition is shared equally.
@@ -104,6 +105,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     expected = surrogate.shapley()[:, 0] + unexplained_gain / n
 
     assert_close(values, expected, rtol=0, atol=1e-9)
+    assert_close(doubled_values, 2 * values)
 
 
 def test_standard_errors_match_real_errors_in_noisy_games():
