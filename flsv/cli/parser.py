@@ -212,20 +212,6 @@ class FederatedCLI(LightningCLI):
                 raise
             super().parse_arguments(parser, args)
 
-    def before_instantiate_classes(self) -> None:
-        """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
-        for name in (
-            "federation.evaluation",
-            "federation.reporting",
-            "data.splits",
-            "data.files",
-            "data.loader",
-        ):
-            if self._get(self.config, name, {}) is None:
-                raise ConfigurationError(
-                    f"{name}: expected options, got null. Remove {name} to use the defaults."
-                )
-
     def instantiate_classes(self) -> None:
         with kept_global_seed(), _explained_optimizer_errors():
             super().instantiate_classes()
