@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import signal
@@ -78,6 +79,41 @@ def terminable() -> Iterator[None]:
             second_signal.cancel()
         if is_main_thread:
             signal.signal(signal.SIGTERM, previous_handler)
+
+
+class DiscardableOutput(io.FileIO):
+    """Standard output that is discarded once its reader, such as ``head``, has closed the pipe."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, self.fileno())
+            os.close(null_device)
+            return len(data)
+
+
+@contextmanager
+def ignore_closed_pipe() -> Iterator[None]:
+    """Let a command continue within this context after the reader of its output has closed the pipe."""
+    if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
+        yield
+        return
+    usual_output: Any = sys.stdout
+    # This object writes to the same file, and raises no error after the pipe is closed.
+    output_file = DiscardableOutput(usual_output.fileno(), "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(output_file),
+        encoding=usual_output.encoding,
+        errors=usual_output.errors,
+        line_buffering=usual_output.line_buffering,
+    )
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = usual_output
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -18,6 +18,7 @@ from flsv.cli.command import (
     NO_BARS,
     QUIET_FIT_ARGUMENTS,
     CommandParser,
+    ignore_closed_pipe,
     terminable,
 )
 from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
@@ -83,7 +84,7 @@ def exit_status(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with terminable():
+        with ignore_closed_pipe(), terminable():
             return run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
@@ -95,11 +96,6 @@ def exit_status(
         if type(stopped) is KeyboardInterrupt:
             return 128 + signal.SIGINT
         return 128 + signal.SIGTERM
-    except BrokenPipeError:
-        # The reader of the output, such as head, has closed the pipe. Python writes what is left when it ends.
-        null_device = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_device, sys.stdout.fileno())
-        return 1
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

@@ -231,10 +231,23 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
     )
 
 
-def test_field_with_another_unit_does_not_fit() -> None:
-    texts = ["4.2 mg/l", "0.4 mg/dl"]
-    (question,) = questions_of(texts, unit="mg/l")
-    assert "the other fields are numbers, but this one is '0.4 mg/dl'" in question
+@pytest.mark.parametrize(
+    ("values", "options", "question"),
+    [
+        (
+            ["4.2 mg/l", "0.4 mg/dl"],
+            {"unit": "mg/l"},
+            "the other fields are numbers, but this one is '0.4 mg/dl'",
+        ),
+        (["1 234,5", "78,5", "1\u202f250"], {}, "a number in another format"),
+        ([1, "1"], {}, "has values of several types"),
+    ],
+)
+def test_fields_that_may_be_other_numbers_are_asked_about(
+    values: list[Any], options: dict[str, Any], question: str
+) -> None:
+    (question_of_column,) = questions_of(values, **options)
+    assert question in question_of_column
 
 
 @pytest.mark.parametrize(

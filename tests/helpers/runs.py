@@ -174,12 +174,12 @@ def make_game(
 
 
 def make_repeated_runs(folder, *values):
-    """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
+    """The folder of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
     for seed, row in enumerate(values):
         make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
     rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
     (folder / "runs.csv").write_text(f"run,folder\n{rows}")
-    return folder / "seed_0"
+    return folder
 
 
 def change_record(folder, **changes):

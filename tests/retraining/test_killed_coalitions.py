@@ -65,12 +65,8 @@ COALITION = "coalitions/*/*.pt"
 #: The function that arranges a kill, and its arguments. Each of six coalitions has a file.
 MOMENTS = {
     "first step": (kill_in_step, 1),
-    "step in the middle": (kill_in_step, 60),
     "first coalition, nothing written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 1, 0),
     "first coalition, half written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 1),
-    "second coalition, all written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 2, 1),
-    "third coalition, moved": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 3, None),
-    "last coalition, half written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 6),
     "last coalition, moved": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 6, None),
     "table, half written": (kill_in_writing, "coalitions.csv"),
     "values of samples, half written": (kill_in_writing, "case_values.pt"),
