@@ -136,26 +136,6 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    "command",
-    [
-        "fit FILE --data.splits.server_val=0 --federation.metrics={sv:CumulativeShapley} --trainer.default_root_dir={}",
-        "fit FILE --model.optimizer.init_args.lr=-1 --trainer.default_root_dir={}",
-        "repeat 2 FILE --data.source=digtis --out={}",
-    ],
-    ids=["metric", "optimizer", "repeat"],
-)
-def test_command_refused_before_its_first_round_leaves_no_folder(tmp_path, command):
-    config = write_config(tmp_path / "federation.yaml")
-    folder = tmp_path / "new" / "runs"
-    words = command.replace("{}", str(folder)).replace("FILE", f"--config {config}").split()
-
-    assert main(words) == 2
-
-    assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
-
-
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = [
         "--config",

@@ -179,7 +179,7 @@ def test_uploads_of_several_configuration_files_are_merged():
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
             "line 3: the key 'server_lr' is in line 2",
         ),
-        (b"federation: {evaluation: null}\n", "federation.evaluation: expected options, got null"),
+        (b"federation: {evaluation: null}\n", "line 1: federation.evaluation: expected a section"),
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):
