@@ -41,7 +41,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley, ShadowShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
 from flsv.training.batched import NotBatched
 from flsv.utilities.csv_files import save_csv
 
@@ -228,26 +228,6 @@ def same_seed_twice(device: str, short: bool) -> Iterator[Row]:
             )
             found = near(f"{kind}: the same seed twice{what}", apart, 0.0)
             yield found if options else Row(found.what, found.found)
-
-
-def coalitions_in_fits(device: str, short: bool) -> Iterator[Row]:
-    """ShadowShapley: what a fit with it takes, in fits without."""
-    x, y = bench_round.images(300 if short else 3000)
-    for kind, make in {"LeNet": bench_round.lenet, "MLP": bench_round.mlp}.items():
-        seconds = []
-        for metrics in ({}, {}, {"value": ShadowShapley()}):  # the first warms up
-            loop = FederatedLoop(
-                metrics=metrics, seed=0, reporting=Reporting(table=False, files=False)
-            )
-            data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(5), batch_size=32)
-            start = time.perf_counter()
-            with tempfile.TemporaryDirectory() as folder:
-                trainer = quiet_trainer(
-                    folder, 2 if short else 5, [loop], device, limit_val_batches=1.0
-                )
-                trainer.fit(bench_round.client(make), data)
-            seconds.append(time.perf_counter() - start)
-        yield Row(f"{kind}, 5 clients: ShadowShapley, fits", f"{seconds[2] / seconds[1]:.2f}")
 
 
 def memory_that_runs_out(device: str, short: bool) -> Iterator[Row]:
@@ -465,7 +445,6 @@ CHECKS: dict[str, Callable[[str, bool], Iterator[Row]]] = {
     "ranks": two_ranks,
     "profiler": one_round,
     "tests": cuda_tests,
-    "coalitions": coalitions_in_fits,
     "ratios": ratios,
 }
 

@@ -37,7 +37,6 @@ from flsv.cli.links import link_required
 from flsv.cli.options import (
     CONFIG_HELP,
     PARSER_OPTIONS,
-    STRICT_HELP,
     USAGE,
     ConfigFile,
     FitParser,
@@ -71,7 +70,6 @@ from flsv.utilities.atomic_files import (
     whole_lines,
 )
 from flsv.utilities.errors import ConfigurationError, nearest
-from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
 from flsv.utilities.seeding import kept_global_seed
 
@@ -199,7 +197,6 @@ class FederatedCLI(LightningCLI):
         import_parts()
         for group, base in PARTS.items():
             installed(group, base)
-        parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
@@ -217,8 +214,6 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
-        if self._get(self.config, "strict", False):
-            refuse_other_versions()
         for name in (
             "federation.evaluation",
             "federation.reporting",

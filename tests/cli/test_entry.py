@@ -213,24 +213,6 @@ def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(mon
     assert loop.local_epochs == 2
 
 
-@pytest.mark.slow
-def test_help_of_fit_has_less_than_800_lines(tmp_path):
-    """In a process of its own, since classes that other tests have imported are listed, too."""
-    command = [sys.executable, "-m", "flsv", "fit", "--help"]
-    environment = {**os.environ, "COLUMNS": "80"}
-
-    printed = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert len(printed.stdout.splitlines()) < 800
-
-
 def main_without_a_reader(words):
     """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
     standard_output = 1
@@ -264,18 +246,16 @@ for words in sys.argv[1:]:
     print(words, main(words.split()))
 assert "torch" not in sys.modules
 """
-#: Commands with a misspelt file or folder, and what is said.
+#: Commands with a misspelt file, and what is said.
 MISSPELT = {
     "fit --config quickstrat": "Did you mean quickstart?",
     "fit --config quickstart --config=shapfd": "Did you mean shapfed",
     "fit -c zzz": "With flsv come afedsv, ",
     "data --config quickstrat": "Did you mean quickstart?",
-    "retrain no_run --seeds 1": "there is no folder no_run.",
-    "report no_run": "there is no folder no_run.",
 }
 
 
-def test_misspelt_file_or_folder_is_told_before_torch_is_imported():
+def test_misspelt_file_is_told_before_torch_is_imported():
     finished = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_TORCH, *MISSPELT],
         capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 from flsv.cli import main
 from helpers.forked import Forked, processes
 from helpers.retrained import stored_coalitions
-from helpers.runs import write_config
+from helpers.runs import write_config_of_two_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -27,21 +27,7 @@ def uninterrupted_run(tmp_path_factory):
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
     model = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
-    trainer = {
-        "max_epochs": 2,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    federation = {"reporting": {"table": False, "figures": 0}}
-    config = write_config(
-        folder / "fed.yaml",
-        model=model,
-        trainer=trainer,
-        federation=federation,
-        seed_everything=3,
-    )
-
+    config = write_config_of_two_rounds(folder / "fed.yaml", model=model)
     fit = ["fit", "--config", str(config)]
     for arguments in (fit, RETRAIN):
         process = start_command(folder, *arguments)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flsv.aggregation import FedAvg
 from flsv.metrics import ContributionMetric
@@ -16,7 +15,7 @@ NAN = float("nan")
 Fault = tuple[str, Any]
 
 
-def faulty(kind: type, **changes):
+def faulty(kind, **changes):
     """An object of a subclass with these attributes."""
     return type(f"Faulty{kind.__name__}", (kind,), changes)()
 
@@ -37,7 +36,7 @@ class Norm(ContributionMetric):
         self.norms[client_ids] = self.value(client_updates).to(self.norms)
         self.calls += 1
 
-    def value(self, updates: Tensor) -> Tensor:
+    def value(self, updates):
         return updates.norm(dim=1)
 
     def compute(self):
@@ -54,7 +53,7 @@ class CountsBuffers(Norm):
 class ComparesWithOthers(Norm):
     """Has no value for a client alone."""
 
-    def value(self, updates: Tensor) -> Tensor:
+    def value(self, updates):
         return updates.std(0).sum()
 
 
@@ -65,13 +64,13 @@ class ByPosition(Norm):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
-def claiming(*claims: str, **changes):
+def claiming(*claims, **changes):
     """The norm, with what its values are said to be."""
     return faulty(Norm, claims=claims, **changes)
 
 
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
-METRICS: list[Fault] = [
+METRICS = [
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean())),
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None])),
     ("one_row_per_client", faulty(Norm, initial_norm=0.0)),
@@ -120,15 +119,15 @@ class Nameless(FedAvg):
         self.function = lambda x: x
 
 
-def opposite_weights(self, round, contributions) -> Tensor:
+def opposite_weights(self, round, contributions):
     return -FedAvg.weights(self, round, contributions)
 
 
-def the_first_alone(self, round, contributions) -> Tensor:
+def the_first_alone(self, round, contributions):
     return (torch.arange(len(round)) == 0).float()
 
 
-AGGREGATORS: list[Fault] = [
+AGGREGATORS = [
     ("pickles", Nameless()),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone)),
     ("learns", faulty(FedAvg, weights=opposite_weights)),
@@ -182,21 +181,21 @@ class Slows(ClientAlgorithm):
         self.times += 1
 
 
-ALGORITHMS: list[Fault] = [
+ALGORITHMS = [
     ("trains_alone", faulty(Slows, begin_client=Slows.count)),
     ("resumes", faulty(Slows, end_round=Slows.count, saved=())),
 ]
 
 
-def sample_downwards(self, num_clients: int, *_, **__) -> Tensor:
+def sample_downwards(self, num_clients, *_, **__):
     return torch.arange(num_clients).flip(0)
 
 
-def sample_the_first(*_, **__) -> Tensor:
+def sample_the_first(*_, **__):
     return torch.tensor([0])
 
 
-SAMPLERS: list[Fault] = [
+SAMPLERS = [
     ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards)),
     ("draws_a_cohort", faulty(FullParticipation, sample=sample_the_first)),
 ]

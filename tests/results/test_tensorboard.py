@@ -56,14 +56,6 @@ class Named(FederatedDataModule):
         return NAMES
 
 
-def test_rounds_without_a_run_are_written(tmp_path):
-    """As those of another framework, which have no beginning and no end."""
-    logger = TensorBoardLogger(tmp_path)
-    board = TensorBoard(logger, Curves({"value": MeanMetric()}, NAMES, CLASSES))
-    board.flush()
-    board.close()
-
-
 def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES
@@ -187,18 +179,6 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     for tag in ("cssv/class_1", "cssv"):
         assert {f"{tag}/client_{i}" for i in range(31)} <= set(runs["."])
     assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
-
-
-def test_curves_per_class_can_be_left_out(tmp_path):
-    reporting = Reporting(per_class=False, figures=0, table=False)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
-
-    fit(loop, tmp_path, rounds=2, logger=make_logger(tmp_path))
-
-    scalars = read_scalars(tmp_path / "run")
-    for client in range(3):
-        tags = scalars[f"client {client}"].keys()
-        assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
 
 
 def make_tab_context(folder: Path) -> TBContext:

@@ -10,7 +10,6 @@ import yaml
 from bench import main
 
 from benchmark.federation import FOLDER
-from flsv.utilities.atomic_files import FolderLock
 from helpers.runs import read_rows
 
 
@@ -131,7 +130,6 @@ def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--seeds 0", "0: expected a whole number of at least 1"),
         ("--metric cssvv", "Did you mean cssv or ssv?"),
         ("--federations my_federatoin.yaml", "Did you mean my_federation.yaml"),
     ],
@@ -146,10 +144,3 @@ def test_bench_error_names_the_wrong_option_or_value(line, message, capsys, tmp_
 
     assert status == 2
     assert message in capsys.readouterr().err
-
-
-def test_bench_in_a_folder_that_another_run_has_locked_is_refused(tmp_path, capsys):
-    command = ["--metric", "size", "--federations", "digits_sizes", "--out", str(tmp_path)]
-    with FolderLock(tmp_path):
-        assert main(command) == 2
-    assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err

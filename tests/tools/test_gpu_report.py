@@ -28,7 +28,6 @@ def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path, monkeypatch):
 
     code, results = write_gpu_report(tmp_path, *CHECKS)
     assert code == 0, results
-    assert float(results.loc["MLP, 5 clients: ShadowShapley, fits", "found"]) > 1
     lightning_alone = "round, images a second: Lightning's Trainer alone, data on the device"
     assert float(results.loc[lightning_alone, "found"]) > 0
     assert float(results.loc["round of 4 LeNets, images a second: vmap", "found"]) > 0
