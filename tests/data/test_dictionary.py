@@ -218,15 +218,12 @@ def test_dictionaries_that_disagree_are_merged_with_questions(
     plain["columns"]["age"]["count"] = 100
     Path("Boston.yaml").write_text(Dictionary.from_plain(plain).to_text())
     plain["columns"]["age"] = {"categories": ["old", "young"], "count": 100}
-    del plain["columns"]["lab"]
     Path("Lyon.yaml").write_text(Dictionary.from_plain(plain).to_text())
 
     main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
 
-    merged = Dictionary.from_file("merged.yaml")
-    first_question, second_question = sorted(merged.questions)
-    assert first_question.startswith("age: the sites have numbers at Boston and categories at Lyon")
-    assert second_question.startswith("lab: the column is in the tables of Boston, but not of Lyon")
+    (question,) = Dictionary.from_file("merged.yaml").questions
+    assert question.startswith("age: the sites have numbers at Boston and categories at Lyon")
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "? age: the sites have numbers at Boston" in printed
     assert "answered by each site in its own dictionary" in printed

@@ -23,28 +23,18 @@ PATIENTS = {
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path) -> None:
     # Clocks change in between.
-    hours = pd.date_range(
-        "2024-03-30",
-        periods=60,
-        freq="h",
-        tz="Europe/Paris",
-    )
-    columns = {
-        "came": hours,
-        "ill": [0, 1] * 30,
-    }
-    frame = pd.DataFrame(columns)
+    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
+    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
     path = tmp_path / "stays.csv"
     frame.to_csv(path, index=False)
+    dictionary = {"columns": {"came": {"kind": "days since 1970"}}}
 
-    options: dict[str, Any] = {
-        "labels": "ill",
-        "dictionary": {"columns": {"came": {"kind": "days since 1970"}}},
-    }
-    data_of_frame = set_up_data(frame, **options)
-    data_of_file = set_up_data(str(path), **options)
+    hashes = []
+    for source in (frame, str(path)):
+        data = set_up_data(source, labels="ill", dictionary=dictionary)
+        hashes.append(data.content_hashes())
 
-    assert data_of_frame.content_hashes() == data_of_file.content_hashes()
+    assert hashes[0] == hashes[1]
 
 
 def test_dates_become_days(tmp_path: Path) -> None:
