@@ -65,7 +65,7 @@ def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataM
 
 def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
     """Indices of each client's training, validation and test samples."""
-    return data._source.splits.clients
+    return data.division.splits.clients
 
 
 def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:
@@ -212,8 +212,8 @@ def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
     columns = {"columns": {"age": {}, "split": {}}, "excluded": ["*"]}
     asked_for = make_hospitals(splits, dictionary=columns)
 
-    assert [card.name for card in left_out.column_cards] == ["age"]
-    assert [card.name for card in asked_for.column_cards] == ["split", "age"]
+    assert [card.name for card in left_out.division.source.columns] == ["age"]
+    assert [card.name for card in asked_for.division.source.columns] == ["split", "age"]
 
 
 def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch: Any) -> None:

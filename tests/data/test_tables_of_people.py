@@ -226,7 +226,7 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    return Look(data._source.tensors[0], list(map(str, data._source.data_warnings)))
+    return Look(data.division.source.tensors[0], list(map(str, data.division.source.data_warnings)))
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
@@ -239,7 +239,7 @@ def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
         dictionary_by_site[site] = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
         data_warnings += [
             f"{data_warning.column}: {data_warning.text}"
-            for data_warning in data._source.data_warnings
+            for data_warning in data.division.source.data_warnings
         ]
     dictionary, disagreements = merge(dictionary_by_site)
     if dictionary.questions:
@@ -254,16 +254,16 @@ def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
-        inputs.append(data._source.tensors[0])
+        inputs.append(data.division.source.tensors[0])
         data_warnings += [
             f"{data_warning.column} at the site: {data_warning.text}"
-            for data_warning in data._source.data_warnings
+            for data_warning in data.division.source.data_warnings
         ]
     if val is not None:
         data = data_of(val, 0, dictionary)
         data_warnings += [
             f"{data_warning.column} of val: {data_warning.text}"
-            for data_warning in data._source.data_warnings
+            for data_warning in data.division.source.data_warnings
         ]
     return Look(torch.cat(inputs), data_warnings)
 

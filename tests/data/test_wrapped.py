@@ -107,7 +107,7 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     trainer = quiet_trainer(epochs)
 
     trainer.fit(model, data)
-    data_of_fit = data._source
+    division_of_fit = data.division
     trainer.test(model, data)
     predictions = trainer.predict(model, data)
 
@@ -118,7 +118,7 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     test_labels = TEST_SAMPLES.tensors[1]
     assert torch.equal(torch.cat(model.labels["test"]), test_labels)
     assert torch.equal(torch.cat(predictions), test_labels)
-    assert data._source is data_of_fit  # a further setup changes nothing
+    assert data.division is division_of_fit  # a further setup changes nothing
 
 
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
