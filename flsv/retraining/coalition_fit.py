@@ -7,7 +7,7 @@ run only if training depends on them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch.nn.parameter import is_lazy
 from flsv._lightning.patches import (
     WATCHERS,
     callbacks_of,
-    do_nothing,
     find_loop,
     in_turn,
     is_loop,
@@ -80,8 +79,6 @@ class CoalitionScoring(L.Callback):
         self._first_updates: Mapping[int, Tensor] = {}
         # The parts of the fit that the program's own code has read.
         self.reads = ProgramReads()
-        # Restarts the timer that stops the fit, with a number of seconds, or stops this timer by None.
-        self.wait_for_round: Callable[[float | None], None] = do_nothing
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rounding = rounding_of(trainer)
@@ -128,13 +125,6 @@ class CoalitionScoring(L.Callback):
         )
         (evaluator,) = evaluators.values()
         return evaluator
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.wait_for_round(self._job.max_wait)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == self._job.rounds[-1]:
-            self.wait_for_round(None)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1

@@ -33,8 +33,6 @@ class TrainingJob:
     keeps_checkpoints: bool = False
     # Whether the result has the models before and after training.
     returns_models: bool = False
-    # The fit is stopped after this number of seconds without the begin of a round. None: it is never stopped.
-    max_wait: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
