@@ -35,14 +35,13 @@ from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
-from flsv.values.coalition_files import NO_ROUND, ScoredModel, measure_name
+from flsv.values.coalition_files import ScoredModel, measure_name
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
@@ -103,7 +102,6 @@ class CoalitionScoring(L.Callback):
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
         for evaluator in self._scoring.evaluators.values():
             evaluator.copies_module = False
-            check_scored("retraining", loop.share, evaluator)
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
@@ -221,8 +219,6 @@ def prepare_coalition_fit(
     """
     data.restrict_to(job.members)
     max_epochs = trainer.max_epochs or 0
-    if job.rounds == (NO_ROUND,):
-        job = replace(job, rounds=(max_epochs - 1,))
     untyped_trainer: Any = trainer
     untyped_module: Any = module
     last_round = job.rounds[-1]

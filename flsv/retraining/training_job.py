@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
 from flsv.games.module_copies import ScoringEffects
-from flsv.values.coalition_files import NO_ROUND, ScoredModel
+from flsv.values.coalition_files import ScoredModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +19,8 @@ class TrainingJob:
 
     members: Members
     seed: int
-    # The rounds after which the model is scored, ascending. The fit ends after the last of them. NO_ROUND stands for
-    # the last round that the Trainer plans.
-    rounds: tuple[int, ...] = (NO_ROUND,)
+    # The rounds after which the model is scored, ascending. The fit ends after the last of them.
+    rounds: tuple[int, ...]
     # Whether the model is scored after these rounds, and before the first round.
     scores_rounds: bool = True
     scores_untrained: bool = False
