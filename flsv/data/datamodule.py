@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
-#: Largest number of data warnings in one warning.
-_MAX_WARNINGS = 3
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -156,11 +154,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                     "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                     "dictionary, or give the table as source."
                 )
-            dictionary = _checked_dictionary(dictionary, splits.together)
-            splits = replace(splits, together=dictionary.patient)
+            # Imported for tables only, since it imports pandas.
+            from flsv.data.tables.source import as_dictionary
+
+            dictionary = as_dictionary(dictionary)
             labels = _target(labels, dictionary)
-        elif splits.together is not None and isinstance(labels, str):
-            dictionary = _checked_dictionary(None, splits.together)
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -305,24 +303,16 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         warn_of_random_evaluation(divided)
         self._divided = divided
         self._needs_setup = False
-        if source.dictionary is not None:
-            self._warn_about_tables()
-        if self.splits.detector is not None:
+        if divided.data_warnings:
+            rank_zero_warn(
+                f"The tables may contain errors, which flsv data prints: {listed(divided.data_warnings, 3)}"
+            )
+        if self.splits.drop_flagged is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
-            unflagged_by_client = self.splits.detector.unflagged(self, generator)
+            unflagged_by_client = self.splits.drop_flagged.unflagged(self, generator)
             self._divided = without_flagged(divided, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
-
-    def _warn_about_tables(self) -> None:
-        data_warnings = self._source.data_warnings
-        if data_warnings:
-            texts = list(map(str, data_warnings[:_MAX_WARNINGS]))
-            if len(data_warnings) > _MAX_WARNINGS:
-                texts.append(
-                    f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data prints"
-                )
-            rank_zero_warn(f"The tables may contain errors. {'; '.join(texts)}.")
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
@@ -500,9 +490,9 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         settings["splits.seed"] = self.seed
         if self.corruptions:
             settings["corruptions"] = ", ".join(map(repr, self.corruptions))
-        if options.detector is not None:
+        if options.drop_flagged is not None:
             settings |= {
-                "splits.drop_flagged": repr(options.detector),
+                "splits.drop_flagged": repr(options.drop_flagged),
                 "dropped_samples": self._num_dropped,
             }
         if reading.label is not None:
@@ -559,21 +549,6 @@ def _current_length(dataset: Any) -> int:
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)
-
-
-def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
-    """Make a data dictionary with the patient ``together``. Its class is imported for tables only."""
-    from flsv.data.tables.source import as_dictionary
-
-    dictionary = as_dictionary(options)
-    if together is None or dictionary.patient == together:
-        return dictionary
-    if dictionary.patient is not None or dictionary.is_complete:
-        raise ConfigurationError(
-            f"splits.together is {together!r}, but the data dictionary has patient: {dictionary.patient!r}. Set one of "
-            "them only."
-        )
-    return replace(dictionary, patient=together)
 
 
 def _target(labels: Any, dictionary: Dictionary) -> str:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
 MIN_EVAL_BATCH_SIZE = 256
-#: Number of samples that are checked at once, since isfinite needs several times the memory of its argument.
-_ROWS_AT_ONCE = 1024
 
 
 def divide(
@@ -45,8 +43,8 @@ def divide(
     """Find the classes of a source, divide its samples among the server and the clients, and apply corruptions."""
     dealing_parts: list[Any] = [partitioner, *corruptions]
     parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
-    if options.detector:
-        parts_that_need_classes.append(options.detector)
+    if options.drop_flagged:
+        parts_that_need_classes.append(options.drop_flagged)
     if has_streams(source.train):
         _check_no_labels(labels)
         labels = False
@@ -156,9 +154,9 @@ def _split(
         pool,
         partitioner,
         options,
-        group_names,
-        source.is_by_client,
         column=read_column,
+        group_names=group_names,
+        whole=source.is_by_client,
     )
 
 
@@ -220,13 +218,12 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
     # The last tensor has the labels.
     num_inputs = max(1, len(tensors) - 1)
     for inputs in tensors[:num_inputs]:
-        if not (inputs.is_floating_point() or inputs.is_complex()):
-            continue
-        row_masks = []
-        for block in inputs.split(_ROWS_AT_ONCE):
-            flat_block = block.reshape(len(block), -1)
-            row_masks.append(flat_block.isfinite().all(1).cpu())
-        is_finite &= torch.cat(row_masks)
+        if inputs.is_complex():
+            inputs = torch.view_as_real(inputs)
+        if inputs.is_floating_point() and inputs.numel():
+            # NaN is the smallest and the largest number of its row. isfinite of all inputs would need more memory.
+            smallest, largest = inputs.reshape(num_samples, -1).aminmax(dim=1)
+            is_finite &= (smallest.isfinite() & largest.isfinite()).cpu()
     if rows is not None:
         is_finite = is_finite[rows]
     return (~is_finite).nonzero().flatten()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from flsv._lightning.evaluation import list_loaders
 from flsv.data.labels import are_two_words
-from flsv.data.loaders import TensorBatches, drawn_order, make_loader, rows_of
+from flsv.data.loaders import TensorBatches, drawn_order, make_loader, samples_of
 from flsv.data.partition import partition_counts
 from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
@@ -227,7 +227,7 @@ class FederatedData:
             if sample_hashes is None:
                 hashes[str(client)] = content_hash(self._source.train, indices)
             else:
-                hashes[str(client)] = digest(sample_hashes[indices]).hex()
+                hashes[str(client)] = digest(sample_hashes[indices.numpy()]).hex()
         return hashes
 
     def hashes_of_samples(self) -> list[np.ndarray] | None:
@@ -235,7 +235,7 @@ class FederatedData:
         sample_hashes = self._source.sample_hashes
         if sample_hashes is None:
             return None
-        return [sample_hashes[indices] for indices in self._source.splits.train]
+        return [sample_hashes[indices.numpy()] for indices in self._source.splits.train]
 
     @property
     def malicious(self) -> list[int]:
@@ -368,13 +368,8 @@ def loader_rows(loaders: Any) -> int | None:
     """Count the samples that one or several loaders read. Return None if a data set has no length."""
     num_rows = 0
     for loader in list_loaders(loaders):
-        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
-        if isinstance(loader, TensorBatches):
-            num_rows += len(loader.indices)
-        elif isinstance(loader, DataLoader) and has_length:
-            num_rows += len(rows_of(loader))
-        elif has_length:
-            num_rows += len(loader.dataset)
-        else:
+        _, rows = samples_of(loader)
+        if rows is None:
             return None
+        num_rows += len(rows)
     return num_rows

@@ -314,22 +314,12 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 def _numbers(names: Collection[str]) -> list[float]:
     """Convert names to numbers. Return an empty list if one is neither a number nor a truth value."""
-    truths = {"false": 0.0, "true": 1.0}
-    numbers = []
-    for name in names:
-        number = truths.get(name.casefold(), _number(name))
-        if not math.isfinite(number):
-            return []
-        numbers.append(number)
-    return numbers
-
-
-def _number(name: str) -> float:
-    """Convert a name to a number, or to NaN if it is none. 1_000 is none."""
+    numbers_of_truths = {"false": "0", "true": "1"}
     try:
-        return math.nan if "_" in name else float(name)
+        numbers = [float(numbers_of_truths.get(name.casefold(), name)) for name in names]
     except ValueError:
-        return math.nan
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:

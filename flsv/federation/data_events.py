@@ -7,14 +7,14 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data import FederatedDataModule
-from flsv.data.copies import SAMPLES, STRONG_WARNING, copies_in
+from flsv.data.copies import SAMPLES, copies_in
 from flsv.results.folder import DICTIONARY_FILE
 from flsv.results.round_result import DATA_WARNING, Event
 from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return an event for each pair of clients with the same samples, and for each client with duplicate or empty
+    """Return an event for each pair of clients with the same samples, and for each client with duplicate
     samples. Warn if there are any."""
     all_copies = copies_in(data)
     events = []
@@ -29,7 +29,6 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
             kind=copies.kind,
             column=SAMPLES,
             text=copies.text(data.client_names),
-            strength=copies.strength,
         )
         events.append(event)
     if events:
@@ -52,7 +51,6 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
             last=0,
             column=data_warning.column,
             text=data_warning.text,
-            strength=STRONG_WARNING,
         )
         events.append(event)
     return events

@@ -1,7 +1,6 @@
 """A Trainer's options in a federation: each means to a client what it means to a Trainer that trains it alone."""
 
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
@@ -292,7 +291,6 @@ class Notes(Small):
 def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(tmp_path):
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
     kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
-    module: Any
     module, _ = train_federated(kind, tmp_path)
 
     rounds = 2

@@ -145,19 +145,6 @@ FORMS = {
     "wrapped list": lambda x, y: Wrapped(pairs(x, y)),
     "Hugging Face": Table,
 }
-#: Forms whose values are compared in the fast tier, as clients and in a data module.
-FAST_CASES = [
-    ("list", True),
-    ("list", False),
-    ("slots", False),
-]
-CASES: list[Any] = []
-for name in FORMS:
-    for as_clients in (True, False):
-        marks = []
-        if (name, as_clients) not in FAST_CASES:
-            marks.append(pytest.mark.slow)
-        CASES.append(pytest.param(name, as_clients, marks=marks))
 
 
 class Collated(Net):
@@ -218,7 +205,15 @@ def values_of_tensors(tmp_path_factory):
     return values
 
 
-@pytest.mark.parametrize(("form", "as_clients"), CASES)
+@pytest.mark.parametrize(
+    ("form", "as_clients"),
+    [
+        ("list", True),
+        ("list", False),
+        ("slots", False),
+        pytest.param("Hugging Face", True, marks=pytest.mark.slow),
+    ],
+)
 def test_each_form_of_samples_has_the_values_of_tensors(
     tmp_path, values_of_tensors, form, as_clients
 ):
@@ -440,6 +435,17 @@ def test_parts_of_concatenated_sets_are_restricted_to_their_own_rows():
     restrict_to_rows(module, module.train, ROWS)
 
     assert [len(part) for part in module.parts] == [2, 1, 0]
+
+
+def test_the_data_set_of_a_subset_keeps_what_is_no_other_clients():
+    module: Any = L.LightningDataModule()
+    module.whole = TensorDataset(X, Y)
+    module.train = Subset(module.whole, [6, 4, 2, 0])
+    restrict_to_rows(module, module.train, torch.tensor([1, 3]))
+
+    assert torch.equal(module.whole.tensors[1], Y[[0, 1, 3, 4, 5, 7]])  # without 6 and 2
+    assert torch.equal(module.train[0][1], Y[4])
+    assert torch.equal(module.train[1][1], Y[0])
 
 
 def test_data_set_that_refers_to_itself_is_searched_once():

@@ -1,6 +1,6 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,27 +25,6 @@ from helpers.data import HERE, Items, set_up_data, toy_sets
 N = 40
 X = torch.rand(N, 6)
 FOUR_LABELS = [index % 4 for index in range(N)]
-
-
-@dataclasses.dataclass
-class Graph:
-    """As torch_geometric's Data: attributes, no items."""
-
-    x: torch.Tensor
-    edge_index: torch.Tensor
-    y: torch.Tensor | None = None
-
-
-def make_graphs(labels):
-    graphs = []
-    for label in labels:
-        graph = Graph(
-            x=torch.rand(3, 2),
-            edge_index=torch.zeros(2, 4),
-            y=torch.tensor([label]),
-        )
-        graphs.append(graph)
-    return graphs
 
 
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
@@ -218,7 +197,11 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
             "topic",
             id="a field",
         ),
-        pytest.param(Items(make_graphs(FOUR_LABELS)), "y", id="an attribute of the samples"),
+        pytest.param(
+            Items([SimpleNamespace(y=torch.tensor([y])) for y in FOUR_LABELS]),
+            "y",
+            id="an attribute of the samples",
+        ),
     ],
 )
 def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):

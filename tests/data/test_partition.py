@@ -224,21 +224,6 @@ def test_proportions_by_client_use_as_many_samples_as_the_scarcest_class_allows(
     assert counts.sum(1).tolist() == [133, 133]
 
 
-def test_groups_become_clients_in_ascending_order():
-    groups = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
-    labels = torch.zeros(len(groups), dtype=torch.long)
-
-    parts = GroupPartitioner()(labels, 1, groups)
-
-    groups_of_parts = [groups[part].tolist() for part in parts]
-    assert groups_of_parts == [
-        [10] * 2,
-        [20] * 3,
-        [30] * 4,
-        [40] * 5,
-    ]
-
-
 def test_groups_are_joined_into_fewer_clients_of_balanced_size():
     groups = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
     labels = torch.zeros(len(groups), dtype=torch.long)
@@ -287,12 +272,13 @@ def test_partition_plot_of_many_clients_shows_the_first_fifty_and_says_so():
 
 
 FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
+ALL_SAMPLES = torch.arange(1000)
+FOUR_CLIENTS = IIDPartitioner(4)
 
 
-def split_pool(partitioner=None, pool=None, groups=None, **options):
-    pool = torch.arange(1000) if pool is None else pool
+def split_pool(partitioner=FOUR_CLIENTS, pool=ALL_SAMPLES, **options):
     return split_federation(
-        FIVE, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options)
+        FIVE, 5, None, pool, partitioner, Splits(**options), column=FIVE.__getitem__
     )
 
 
@@ -370,7 +356,7 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
         "max_samples": 600,
     }
 
-    whole = set_up_data("digits", IIDPartitioner(3), drop_flagged=False, **options)
+    whole = set_up_data("digits", IIDPartitioner(3), **options)
     cleaned = set_up_data(
         "digits",
         IIDPartitioner(3),
@@ -399,14 +385,6 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
 
     num_dropped = whole.num_samples.sum() - cleaned.num_samples.sum()
     assert cleaned.describe()["dropped_samples"] == int(num_dropped)
-
-
-def test_drop_flagged_needs_a_method():
-    with pytest.raises(
-        ConfigurationError,
-        match="drop_flagged: expected False or a method, such as flsv.valuation.FedBary",
-    ):
-        Splits(drop_flagged=True)
 
 
 def test_drop_flagged_without_a_finite_sample_is_refused():

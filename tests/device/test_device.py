@@ -5,7 +5,6 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -156,7 +155,6 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
 
 
 def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options):
-    strategies: dict[str, Any]
     if personalizer is None:
         strategies = {"metrics": {"sv": CumulativeShapley()}}
     else:

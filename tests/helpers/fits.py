@@ -72,6 +72,17 @@ def fit(
     return module
 
 
+def fit_and_save(loop, folder, *arguments, callbacks=(), **options):
+    """Fit, and return the path of the last checkpoint."""
+    saving = [make_checkpoint_callback(folder), *callbacks]
+    fit(loop, folder, *arguments, callbacks=saving, enable_checkpointing=True, **options)
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def make_checkpoint_callback(folder):
+    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+
+
 def validation_loss(module, space, vector, data):
     """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
@@ -279,30 +290,22 @@ def assert_resumes(
         module(),
         data(),
         rounds=all_rounds,
-        callbacks=[*callbacks()],
+        callbacks=callbacks(),
         **options,
     )
 
-    options["enable_checkpointing"] = True
-    fit(
-        half,
-        folder,
-        module(),
-        data(),
-        rounds=first_rounds,
-        callbacks=[make_checkpoint_callback(folder), *callbacks()],
-        **options,
+    path = fit_and_save(
+        half, folder, module(), data(), first_rounds, callbacks=callbacks(), **options
     )
-    path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
     resumed = fit(
         remainder,
         folder,
         module(),
         data(),
-        rounds=all_rounds,
-        callbacks=[make_checkpoint_callback(folder / "resumed"), *callbacks()],
-        ckpt_path=path,
+        all_rounds,
+        path,
+        callbacks=callbacks(),
         **options,
     )
 
@@ -376,10 +379,6 @@ class StopInRound(InRound):
             if self.error is not None:
                 raise self.error("stopped by the test")
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def make_checkpoint_callback(folder):
-    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
 
 
 def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):

@@ -11,7 +11,7 @@ import pytest
 from flsv import ClassifierClient
 from flsv.cli import main
 from helpers.forked import Forked
-from helpers.runs import read_rows, write_config
+from helpers.runs import read_rows, write_config_of_two_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -114,16 +114,7 @@ def results_in(folder):
 def prepared_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
-    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False}
-    write_config(
-        folder / CONFIG,
-        trainer={**trainer, "enable_model_summary": False},
-        federation={
-            "metrics": {"shadow": shadow},
-            "reporting": {"table": False, "figures": 0},
-        },
-        seed_everything=3,
-    )
+    write_config_of_two_rounds(folder / CONFIG, {"shadow": shadow})
     return folder
 
 
