@@ -1,7 +1,8 @@
 """Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
 
 It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
-own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on from round to round (epochs, schedules, callbacks) is Lightning's to say.
+own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
+from round to round (epochs, schedules, callbacks) is Lightning's to say.
 """
 
 import copy
