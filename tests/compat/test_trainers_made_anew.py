@@ -6,10 +6,8 @@ import torch
 from compat.base import DOUBLE, Small, make_federated_data, make_images, make_small_kind
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.runs import train_both_ways, train_federated
-from lightning.pytorch import callbacks as cb
 from torch.optim import lr_scheduler
 
-from helpers import refused
 from helpers.loops_by_hand import assert_same_state
 from helpers.models import sgd
 
@@ -92,22 +90,6 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
     assert_same_state(module, expected, tolerance=1e-12)
-
-
-# ---- a fit that is told to stop
-
-
-def test_max_steps_within_a_round_is_refused(tmp_path):
-    kind = make_small_kind(Small, max_steps=9)
-    with refused("max_steps=9"):
-        train_federated(kind, tmp_path, ROUNDS)
-
-
-def test_stochastic_weight_averaging_is_refused(tmp_path):
-    make_averaging = partial(cb.StochasticWeightAveraging, 1e-2, 0.5)
-    kind = make_small_kind(Small, make_averaging)
-    with refused("StochasticWeightAveraging"):
-        train_federated(kind, tmp_path, ROUNDS)
 
 
 # ---- several local epochs
