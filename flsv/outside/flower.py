@@ -15,15 +15,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.__about__ import __version__
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
+from flsv.results.curves import Curves
 from flsv.results.folder import CONTRIBUTIONS
 from flsv.results.record import now, record_head, write_record
 from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV
+from flsv.results.tensorboard import TensorBoard
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 
@@ -57,8 +60,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         module: a network with the structure of the model. It is not changed.
         val_loader: the server's validation batches, for metrics that evaluate models.
         metrics: contribution metrics, by names of your choice.
-        folder: a folder for this run alone, for ``contributions.csv`` and ``run.json``, which ``flsv report`` and
-            :func:`flsv.read_run` read. None: no files.
+        folder: a folder for this run alone, for ``contributions.csv``, ``run.json`` and TensorBoard, which
+            ``flsv report`` and :func:`flsv.read_run` read. None: no files.
         num_clients: the number of all clients that may ever take part. None: the number of clients that are connected
             in the first round.
         options: further arguments of :func:`flsv.value_round`: ``loss``, ``num_classes``, ``deltas``, ``seed``.
@@ -304,9 +307,11 @@ class _Files:
         }
         for metric_info in self._record["metrics"].values():
             metric_info["to_pay_by"] = False
-        self._names: list[str] = []  # the names of all clients, as the file has them
+        self._names: list[str] = []  # the names of all clients in the files
         self._results = ResultBuilder(metrics, self._names)
         self._csv = CSV(folder / CONTRIBUTIONS)
+        self._logger = TensorBoardLogger(folder, name="", version="")
+        self._tensorboard: TensorBoard | None = None
         self._samples: dict[int, int] = {}
 
     def write(
@@ -319,21 +324,21 @@ class _Files:
         """Write a round's values. ``samples`` are the numbers of samples that its clients report, None or 0 if a client
         reports none.
         """
-        is_first_round = not self._names
-        if is_first_round:
-            self._csv.keep_rows_before(first_round=0)
         num_clients = len(round_values.names)
-        self._names[:] = names
+        all_names = list(names)
         for client in range(len(names), num_clients):
-            self._names.append(f"not seen ({client})")
+            all_names.append(f"not seen ({client})")
+        tensorboard = self._writer_for(all_names)
 
         shares = self._shares(samples, num_clients)
         values = {**round_values.values, **round_values.per_class}
         result = self._results.round_result(index, values, shares)
         self._csv.write_round(result)
+        tensorboard.write_round(result)
+        tensorboard.flush()
 
         all_samples = [self._samples.get(client, 0) for client in range(num_clients)]
-        self._record["clients"] = self._names
+        self._record["clients"] = all_names
         self._record["samples"] = all_samples
         self._record["rounds_done"] = index + 1
         write_record(self._folder, self._record)
@@ -347,9 +352,24 @@ class _Files:
             self._samples[client] = count or 0
         return weights / weights.nansum()
 
+    def _writer_for(self, names: Sequence[str]) -> TensorBoard:
+        """Return the TensorBoard writer. If the clients' names have changed, create a new one."""
+        is_first_round = self._tensorboard is None
+        if self._tensorboard is not None:
+            if names == self._names:
+                return self._tensorboard
+            self._tensorboard.close()
+        if is_first_round:
+            self._csv.keep_rows_before(first_round=0)
+        self._names[:] = names
+        curves = Curves(self._metrics, names, class_names=None)
+        self._tensorboard = TensorBoard(self._logger, curves)
+        return self._tensorboard
+
     def finish(self) -> None:
         """Write the end of the run into ``run.json``, and log the folder's path."""
-        if self._names:  # there was a round
+        if self._tensorboard is not None:
+            self._tensorboard.close()
             write_record(self._folder, self._record | {"ended": now(), "logged": {}})
             _log.info("Contributions: flsv report %s", self._folder)
         self._lock.release()

@@ -122,6 +122,6 @@ def where_results_are(trainer: L.Trainer, has_ended: bool = True) -> list[str]:
     config = run / CONFIG
     if has_ended and config.is_file():
         repeat = f"flsv repeat 5 --config {display_path(config)}"
-        lines.append(f"Repeat:  {repeat}  # five seeds: how far values vary")
+        lines.append(f"Repeat:  {repeat}  # 5 seeds")
         lines.append(f"Retrain: flsv retrain {folder}  # more models and seeds: values to pay by")
     return lines

@@ -68,6 +68,9 @@ class LoggerSink(Sink):
 class TensorBoard(LoggerSink):
     """Sink that writes curves and pictures into a TensorBoard logger's folder."""
 
+    #: The writer of the final numbers. None for rounds of another framework, which have no settings and no end.
+    _result_writer: SummaryWriter | None = None
+
     def __init__(
         self,
         logger: TensorBoardLogger,
@@ -81,9 +84,7 @@ class TensorBoard(LoggerSink):
         num_clients = len(curves.client_names)
         self._has_client_runs = num_clients <= MAX_CLIENT_RUNS
         labels = client_labels(num_clients, curves.client_names)
-        *self._client_folders, result_folder = client_folders([*labels, RESULT_RUN])
-        # The writer of the final numbers. purge_step=0 discards those of an earlier process, whatever the round.
-        self._result_writer = SummaryWriter(self._folder / result_folder, purge_step=0)
+        *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
         self._limits_drawing = limits_drawing
@@ -100,6 +101,9 @@ class TensorBoard(LoggerSink):
     ) -> None:
         """Write the settings and a picture of the partition, before the first round."""
         self._first_round = first_round
+        # purge_step=0 discards the result of an earlier process, whatever the round.
+        result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
+        self._result_writer = result_writer
         plain_settings: dict[str, str | float] = {}
         for name, setting in settings.items():
             if name.startswith("_"):  # entries that the command line adds
@@ -107,8 +111,8 @@ class TensorBoard(LoggerSink):
             is_plain = isinstance(setting, str | int | float)
             plain_settings[name] = setting if is_plain else str(setting)
         _experiment, session_start, _session_end = hparams(plain_settings, metric_dict={})
-        self._result_writer._get_file_writer().add_summary(session_start)
-        self._result_writer.flush()
+        result_writer._get_file_writer().add_summary(session_start)
+        result_writer.flush()
         if first_round == 0:
             self._draw("data/partition", partition, 0)
 
@@ -144,6 +148,7 @@ class TensorBoard(LoggerSink):
         """Draw the last round's pictures, and write the final numbers for the tab HParams."""
         if result.draws_pictures:
             self._draw_values(result)
+        assert self._result_writer is not None
         _experiment, _session_start, session_end = hparams({}, {})
         _write_scalars(self._result_writer, self._final_numbers(result), result.round_index)
         self._result_writer._get_file_writer().add_summary(session_end)
@@ -173,13 +178,20 @@ class TensorBoard(LoggerSink):
     def flush(self) -> None:
         """Write everything to the disk. A run resumed from the next checkpoint does not write these rounds again."""
         self._writer.flush()
-        for writer in (self._result_writer, *self._writers.values()):
+        for writer in self._own_writers():
             writer.flush()
 
     def close(self, failed: bool = False) -> None:
         """Close the clients' files and the result's. The logger closes the run's own file."""
-        for writer in (self._result_writer, *self._writers.values()):
+        for writer in self._own_writers():
             writer.close()
+        self._writers = {}
+
+    def _own_writers(self) -> list[SummaryWriter]:
+        writers = [*self._writers.values()]
+        if self._result_writer is not None:
+            writers.append(self._result_writer)
+        return writers
 
     def _writer_of(self, client: int | None) -> SummaryWriter:
         if client is None:

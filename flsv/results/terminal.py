@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
+#: Largest number of classes whose values are printed.
+_MAX_COLUMNS = 10
 #: Performances whose names are words, and get a capital letter at the beginning of a sentence.
 _TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 
@@ -67,6 +69,8 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
             f" of {len(rows)} of {run.num_clients} clients{order}; all are in contributions.csv"
         )
     print_table(title, run.client_names, columns, rows)
+    if basis is not None and basis.inputs.unsuitable:
+        print_values_by_class(run, basis.key, rows)
 
     lines += performance_lines(run.record)
     logged_values = run.record.get("logged", {})
@@ -76,6 +80,19 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
     print_lines(lines)
     for line in where:
         print(line)
+
+
+def print_values_by_class(run: Run, metric: str, rows: Sequence[int]) -> None:
+    """Print a table of a metric's values by class or other column, unless it has more than ten of them or none."""
+    columns = run.columns(metric)
+    if not 0 < len(columns) <= _MAX_COLUMNS:
+        return
+    kind = "class" if run.columns_are_classes(metric) else "column"
+    cells: dict[str, list[str]] = {}
+    for position, (key, name) in enumerate(columns.items()):
+        head = f"{name} ({position})" if name in cells else name  # if another class has this name
+        cells[head] = format_numbers(run.final(metric, key), 2)
+    print_table(f"{metric} by {kind}", run.client_names, cells, rows)
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -267,6 +267,22 @@ def test_report_of_single_rounds_says_not_to_pay(tmp_path):
     assert "<span>share" not in page
 
 
+def test_flower_run_writes_event_files_of_the_run_and_of_each_client(tmp_path):
+    sizes = {1: 10, 2: 20}
+    run_with_values(Grid(sizes, sizes, names=("Boston", "Lyon")), rounds=2, folder=tmp_path)
+
+    folder_names = set()
+    for event_file in tmp_path.rglob("events.out*"):
+        folder_names.add(event_file.parent.name)
+
+    expected_names = {
+        tmp_path.name,
+        "Boston",
+        "Lyon",
+    }
+    assert folder_names == expected_names
+
+
 # ---- the strategy's own model and record
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
-from flsv.data.copies import STRONG_WARNING
 from flsv.federation.data_events import events_of_tables
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
@@ -23,12 +22,10 @@ CLIENTS = ("Bilbao", "Lyon", "Turin")
 BUDGET = Budget(900.0, by="sv")
 #: As ``run.json`` has them.
 EVENTS = {
-    "weak": {"column": "age", "text": "half of the values are missing", "strength": 1.5},
-    "strong": {"column": "age", "text": "values are 12 times the others'", "strength": 99.0},
+    "column": {"column": "age", "text": "values are 12 times the others'"},
     "shared": {
         "column": "samples",
         "text": "120 of 120 are also samples of Lyon",
-        "strength": 40.0,
         "others": [1],
     },
 }
@@ -59,7 +56,7 @@ def test_each_data_warning_is_on_the_page_in_the_shares_and_without_names_on_pag
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
-    assert ("data_warnings" in reasons) == (kind == "strong")
+    assert ("data_warnings" in reasons) == (kind != "shared")
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
 
@@ -104,8 +101,6 @@ def test_another_unit_in_a_table_is_an_event_of_its_client():
     (event,) = events_of_tables(data)
 
     assert (event.client, event.what, event.column) == (1, "data_warning", "age")
-    assert event.strength is not None
-    assert event.strength >= STRONG_WARNING
 
 
 def write_tables_with_shared_rows(folder: Path):

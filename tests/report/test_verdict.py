@@ -178,7 +178,6 @@ def warn_of_a_unit(run: Path) -> Path:
         what="data_warning",
         column="creatinine",
         text="another unit?",
-        strength=99.0,
     )
 
 

@@ -109,6 +109,7 @@ def test_final_table_has_the_documented_columns(metrics, head, tmp_path, capsys)
     table = text[text.index("Contributions") :]
 
     assert table.splitlines()[1].split() == head.split()
+    assert ("cssv by class" in table) == (list(metrics) == ["cssv"])
     assert (
         "Model:   val/f1 0.5" in table.splitlines()
     )  # and no contribution, of whenever it is, nor a learning rate
