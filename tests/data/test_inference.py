@@ -84,19 +84,15 @@ def questions_of(
     ("name", "code"),
     [
         ("hb", -999),
-        ("hb", -99),
-        ("hb", 999),
         ("age", 999),
         ("age", -9),
-        ("crp", -999),
         ("crp", 9999),
-        ("income", -9),
         ("smoker", 9),
         ("hb", -888),
         ("hb", 130),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 4, 10])
+@pytest.mark.parametrize("num_rows", [1, 10])
 def test_value_that_is_isolated_is_asked_about_however_few_its_rows(
     name: str, code: float, num_rows: int
 ) -> None:
@@ -241,9 +237,10 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
         ),
         (["1 234,5", "78,5", "1\u202f250"], {}, "a number in another format"),
         ([1, "1"], {}, "has values of several types"),
+        (["St", "St."], {}, "look like spellings of one name"),
     ],
 )
-def test_fields_that_may_be_other_numbers_are_asked_about(
+def test_fields_of_unclear_meaning_are_asked_about(
     values: list[Any], options: dict[str, Any], question: str
 ) -> None:
     (question_of_column,) = questions_of(values, **options)

@@ -18,6 +18,8 @@ from helpers.data import set_up_data
     ("text", "message"),
     [
         ("", "table.csv is empty"),
+        ("a,a\n1,2\n", "table.csv has columns with the names 'a', 'a'"),
+        (",a\n1,2\n", "table.csv has columns with the names ''"),
         ("a,b\n1,2\n1,2,3\n", "line 3: the row has 3 fields, but the header has 2 names"),
         ("a,b\n1,2\na , b\n", "line 3: the header is repeated"),
         ('a,b\n"x" y,2\n"x,2\n', "line 3: the row has 1 fields, but the header has 2 names"),

@@ -23,28 +23,18 @@ PATIENTS = {
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path) -> None:
     # Clocks change in between.
-    hours = pd.date_range(
-        "2024-03-30",
-        periods=60,
-        freq="h",
-        tz="Europe/Paris",
-    )
-    columns = {
-        "came": hours,
-        "ill": [0, 1] * 30,
-    }
-    frame = pd.DataFrame(columns)
+    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
+    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
     path = tmp_path / "stays.csv"
     frame.to_csv(path, index=False)
+    dictionary = {"columns": {"came": {"kind": "days since 1970"}}}
 
-    options: dict[str, Any] = {
-        "labels": "ill",
-        "dictionary": {"columns": {"came": {"kind": "days since 1970"}}},
-    }
-    data_of_frame = set_up_data(frame, **options)
-    data_of_file = set_up_data(str(path), **options)
+    hashes = []
+    for source in (frame, str(path)):
+        data = set_up_data(source, labels="ill", dictionary=dictionary)
+        hashes.append(data.content_hashes())
 
-    assert data_of_frame.content_hashes() == data_of_file.content_hashes()
+    assert hashes[0] == hashes[1]
 
 
 def test_dates_become_days(tmp_path: Path) -> None:
@@ -77,7 +67,7 @@ def test_dates_become_days(tmp_path: Path) -> None:
             dictionary=dictionary,
             server_val=0.0,
         )
-        features = data._source.train.tensors[0]
+        features = data.division.source.train.tensors[0]
         lengths, marks = features.T
         assert data.dictionary.feature_names == ("left", "left missing")
         np.testing.assert_allclose(lengths[:4], expected, atol=1e-6)
@@ -107,7 +97,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
         client_test=0,
     )
 
-    x = data._source.train.tensors[0].numpy()
+    x = data.division.source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
     is_smoker = rows % 5 == 0
     numbers = np.column_stack([is_smoker, rows])
@@ -184,11 +174,11 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         standardized_ages = (ages - mean) / deviation
         return np.column_stack([standardized_ages, *is_in_category])
 
-    x = data._source.train.tensors[0]
+    x = data.division.source.train.tensors[0]
     expected = features(ages, wards)
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
-    x = data._source.test.tensors[0]
+    x = data.division.source.test.tensors[0]
     expected = features(test_ages, test_wards)
     np.testing.assert_allclose(x, expected, atol=1e-5)
 

@@ -147,15 +147,6 @@ def predict_a_number_as_classes(tables: Tables) -> None:
         table["died"] = table["weight"]
 
 
-def give_a_column_twice(tables: Tables) -> None:
-    table = tables["Lyon"]
-    tables["Lyon"] = table.assign(hb2=table["hb"]).rename(columns={"hb2": "hb"})
-
-
-def give_a_column_no_name(tables: Tables) -> None:
-    tables["Lyon"] = tables["Lyon"].to_csv()
-
-
 def texts_of_dates(date_format: str) -> Any:
     return pd.date_range("2024-01-20", periods=ROWS).strftime(date_format)
 
@@ -199,7 +190,7 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    return Look(data._source.tensors[0], list(map(str, data._source.data_warnings)))
+    return Look(data.division.source.tensors[0], list(map(str, data.division.source.data_warnings)))
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
@@ -222,8 +213,8 @@ def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
-        inputs.append(data._source.tensors[0])
-        data_warnings += map(str, data._source.data_warnings)
+        inputs.append(data.division.source.tensors[0])
+        data_warnings += map(str, data.division.source.data_warnings)
     if val is not None:
         data_of(val, 0, dictionary)
     return Look(torch.cat(inputs), data_warnings)
@@ -277,7 +268,6 @@ DATES = "refused: .*came: .* has dates, such as .*Make numbers of them"
 SHORT_ROW = "refused: .*Lyon.csv, line 6: the row has 6 fields, but the header has 7 names"
 NAMES_TWICE = "refused: .*Lyon.csv, line 122: the header is repeated"
 LIES_APART = "refused: .*line \\d+: '.*' is farther from all other values"
-NO_NAME = "refused: .*has columns with the names '(hb', 'hb)?'"
 
 
 #: What is said without a dictionary, in one process and at sites, and what with one. A dictionary without a column
@@ -397,8 +387,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",
         misfits(1, "\n"),
     ),
-    "a column twice": (give_a_column_twice, NO_NAME, NO_NAME),
-    "a column without a name": (give_a_column_no_name, NO_NAME, NO_NAME),
     "a class in title case": (
         recoded("died", {"no": "No", "yes": "Yes"}),
         "refused: The target 'died' has .*look like spellings of one name",
@@ -414,7 +402,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "a cut row*",
     "names twice*",
     "*classes*-one process",
-    "a column*-one process",
 )
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES)

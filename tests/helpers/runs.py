@@ -5,6 +5,7 @@ import json
 import math
 import re
 
+import pandas
 import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -170,6 +171,17 @@ def make_game(
     }
     (folder / "run.json").write_text(json.dumps(record))
 
+    return folder
+
+
+def add_intervals(folder, metric, half_width):
+    """The run, with intervals of this half width around a metric's values."""
+    path = folder / "contributions.csv"
+    table = pandas.read_csv(path)
+    is_of_metric = table["metric"] == metric
+    table.loc[is_of_metric, "low"] = table["value"] - half_width
+    table.loc[is_of_metric, "high"] = table["value"] + half_width
+    table.to_csv(path, index=False)
     return folder
 
 

@@ -23,6 +23,7 @@ from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import (
     NAMES,
+    add_intervals,
     change_record,
     make_game,
     make_repeated_runs,
@@ -76,14 +77,7 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     pair = torch.tensor([[size, -size]], dtype=torch.float64)
     values = torch.kron(torch.eye(clients, dtype=torch.float64), pair)
     write_case_values(folder, {"sv": CaseValues(values, is_resampled=True)})
-    path = folder / "contributions.csv"
-    table = pandas.read_csv(path)
-    is_sv = table["metric"] == "sv"
-    table.loc[is_sv, "low"] = table["value"] - 0.03
-    table.loc[is_sv, "high"] = table["value"] + 0.03
-    table.to_csv(path, index=False)
-
-    return make_trained(folder)
+    return make_trained(add_intervals(folder, "sv", 0.03))
 
 
 def test_page_has_one_interval_with_and_without_a_budget(tmp_path):

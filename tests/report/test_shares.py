@@ -5,7 +5,6 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-import pandas
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ from helpers import refused
 from helpers.pages import text_of_page, words_in
 from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import (
+    add_intervals,
     make_fault_event,
     make_game,
     make_run,
@@ -157,13 +157,7 @@ def test_outliers_are_reported_without_changing_amounts(tmp_path):
 
 
 def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
-    folder = make_trained(make_game(tmp_path, {"sv": [3.0, 1.0]}))
-    path = folder / "contributions.csv"
-    frame = pandas.read_csv(path)
-    measured = frame["metric"] == "sv"
-    frame.loc[measured, "low"] = frame["value"] - 1
-    frame.loc[measured, "high"] = frame["value"] + 1
-    frame.to_csv(path, index=False)
+    folder = add_intervals(make_trained(make_game(tmp_path, {"sv": [3.0, 1.0]})), "sv", 1)
 
     outcome = shares_of(open_run(folder), Budget(100.0))
     low = outcome.table["share_low"]
