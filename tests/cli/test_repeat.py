@@ -75,7 +75,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     shares_of_sv = summary.loc["sv", "share"]
     assert shares_of_sv.sum() == pytest.approx(1)
 
-    basis = basis_of(runs[1], "cssv")
+    basis = basis_of(open_run(out), "cssv")
     assert [*basis.values] == of_cssv["mean"].to_list()
     assert [*basis.estimates["low"]] == of_cssv["low"].to_list()
 
