@@ -37,7 +37,6 @@ from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.sources.named import unreadable_images
 from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.inference import TableWarning
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
@@ -183,28 +182,20 @@ def check_images(data: FederatedDataModule) -> None:
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
     columns_of_texts = {}
     for name in columns:
-        texts = frame[name].map("{:.1%}".format)
-        columns_of_texts[name] = texts.str.replace("%", " %")
+        percentages = 100 * frame[name]
+        columns_of_texts[name] = percentages.map("{:.1f} %".format)
     return frame.assign(**columns_of_texts)
 
 
-def write_dictionary(
-    file: Path, dictionary: Dictionary | None, data_warnings: Sequence[TableWarning]
-) -> None:
-    """Write a data dictionary into a file, with data warnings beside the columns, and print its questions."""
+def write_dictionary(file: Path, dictionary: Dictionary | None) -> None:
+    """Write a data dictionary into a file, and print its questions."""
     if dictionary is None:
         raise ConfigurationError(
             "--write: only tables have a data dictionary, and these data are not a table. Set data.labels to the "
             "column to predict."
         )
-    texts_by_column: dict[str, list[str]] = {}
-    for data_warning in data_warnings:
-        texts_by_column.setdefault(data_warning.column, []).append(
-            f"{data_warning.site}: {data_warning.text}"
-        )
-    comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
-        stream.write(dictionary.to_text(comments).encode())
+        stream.write(dictionary.to_text().encode())
     print(f"Written: {display_path(file)}.")
     for question in dictionary.questions:
         print(filled(f"? {question}"))
@@ -226,7 +217,7 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary, data_warnings)
+        write_dictionary(file, dictionary)
     if dictionary.questions:
         print(filled(_HOW_TO_ANSWER))
 
@@ -267,11 +258,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     except OpenQuestions as questions:
         if objects.write is None:
             raise
-        write_dictionary(objects.write, questions.dictionary, questions.data_warnings)
+        write_dictionary(objects.write, questions.dictionary)
         return
     check_images(data)
     if objects.write is not None:
-        write_dictionary(objects.write, data.dictionary, data.division.source.data_warnings)
+        write_dictionary(objects.write, data.dictionary)
     data_warnings = data_warning_table(data)
     if not quiet:
         show(data, data_warnings)

@@ -93,11 +93,13 @@ def _forget_other_classes(config: Any, sections: Any) -> None:
 
 
 def _check_sections(parser: Any, config: Any) -> None:
-    """Let the parser raise an error if a section of a configuration is a single value."""
+    """Let the parser raise an error if a section of a configuration is a single value, or a group in it is null."""
     for action in parser._actions:
-        section = config.get(action.dest)
-        is_section = isinstance(action, _ActionConfigLoad)
-        if is_section and not isinstance(section, Namespace | None):
+        if not isinstance(action, _ActionConfigLoad):
+            continue
+        section = config.get(action.dest, Namespace())
+        is_unused = section is None and "." not in action.dest  # all its options are comments
+        if not (is_unused or isinstance(section, Namespace)):
             parser.error(f'Parser key "{action.dest}": Unable to load config "{section}"')
 
 

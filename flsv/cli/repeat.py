@@ -73,7 +73,7 @@ def repeat(
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``."""
-    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
+    further = "Further arguments are those of flsv fit, such as --config quickstart."
     parser = command_parser("flsv repeat", __doc__, further)
     options, fit_arguments = parser.parse_known_args(list(args))
     has_bars = sys.stdout.isatty() and not quiet

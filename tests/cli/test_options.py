@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from flsv.cli import main
 from flsv.cli.options import with_sections_of_flsv
 from flsv.cli.parser import make_cli
-from flsv.configuration.option_texts import option_texts
 from helpers.runs import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
@@ -181,7 +179,7 @@ def test_uploads_of_several_configuration_files_are_merged():
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
             "line 3: the key 'server_lr' is in line 2",
         ),
-        (b"federation: {evaluation: null}\n", "federation.evaluation: expected options, got null"),
+        (b"federation: {evaluation: null}\n", "line 1: federation.evaluation: expected a section"),
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):
@@ -254,30 +252,6 @@ def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options(tmp_pat
     optimizer = config["model"]["init_args"]["optimizer"]
     assert optimizer["init_args"]["lr"] == 0.1
     assert optimizer["init_args"]["weight_decay"] == 0.3
-
-
-OPTIMIZER_SECTIONS = """
-model: {class_path: helpers.models.Plain}
-optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.25}}
-lr_scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 3}}
-"""
-
-
-@pytest.mark.filterwarnings("ignore:.*will be overridden")
-def test_sections_of_optimizer_and_scheduler_are_lightnings(tmp_path):
-    path = tmp_path / "sections.yaml"
-    path.write_text(OPTIMIZER_SECTIONS)
-    cli = make_cli(["--config", str(path)], run=False)
-
-    (optimizer,), (scheduler,) = cli.model.configure_optimizers()
-
-    assert isinstance(optimizer, torch.optim.SGD)
-    assert optimizer.defaults["lr"] == 0.25
-    assert scheduler.step_size == 3
-
-    settings = option_texts(cli.config.as_dict())
-    assert settings["optimizer.init_args.lr"] == "0.25"
-    assert settings["lr_scheduler.init_args.step_size"] == "3"
 
 
 @pytest.mark.fast_rows

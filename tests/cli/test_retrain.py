@@ -18,7 +18,7 @@ from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_rows
-from helpers.runs import fit_by_command, read_output, read_rows, write_config
+from helpers.runs import fit_by_command, read_output, read_rows, write_config_of_two_rounds
 
 SEED = 3
 ROUNDS = 2
@@ -28,25 +28,10 @@ ROUNDS = 2
 def trained_run(tmp_path_factory):
     """A run of two rounds on the data that write_config names."""
     folder = tmp_path_factory.mktemp("retrained")
-    federation = {
-        "aggregator": {"class_path": "ShapFedWA", "init_args": {"metric": "cssv"}},
-        "metrics": {"cssv": "ClassSpecificShapley"},
-        "reporting": {"table": False, "figures": 0},
-    }
-    trainer = {
-        "max_epochs": ROUNDS,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    config = write_config(
-        folder / "federation.yaml",
-        seed_everything=SEED,
-        trainer=trainer,
-        federation=federation,
-    )
-
-    return fit_by_command(folder, config)
+    metrics = {"cssv": "ClassSpecificShapley"}
+    config = write_config_of_two_rounds(folder / "federation.yaml", metrics)
+    aggregator = "--federation.aggregator={class_path: ShapFedWA, init_args: {metric: cssv}}"
+    return fit_by_command(folder, config, aggregator)
 
 
 @pytest.fixture

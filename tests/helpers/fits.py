@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
@@ -121,18 +121,6 @@ def client_tensors(loop):
     """Return what clients keep as tensors by name."""
     states = loop.state_dict()["clients"]
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
-
-
-class KeepUpdates(FedAvg):
-    """Remembers the rounds it aggregated."""
-
-    def __init__(self):
-        super().__init__()
-        self.rounds = []
-
-    def weights(self, round, contributions):
-        self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
-        return super().weights(round, contributions)
 
 
 class Cohorts(ClientSampler):

@@ -77,7 +77,7 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path):
 
 def test_single_run_of_a_repeat_has_its_own_values(tmp_path):
     make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    assert basis_of(open_run(tmp_path / "seed_1")).values == [0.2, 0.1]
+    assert basis_of(open_run(tmp_path / "seed_1")).values == pytest.approx([0.2, 0.1])
 
 
 RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"

@@ -67,7 +67,7 @@ def train_missing(
     missing = store.missing(0, ALL_COALITIONS)
     training = CoalitionTraining(
         trainer,
-        TrainingJob(members=(), seed=0),
+        TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
         num_samples=[1, 1, 1],
     )
     training.train(ALL_COALITIONS, store, say)

@@ -20,7 +20,7 @@ from helpers.loops_by_hand import (
     KeepsRounds,
     train_with_own_optimizers,
 )
-from helpers.models import Plain, network
+from helpers.models import Plain, network, sgd
 
 ROUNDS = 3
 
@@ -110,15 +110,11 @@ class Averaged:
         return loss
 
 
-def make_momentum_sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 NESTED = {
-    "sam": lambda parameters: SAM(parameters, make_momentum_sgd),
-    "lookahead": lambda parameters: Lookahead(make_momentum_sgd(parameters), k=2),
-    "own wrapper": lambda parameters: Averaged(make_momentum_sgd(parameters)),
-    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, make_momentum_sgd), k=3),
+    "sam": lambda parameters: SAM(parameters, sgd),
+    "lookahead": lambda parameters: Lookahead(sgd(parameters), k=2),
+    "own wrapper": lambda parameters: Averaged(sgd(parameters)),
+    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, sgd), k=3),
 }
 
 
@@ -255,7 +251,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     policy,
     created_in,
 ):
-    make = {"plain": make_momentum_sgd, **NESTED}[name]
+    make = {"plain": sgd, **NESTED}[name]
     module = Holding(make, created_in)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, fedavg_by_hand(make, keep=policy == "persist"))
@@ -282,7 +278,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
 )
 def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, stepped_by):
     """And each batch is counted as one step."""
-    make = {"plain": make_momentum_sgd, **NESTED}[name]
+    make = {"plain": sgd, **NESTED}[name]
     aggregator = KeepsRounds()
     loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
     module = Stepping(make, stepped_by)
@@ -330,7 +326,7 @@ class PublicSAM(SAM):
 
 def make_module_with_public_sam():
     def make_optimizer(parameters):
-        return PublicSAM(parameters, make_momentum_sgd)
+        return PublicSAM(parameters, sgd)
 
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
 

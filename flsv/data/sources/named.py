@@ -250,19 +250,15 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)
     has_whole_numbers = labels.dtype.kind in "biu"
-    if not has_label_per_image or not has_whole_numbers:
-        description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
-        raise ConfigurationError(
-            f"{path}: {split}_labels are {description}, but one whole number for each image is expected."
-        )
     is_gray = images.ndim == 3
     has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
     has_pixels = images.dtype.kind == "f" or images.dtype == np.uint8
     are_images = (is_gray or has_channels) and has_pixels
-    if not are_images:
-        description = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
+    if not (are_images and has_label_per_image and has_whole_numbers):
         raise ConfigurationError(
-            f"{description}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
+            f"{path}: {split}_images are {images.dtype} {list(images.shape)}, and {split}_labels are {labels.dtype} "
+            f"{list(labels.shape)}. Expected uint8 or floating-point numbers, [N, H, W] or [N, H, W, 1 or 3], and one "
+            "whole number for each image."
         )
     label_vector = labels.reshape(-1)
     if images.dtype == np.uint8:

@@ -37,7 +37,7 @@ TRUTHS = "truth values"
 CATEGORIES = "categories"
 DAYS = "days since "
 DAYS_SINCE_1970 = "days since 1970"
-#: Key for all columns or files that are not named.
+#: Name for all columns that are not named.
 REST = "*"
 #: A text of a YAML file. Without quotation marks, no, 01067 and 1e9 are a truth value and numbers.
 Text = Annotated[str, "Write texts in quotation marks."]
@@ -239,7 +239,7 @@ _RULES: Rules = (
         "the target {target!r} is among the columns, which become features.",
     ),
     (
-        lambda a: not (a.columns.keys() & a.excluded.keys()) - {REST},
+        lambda a: a.columns.keys().isdisjoint(a.excluded),
         "a column is both among the columns and among the excluded ones.",
     ),
     (
@@ -260,7 +260,7 @@ class Dictionary:
     Args:
         target: the column to predict.
         task: whether the values of the target are classes, or numbers.
-        columns: each column that becomes features. ``"*"``: columns that are not named.
+        columns: each column that becomes features.
         classes: classes of the target, the positive one of two last.
         positive: the positive one of two classes. None: the larger number or ``True``.
         class_counts: number of rows of each class, if the dictionary was inferred.
@@ -324,10 +324,6 @@ class Dictionary:
             f"{listed(missing_parts, 20)} are missing. flsv data --write infers these. Sites write what they know into "
             "their own dictionaries, run flsv data --write again, and merge again"
         )
-
-    def column(self, name: str) -> Column:
-        """Return what the dictionary says of a column, or of columns that are not named."""
-        return self.columns.get(name) or self.columns.get(REST) or Column()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -457,12 +453,8 @@ class Dictionary:
                 plain[name] = {key: _changed_options(record) for key, record in records.items()}
         return plain
 
-    def to_text(self, comments: Mapping[str, str] | None = None) -> str:
-        """Return the dictionary in YAML, with one line for each column and all texts in quotation marks.
-
-        ``comments`` are written behind the columns that they are keyed by.
-        """
-        comments = comments or {}
+    def to_text(self) -> str:
+        """Return the dictionary in YAML, with one line for each column and all texts in quotation marks."""
         lines = list(_HEAD)
         plain = self.to_plain()
         columns = plain.pop("columns")
@@ -475,8 +467,7 @@ class Dictionary:
                 continue
             lines.append(f"{title}:")
             for name, value in section.items():
-                comment = f"  # {comments[name]}" if name in comments else ""
-                lines.append(f"  {_quoted(name)}: {_quoted(value)}{comment}")
+                lines.append(f"  {_quoted(name)}: {_quoted(value)}")
         return "\n".join(lines) + "\n"
 
     @classmethod

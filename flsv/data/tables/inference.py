@@ -111,8 +111,7 @@ def infer(
         Each site's dictionary.
     """
     for name in (dictionary.target, *dictionary.columns):
-        if name != REST:
-            table.check_has(name, "the data dictionary")
+        table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
     columns_by_site: dict[str, dict[str, Column]] = {}
@@ -120,7 +119,7 @@ def infer(
         columns_by_site[site] = {}
     for name in _column_names(table, dictionary):
         try:
-            column, values = _read_column(table, name, dictionary.column(name))
+            column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
@@ -145,13 +144,10 @@ def infer(
 
 def _column_names(table: Table, dictionary: Dictionary) -> list[str]:
     """Return the columns to infer: those that the dictionary names, and all others unless it excludes them."""
-    excluded_names = {dictionary.target, *dictionary.excluded}
-    names = []
-    for name in table.frame:
-        is_excluded_by_rest = REST in excluded_names and name not in dictionary.columns
-        if name not in excluded_names and not is_excluded_by_rest:
-            names.append(name)
-    return names
+    if REST in dictionary.excluded:
+        return [name for name in table.frame if name in dictionary.columns]
+    other_names = {dictionary.target, *dictionary.excluded}
+    return [name for name in table.frame if name not in other_names]
 
 
 def with_target(dictionary: Dictionary, table: Table, leaves_site: bool = False) -> Dictionary:

@@ -362,11 +362,10 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
 
     counts = _counts_by_class(dictionary_by_site)
     class_orders = {dictionary.classes for dictionary in dictionary_by_site.values()}
-    has_order = len(class_orders) == 1 and (merged.positive is not None or len(counts) != 2)
-    if has_order:
+    if len(class_orders) == 1:
         classes = tuple(first_dictionary.classes or ())
     else:
-        classes = classes_by_site(counts, merged.target, merged.positive, len(class_orders) > 1)
+        classes = classes_by_site(counts, merged.target, merged.positive)
     totals = counts.sum(axis=1).loc[list(classes)]
     class_counts = [int(total) for total in totals]
     dictionary = replace(
@@ -387,22 +386,19 @@ def _counts_by_class(dictionary_by_site: Mapping[str, Dictionary]) -> pd.DataFra
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
 
-def classes_by_site(
-    counts: pd.DataFrame, target: str, positive: Any, are_compared: bool = True
-) -> tuple[str, ...]:
+def classes_by_site(counts: pd.DataFrame, target: str, positive: Any) -> tuple[str, ...]:
     """Return all classes, the positive one of two last, by each site's number of rows of each class."""
     classes = in_order(list(counts.index))
-    if are_compared:
-        owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-        check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
-        _check_classes(counts, target)
-        if positive is not None and len(classes) > 2:
-            classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
-            raise ConfigurationError(
-                f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} "
-                "needs exactly two. If sites code the same classes in two ways, use the same words in all tables. If "
-                "not, remove pos_label."
-            )
+    owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
+    check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
+    _check_classes(counts, target)
+    if positive is not None and len(classes) > 2:
+        classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
+        raise ConfigurationError(
+            f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} needs "
+            "exactly two. If sites code the same classes in two ways, use the same words in all tables. If not, "
+            "remove pos_label."
+        )
     return positive_last(classes, positive)
 
 

@@ -32,9 +32,8 @@ _INTEGER = re.compile(r"0|-?[1-9]\d*")
 class OpenQuestions(ConfigurationError):
     """Error for tables with columns whose meaning is not clear. ``dictionary`` has the questions."""
 
-    def __init__(self, dictionary: Dictionary, data_warnings: Sequence[TableWarning]) -> None:
+    def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
-        self.data_warnings = data_warnings
         questions = "\n  ".join(dictionary.questions)
         super().__init__(
             f"The meaning of some columns is not clear:\n  {questions}\n"
@@ -294,7 +293,7 @@ class _TablesSource:
             is_site=self._is_inferred_at_site,
         )
         if dictionary.questions:
-            raise OpenQuestions(dictionary, data_warnings)
+            raise OpenQuestions(dictionary)
         if not dictionary.columns:
             raise ConfigurationError(
                 "All columns are excluded, so that there is nothing to predict from. Name at least one of them in the "
