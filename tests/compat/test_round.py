@@ -137,7 +137,7 @@ def fit_and_read_model(folder, optimizer_state, callbacks, ckpt_path=None):
     loop = FederatedLoop(
         seed=SEED,
         optimizer_state=optimizer_state,
-        reporting=Reporting(table=False, files=False),
+        reporting=Reporting(files=False),
     )
     counts = CountsHooks()
     order = [loop, counts] if optimizer_state == "reset" else [counts, loop]

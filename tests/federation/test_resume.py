@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.aggregation import ShapFedWA
 from flsv.results.run_table import CSV
 from helpers import refused, warns
@@ -116,7 +116,7 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
         if trainer.current_epoch == 1:
             raise ArithmeticError
 
-    loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(seed=1)
     stopping = LambdaCallback(on_validation_batch_start=stop)
     trainer = trainer_for(loop, tmp_path, rounds=4, callbacks=[stopping])
 
@@ -159,7 +159,7 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp
     """Lightning steps it after it has saved a round's checkpoint."""
 
     def fit_plateau(name, callbacks, ckpt_path=None):
-        loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+        loop = FederatedLoop(seed=3)
         trainer = trainer_for(loop, tmp_path / name, 5, callbacks=callbacks)
         module = FollowsPlateau()
         trainer.fit(module, toy_data(server_val=0.2), ckpt_path=ckpt_path)

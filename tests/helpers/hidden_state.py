@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FullParticipation
@@ -119,8 +119,7 @@ class Kind:
 
 
 def fit_kind(kind, folder, callbacks=(), **options):
-    loop_options = {**kind.loop(), **options}
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
+    loop = FederatedLoop(seed=SEED, **{**kind.loop(), **options})
     module = kind.module()
     callbacks = list(callbacks)
     if kind.callback is not None:

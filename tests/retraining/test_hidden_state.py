@@ -5,26 +5,25 @@ import pytest
 from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts, kinds_of_scores, refused
 from helpers.hidden_state import Kind, fit_members_alone, fit_with_values, in_fork
 
+#: What a copy of a run keeps of a module is in tests/utilities/test_run_copy.py, and that each client begins with it in
+#: tests/compat/test_states.py. Here are those that need a whole fit: state elsewhere, made in training, and counted.
+OF_MODULES = (
+    "a closure",
+    "a global",
+    "an open file",
+    "buffers and objects made in training",
+    "a structure that training changes",
+    "torchmetrics in steps",
+    "bf16-mixed",
+)
+ALL_OF_MODULES = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
 KINDS = {
-    **kinds_of_modules.KINDS,
-    **kinds_of_attributes.KINDS,
+    **{name: ALL_OF_MODULES[name] for name in OF_MODULES},
     **kinds_of_parts.KINDS,
     **kinds_of_scores.KINDS,
 }
-#: State that the module does not hold, and what cannot be copied.
-NOT_LONG = ("a closure", "a global", "an open file")
 #: The coalitions whose members are trained alone: the one that is trained last, and that of all clients.
 COMPARED = [(0, 1), (0, 1, 2)]
-
-
-def parameters():
-    """The kinds, of which those of modules are long, but for some: test_run_copy.py asks what a copy of each keeps."""
-    of_modules = kinds_of_modules.KINDS | kinds_of_attributes.KINDS
-    marked = []
-    for name in KINDS:
-        is_long = name in of_modules and name not in NOT_LONG
-        marked.append(pytest.param(name, marks=[pytest.mark.long] if is_long else []))
-    return marked
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +42,7 @@ def fit_alone(name, members):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", KINDS)
 def test_coalitions_are_fits_of_their_members_or_have_a_warning_or_are_refused(name):
     kind = KINDS[name]
     if kind.outcome == "refused":
