@@ -122,7 +122,7 @@ NESTED = {
 
 
 class Stepping(Plain):
-    """Its batches' steps are taken by Lightning, or by the optimizer that Lightning wraps, with a closure or without."""
+    """Its batches' steps are taken by Lightning, or by the optimizer that it wraps, with a closure or without."""
 
     def __init__(self, make, stepped_by="automatic"):
         super().__init__(network(batch_norm=False), make)
