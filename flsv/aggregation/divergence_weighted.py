@@ -23,8 +23,6 @@ class DivergenceWeighted(Aggregator):
     Args:
         a: factor of the penalty on divergence.
         b: constant added to every client's weight.
-        normalize_divergence: whether to scale the cohort's F_k to sum to 1. If False, most weights in the paper's own
-            experiments would be negative.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -42,14 +40,12 @@ class DivergenceWeighted(Aggregator):
         self,
         a: float = 0.6,
         b: float = 0.1,
-        normalize_divergence: bool = True,
         *,
         server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
         self.a = a
         self.b = b
-        self.normalize_divergence = normalize_divergence
 
     def report(self, local: LocalData) -> dict[str, float]:
         divergence = label_divergence(local.class_counts)
@@ -66,5 +62,4 @@ class DivergenceWeighted(Aggregator):
             divergence,
             a=self.a,
             b=self.b,
-            normalize_divergence=self.normalize_divergence,
         )

@@ -53,7 +53,6 @@ def divergence_weights(
     divergence: Tensor,
     a: float = 0.6,
     b: float = 0.1,
-    normalize_divergence: bool = True,
 ) -> Tensor:
     r"""Compute aggregation weights from numbers of samples and label divergences (eq. 6).
 
@@ -61,7 +60,8 @@ def divergence_weights(
 
     with D_k the weight of client k, N_k its share of all samples, and F_k the divergence of its labels.
 
-    Departures from the paper, without which the weights are unusable: (1) F is divided by its sum over the clients. Raw
+    Departures from the paper, without which the weights are unusable: (1) F is divided by its sum over the clients. If
+    all are 0 they stay 0. Raw
     Kullback-Leibler divergences give negative weights in the paper's own scenarios (for a client with two of ten
     classes, F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0). (2) Negative weights become 0, as in FedDisco. (3) The weights
     are divided by their sum. As published, with a = 0.6 and b = 0.1, the weights of five equal clients sum to 1.5,
@@ -72,7 +72,6 @@ def divergence_weights(
         divergence: the clients' divergences F, ``[k]``, see :func:`label_divergence`.
         a: the factor of the divergences: the larger, the less weight a client with unusual labels has.
         b: the number added to every weight: the larger, the more equal the weights are.
-        normalize_divergence: whether to divide the divergences by their sum first. If all are 0 they stay 0.
 
     Returns:
         The weights, float64 ``[k]``, not negative, which sum to 1. If the formula gives no client a positive weight,
@@ -100,7 +99,7 @@ def divergence_weights(
         raise ValueError("expected a client with samples, but num_samples are all 0.")
 
     shares = sizes / sizes.sum()
-    if normalize_divergence and distances.sum() > 0:
+    if distances.sum() > 0:
         distances = distances / distances.sum()
     weights = (shares - a * distances + b).clamp_min(0)
     if weights.sum() == 0:

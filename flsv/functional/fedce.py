@@ -19,6 +19,8 @@ Combine = Literal["times", "plus"]
 EPSILON = 1e-8
 #: A sum's squared norm, relative to that of parallel terms, up to which it is a rounding error.
 ROUNDING = 1e-13
+#: The number to which smaller shares are raised, as in the authors' code.
+FLOOR = 1e-3
 #: Deviation of a weight from [0, 1] that rounding can explain.
 WEIGHT_TOLERANCE = 1e-6
 
@@ -76,7 +78,6 @@ def contribution_estimates(
     cosines: Tensor,
     scores: Tensor,
     combine: Combine = "times",
-    floor: float = 1e-3,
     cap: float | None = None,
 ) -> Tensor:
     """Compute FedCE's weights from mean cosines and mean scores.
@@ -87,7 +88,7 @@ def contribution_estimates(
         a_i = 1 - mean cos_i,    e_i = 1 - mean m_i,    weight c_i = a_i e_i ("times") or a_i + e_i ("plus").
 
     a and e are divided by their sums before they are combined, and c is divided by its sum at the end. After each of
-    the three divisions, numbers below ``floor`` are raised to ``floor``.
+    the three divisions, numbers below 0.001 are raised to 0.001.
 
     Clients report their scores themselves, and the lower the reported score, the larger the weight. ``cap`` bounds the
     errors e, so that a client cannot raise its weight at will.
@@ -96,11 +97,10 @@ def contribution_estimates(
         cosines: the clients' means of cos_i over the rounds so far, ``[n]``, in [-1, 1].
         scores: the clients' means of m_i over the rounds so far, ``[n]``, in [0, 1].
         combine: ``"times"``: multiply a and e. ``"plus"``: add them.
-        floor: the number to which smaller shares are raised, see above.
         cap: the bound on the errors e, as a multiple of their median over the clients. None: no bound.
 
     Returns:
-        The weights, float64 ``[n]``. As in the authors' code, their sum is above 1 if the floor raises a weight.
+        The weights, float64 ``[n]``. As in the authors' code, their sum is above 1 if a weight is raised.
 
     Raises:
         ConfigurationError: ``combine`` is unknown.
@@ -117,25 +117,25 @@ def contribution_estimates(
         raise ValueError(
             f"FedCE's error is 1 - score, so scores must be in [0, 1], but got {scores.tolist()}."
         )
-    directions = _shares(1 - cosines.double(), floor)
+    directions = _shares(1 - cosines.double())
     errors = 1 - scores.double()
     if cap is not None and len(errors):
         median = errors.quantile(0.5)
         errors = errors.clamp_max(cap * median)
-    error_shares = _shares(errors, floor)
+    error_shares = _shares(errors)
 
     if combine == "times":
-        return _shares(directions * error_shares, floor)
-    return _shares(directions + error_shares, floor)
+        return _shares(directions * error_shares)
+    return _shares(directions + error_shares)
 
 
-def _shares(values: Tensor, floor: float) -> Tensor:
-    """Divide values by their sum, and raise shares below ``floor`` to ``floor``."""
+def _shares(values: Tensor) -> Tensor:
+    """Divide values by their sum, and raise shares below the floor to it."""
     total = values.sum()
     if total > 0:
-        return (values / total).clamp_min(floor)
+        return (values / total).clamp_min(FLOOR)
     equal_share = 1 / max(len(values), 1)
-    return torch.full_like(values, equal_share).clamp_min(floor)
+    return torch.full_like(values, equal_share).clamp_min(FLOOR)
 
 
 def without_own(

@@ -39,12 +39,10 @@ class ValuationOptions(Protocol):
 
     label_weight: float
     covariance: Covariance
-    t: float
     p: float
     calibration: Literal["class", "client"]
     rule: Rule
     blur: float
-    scaling: float
     part: Part
     chunk: int
     allow_reconstruction: bool
@@ -125,7 +123,7 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
     y = y[is_finite]
     points, statistics = embed_labels(features, y, valuer)
     transport_client = TransportClient(
-        points, t=valuer.t, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
+        points, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
     )
     local.memory[key] = _ClientState(
         features,
@@ -197,7 +195,6 @@ def _sample_gradients(
             points,
             part=valuer.part if has_labels else "features",
             blur=valuer.blur,
-            scaling=valuer.scaling,
             covariance=valuer.covariance,
             label_weight=valuer.label_weight,
             statistics=statistics,

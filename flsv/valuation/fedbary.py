@@ -16,7 +16,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
@@ -89,7 +89,6 @@ class FedBary(ValidatedArguments, SampleFilter):
         label_weight: weight of the label term of the distance relative to the features. 0: labels are ignored.
         covariance: covariance of a class in the label term: ``"diag"``, ``"none"``, or ``"full"`` for up to 64
             features.
-        t: position of the interpolants between the client's samples (0) and the server's points (1).
         p: exponent of the Wasserstein distance.
         calibration: samples with which a sample's gradient is compared: the other samples of its ``"class"``, or all
             samples of the ``"client"`` (equation 11 of the paper). With ``"client"`` a gradient also depends on how
@@ -97,7 +96,6 @@ class FedBary(ValidatedArguments, SampleFilter):
             detected.
         rule: rule that flags samples, see :func:`flsv.valuation.flag_samples`.
         blur: regularization of the transport, see :func:`flsv.functional.client_values`.
-        scaling: factor of the regularization from one stage to the next, see :func:`flsv.functional.client_values`.
         part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
             ``flsv.functional.transport.potentials``. Valuing the part that is noisy alone finds more bad samples.
         chunk: largest number of samples that a client values at once, since the costs form a matrix.
@@ -133,12 +131,10 @@ class FedBary(ValidatedArguments, SampleFilter):
         iterations: Count = 10,
         label_weight: NonNegative = 1.0,
         covariance: Covariance = "diag",
-        t: Annotated[float, Gt(0), Lt(1)] = 0.5,
         p: Annotated[float, Ge(1)] = 2.0,
         calibration: Literal["class", "client"] = "class",
         rule: Rule = "outlier",
         blur: Positive = 0.1,
-        scaling: Annotated[float, Gt(0), Lt(1)] = 0.7,
         part: Part = "both",
         chunk: Count = 2000,
         workers: Count | None = None,
@@ -149,13 +145,10 @@ class FedBary(ValidatedArguments, SampleFilter):
         self.iterations = iterations
         self.label_weight = label_weight
         self.covariance = covariance
-        # The paper's letters: t places the interpolants between two measures, p is the exponent of the distance.
-        self.t = t
-        self.p = p
+        self.p = p  # the paper's letter
         self.calibration = calibration
         self.rule = rule
         self.blur = blur
-        self.scaling = scaling
         self.part = part
         self.chunk = chunk
         self.workers = workers
@@ -339,7 +332,7 @@ class FedBary(ValidatedArguments, SampleFilter):
     ) -> tuple[Tensor, int | None]:
         """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
-        server = TransportServer(target, t=self.t, p=self.p)
+        server = TransportServer(target, p=self.p)
         gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
             eta, distance = client.request(client_functions.respond, key, gamma)

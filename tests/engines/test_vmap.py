@@ -155,7 +155,7 @@ class Overflows(Plainest):
 def make_data_with_broken_client():
     data = toy_data(SIZES)
     data.setup("fit")
-    data._source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
+    data.division.source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
     return data
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from flsv.aggregation import FedAvg
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, LeaveOneOut
 from flsv.metrics.base import latest
 from flsv.personalization import Personalizer
 from flsv.sampling import FullParticipation
@@ -64,9 +64,11 @@ class ByPosition(Norm):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
-def claiming(*claims, **changes):
-    """The norm, with what its values are said to be."""
-    return faulty(Norm, claims=claims, **changes)
+def left_out(change, claim="value"):
+    """LeaveOneOut with changed values, of which it claims something."""
+    return faulty(
+        LeaveOneOut, claims=(claim,), compute=lambda self: change(LeaveOneOut.compute(self))
+    )
 
 
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
@@ -95,16 +97,13 @@ METRICS = [
     ),
     (
         "equal_clients_are_equal",
-        claiming("value", value=lambda self, updates: updates.norm(dim=1).cumsum(0)),
+        left_out(lambda values: values + 0.01 * torch.arange(len(values))),
     ),
-    ("wrong_labels_are_worth_less", claiming("value")),
-    (
-        "equal_clients_are_equal",
-        claiming("value", compute=lambda self: self.norms / len(self.norms)),
-    ),
-    ("no_samples_are_worth_nothing", claiming("effect", compute=lambda self: self.norms + 1)),
-    ("length_does_not_count", claiming("agreement")),
-    ("shares_sum_to_one", claiming("weight")),
+    ("equal_clients_are_equal", left_out(lambda values: values / len(values))),
+    ("wrong_labels_are_worth_less", faulty(Norm, claims=("value",))),
+    ("no_samples_are_worth_nothing", left_out(lambda values: values + 1, "effect")),
+    ("length_does_not_count", left_out(lambda values: values, "agreement")),
+    ("shares_sum_to_one", faulty(Norm, claims=("weight",))),
     ("odd_rounds_have_values", ComparesWithOthers()),
     ("buffers_do_not_count", CountsBuffers()),
     ("resumes", COUNTS),

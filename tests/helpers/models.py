@@ -104,6 +104,19 @@ class Logs(Plain):
         return loss
 
 
+class LogsByRound(Plain):
+    """Logs a value of each round under a name. None: nothing."""
+
+    def __init__(self, name, values):
+        super().__init__()
+        self.name = name
+        self.values = values
+
+    def on_validation_epoch_end(self):
+        if self.name is not None:
+            self.log(self.name, self.values[self.current_epoch])
+
+
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 

@@ -3,7 +3,7 @@
 Retraining a federation for every coalition of its n clients costs 2^n trainings. :func:`few_coalitions` lists far fewer
 coalitions, and :func:`few_coalitions_shapley` estimates the Shapley values from their utilities. With all 2^n
 coalitions the values of these trainings are exact. They still differ from seed to seed, see
-:func:`interval_over_seeds`, and :mod:`flsv.functional.intervals` for a single seed.
+:func:`flsv.functional.interval_over_seeds`, and :mod:`flsv.functional.intervals` for a single seed.
 
 **The fit** is the surrogate of :mod:`flsv.functional.shapley.surrogate` with a fixed kernel, the sum of
 
@@ -32,7 +32,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.exact import all_coalitions, check_enumerable, shapley_of_table
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
@@ -197,30 +196,6 @@ def _fitted_values(
     sum_of_values = utilities[grand_row] - utilities[empty_row]
     gap = sum_of_values - values.sum(0)
     return values + gap / num_players, stderr
-
-
-def retrained_shapley(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values from retrained coalitions, and half the widths of their 90 % intervals.
-
-    Each seed's values are those of :func:`few_coalitions_shapley`. The result is their mean over the seeds, with the
-    half widths of :func:`interval_over_seeds`.
-
-    Args:
-        masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
-        utilities: ``[seeds, K]``, the coalitions' utilities for each seed.
-
-    Returns:
-        The values, float64 ``[n]``, and half the width of each value's interval, float64 ``[n]``.
-
-    Example:
-        >>> masks = few_coalitions(2, "all")
-        >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
-        (tensor([2., 3.], dtype=torch.float64), tensor([0.3701, 0.3701], dtype=torch.float64))
-    """
-    estimate = few_coalitions_shapley(masks, utilities.T)  # a game for each seed
-    fit_stderr = estimate.stderr.mean(1)
-    half_widths = interval_over_seeds(estimate.values.T, fit_stderr)
-    return estimate.values.mean(1), half_widths
 
 
 def _fit_game(

@@ -10,10 +10,9 @@ Each of the S points that a client returns is a mean of m/S of its m samples. Fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
@@ -94,13 +93,6 @@ def check_support(
         f"support={support}: {owner} has only {samples} samples, which can be reconstructed from half as many "
         f"interpolated points or more (docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
     )
-
-
-#: Types of arguments: ``Place`` is a position between two measures, from 0 (the first) to 1 (the second), ``Exponent``
-#: that of the Wasserstein distance, ``Scaling`` the factor of the regularization from one stage to the next.
-Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
-Exponent = Annotated[float, Ge(1)]
-Scaling = Annotated[float, Gt(0), Lt(1)]
 
 
 Covariance = Literal["diag", "full", "none"]

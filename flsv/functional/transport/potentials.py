@@ -17,7 +17,6 @@ from torch import Tensor
 from flsv.functional.transport.cost import (
     ClassStatistics,
     Covariance,
-    Scaling,
     check_pair,
     label_embedding,
     squared_costs,
@@ -27,6 +26,7 @@ from flsv.utilities.errors import ConfigurationError
 
 BYTES_PER_BLOCK = 64 * 2**20
 MAX_COST_BYTES = 800 * 2**20
+STAGE_FACTOR = 0.7  # of the regularization, from one stage to the next
 ITERATIONS_PER_STAGE = 20
 MAX_FINAL_ITERATIONS = 5000
 # Iterations between two checks of the error, since each check waits for the device.
@@ -80,32 +80,26 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     return gradient.to(potential.dtype)
 
 
-def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
+def self_potential(cost: Tensor, eps: float) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
     # All stages, also the last, update both sides at once. With a small eps almost no mass moves, so the two sides'
     # potentials would differ after alternating updates.
-    potential, _ = _potentials(cost, eps, scaling, finish=_scale_both)
+    potential, _ = _potentials(cost, eps, _scale_both)
     return potential
 
 
-def entropic_potentials(
-    cost: Tensor,
-    eps: float,
-    scaling: float,
-) -> tuple[Tensor, Tensor]:
+def entropic_potentials(cost: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrite ``cost [m, m2]``."""
     # eps decreases in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
     # products. It updates both sides at once by half of the step. Alternating updates would favor one side if hardly
     # any mass determines the potentials, as in the offset between distant clusters. Only the last stage alternates,
     # until the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
-    return _potentials(cost, eps, scaling, finish=_scale_in_turn)
+    return _potentials(cost, eps, _scale_in_turn)
 
 
 def _potentials(
     cost: Tensor,
     eps: float,
-    scaling: float,
-    *,
     finish: Finish,
 ) -> tuple[Tensor, Tensor]:
     """Compute the dual potentials ``[m]``, ``[m2]`` of entropic transport, in stages of falling regularization."""
@@ -132,7 +126,7 @@ def _potentials(
         u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
         f = f + stage_eps * u
         g = g + stage_eps * v
-        stage_eps = max(stage_eps * scaling, final_eps)
+        stage_eps = max(stage_eps * STAGE_FACTOR, final_eps)
 
     iterations_left = MAX_FINAL_ITERATIONS
     while True:
@@ -300,7 +294,6 @@ def client_values(
     *,
     part: Part = "both",
     blur: Positive = 0.1,
-    scaling: Scaling = 0.7,
     covariance: Covariance = "diag",
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
@@ -329,7 +322,6 @@ def client_values(
             ``"both"``.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
             ``gamma``. Above 0.
-        scaling: the factor of the regularization from one stage to the next, in (0, 1).
         covariance: the same as in the label embedding.
         label_weight: the same as in the label embedding. If the label term is much larger than feature distances, the
             values depend on class shares instead of on wrong labels. 0.5 to 1 suits PCA features.
@@ -361,16 +353,16 @@ def client_values(
 
     cost = squared_costs(x, gamma[:, :num_features])
     eps = blur * float(cost.mean(dtype=torch.float64))
-    feature_potential, _ = entropic_potentials(cost, eps, scaling)
+    feature_potential, _ = entropic_potentials(cost, eps)
     gradient = torch.zeros_like(feature_potential)  # [m]
     if part != "labels":
         del cost  # frees [m, m2], before another of [m, m] is made
         cost_to_itself = squared_costs(x, x)
-        gradient = feature_potential - self_potential(cost_to_itself, eps, scaling)
+        gradient = feature_potential - self_potential(cost_to_itself, eps)
 
     if part != "features" and y is not None:
         # With the same eps for both costs, the labels' part is the difference of their potentials.
-        labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps, scaling)
+        labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps)
         label_gradient = labeled_potential - feature_potential
         if part == "both":
             label_gradient = LABEL_EMPHASIS * label_gradient

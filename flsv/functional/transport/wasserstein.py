@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.cost import (
-    Exponent,
-    Place,
     check_pair,
     check_points,
     check_support,
@@ -25,8 +24,12 @@ from flsv.functional.transport.cost import (
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
+#: The exponent of the Wasserstein distance.
+Exponent = Annotated[float, Ge(1)]
 # POT's default of 100 000 pivots is too few from about 2000 samples on either side.
 MAX_PIVOTS = 100_000_000
+#: Position of the points in both sides' responses: halfway between their samples and gamma.
+HALFWAY = 0.5
 
 
 def transport_plan(squared_costs: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -86,7 +89,7 @@ def interpolating_measure(
     x: Tensor,
     x2: Tensor,
     *,
-    t: Place = 0.5,
+    t: Annotated[float, Gt(0), Lt(1)] = HALFWAY,
     p: Exponent = 2,
 ) -> Tensor:
     """Move each point of ``x`` towards the mean of its partners in ``x2`` (eq. 6).
@@ -148,8 +151,6 @@ def interpolate_along(
 # improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
 # optimal plan is that of P and Q. With a spread of 0 there would be ties.
 INITIAL_SPREAD = 1e-4
-#: Position of the points in both sides' responses: halfway between their samples and gamma.
-HALFWAY = 0.5
 
 
 @checked
@@ -163,7 +164,6 @@ class TransportClient:
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
-        t: the position of the points in a response between the client's samples (0) and the server's points (1).
         p: the exponent of the Wasserstein distance.
         allow_reconstruction: whether to respond to any number of points, even if the response reveals the samples.
 
@@ -178,12 +178,10 @@ class TransportClient:
         self,
         x: Tensor,
         *,
-        t: Place = 0.5,
         p: Exponent = 2,
         allow_reconstruction: bool = False,
     ) -> None:
         check_points(x)
-        self.t = t
         self.p = p
         self._x = x.detach()
         self._allow_reconstruction = allow_reconstruction
@@ -209,7 +207,7 @@ class TransportClient:
             check_support(num_points, len(self._x))
         gamma = gamma.to(self._x)
         plan, distance = matching(self._x, gamma, self.p)
-        points = interpolate_along(self._x, gamma, plan, num_points=num_points, t=self.t)
+        points = interpolate_along(self._x, gamma, plan, num_points=num_points, t=HALFWAY)
         return points, distance
 
 
@@ -219,9 +217,6 @@ class TransportServer:
 
     Args:
         x2: the validation samples (or their embeddings), ``[m2, d]``.
-        t: the position, in (0, 1), of each interpolated point on the way to the server's samples. 0.5 in the paper.
-            Over the iterations gamma settles at t^2 / (t^2 + (1 - t)^2) of the way from the client's samples, so a
-            larger t reveals more of the server's samples. The client must use the same t.
         p: the exponent of the Wasserstein distance.
 
     Attributes:
@@ -244,11 +239,9 @@ class TransportServer:
         self,
         x2: Tensor,
         *,
-        t: Place = 0.5,
         p: Exponent = 2,
     ) -> None:
         check_points(x2, "x2")
-        self.t = t
         self.p = p  # exponent of the distance
         self.gamma: Tensor | None = None  # the points to send next
         self.eta: Tensor | None = None  # interpolated points, as in the client's response
@@ -299,11 +292,11 @@ class TransportServer:
         # The server computes the same response as a client: points between the points sent last and its samples.
         num_points = len(self.gamma)
         plan, server_distance = matching(self.gamma, self._x, self.p)
-        self.eta = interpolate_along(self.gamma, self._x, plan, num_points=num_points, t=self.t)
+        self.eta = interpolate_along(self.gamma, self._x, plan, num_points=num_points, t=HALFWAY)
         self.distance = distance.to(server_distance) + server_distance
         # The next points lie between the client's response and the server's.
         client_eta = eta.to(self.eta)
-        self.gamma = interpolating_measure(client_eta, self.eta, t=self.t, p=self.p)
+        self.gamma = interpolating_measure(client_eta, self.eta, p=self.p)
         return self.gamma
 
 

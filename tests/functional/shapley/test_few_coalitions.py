@@ -14,7 +14,7 @@ from flsv.functional import (
     interval_over_seeds,
 )
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance, retrained_shapley
+from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance
 from flsv.functional.shapley.surrogate import (
     averaged_membership,
     fit_surrogate,
@@ -93,7 +93,8 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     masks = few_coalitions(n, design)
     utilities = play_quadratic_game(masks, *make_quadratic_game(n))
 
-    values = few_coalitions_shapley(masks, utilities).values
+    two_games = torch.stack([utilities, 2 * utilities], dim=1)
+    values, doubled_values = few_coalitions_shapley(masks, two_games).values.T
 
     surrogate, _ = fit_surrogate([list(KERNEL_PARTS)], masks, utilities[:, None])
     # What the surrogate leaves of the gain from the empty to the grand coalition is shared equally.
@@ -104,6 +105,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     expected = surrogate.shapley()[:, 0] + unexplained_gain / n
 
     assert_close(values, expected, rtol=0, atol=1e-9)
+    assert_close(doubled_values, 2 * values)
 
 
 def test_standard_errors_match_real_errors_in_noisy_games():
@@ -125,25 +127,6 @@ def test_standard_errors_match_real_errors_in_noisy_games():
     # 1: standard errors as large as the errors. They may be too large, by two thirds at most, and not too small.
     root_mean_square = torch.cat(ratios).square().mean().sqrt()
     assert 0.6 < root_mean_square < 1
-
-
-@pytest.mark.parametrize("design", ["all", "singles"])
-def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(design):
-    masks = few_coalitions(3, design)
-    seeded = make_generator()
-    table = torch.rand(2, len(masks), generator=seeded).double()
-
-    values, half = retrained_shapley(masks, table)
-
-    estimates = [few_coalitions_shapley(masks, utilities) for utilities in table]
-    by_seed = torch.stack([estimate.values for estimate in estimates])
-    stderr = torch.stack([estimate.stderr for estimate in estimates])
-
-    assert_close(values, by_seed.mean(0))
-
-    expected = interval_over_seeds(by_seed, stderr.mean(0))
-    assert_close(half, expected)
-    assert (stderr == 0).all() == (design == "all")
 
 
 NORMAL_QUANTILE = 1.6448536  # 95 % of a normal variable are below it

@@ -14,9 +14,6 @@ from flsv.functional.transport.cost import squared_costs
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from helpers import make_generator, warns
 
-#: By which eps falls from stage to stage: it changes how fast potentials converge, not what they are.
-SCALING = 0.7
-
 
 def label_augmented_cost(x, y, x2, y2):
     points = label_embedding(x, y)
@@ -35,8 +32,8 @@ def debiased_potential(
     cost = label_augmented_cost(x, y, x2, y2)
     cost_to_itself = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean(dtype=torch.float64))
-    potential, _ = entropic_potentials(cost, eps, SCALING)
-    return potential - self_potential(cost_to_itself, eps, SCALING)
+    potential, _ = entropic_potentials(cost, eps)
+    return potential - self_potential(cost_to_itself, eps)
 
 
 def potentials_by_pot(cost, eps):
@@ -70,7 +67,7 @@ def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur):
     eps = blur * float(cost.mean())
 
     copied_cost = cost.clone()  # the call overwrites it
-    potentials = entropic_potentials(copied_cost, eps, SCALING)
+    potentials = entropic_potentials(copied_cost, eps)
 
     for potential, expected in zip(potentials, potentials_by_pot(cost, eps)):
         centered = potential - potential.mean()
@@ -84,7 +81,7 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur):
     eps = blur * float(cost.mean())
 
     copied_cost = cost.clone()  # the call overwrites it
-    potential = self_potential(copied_cost, eps, SCALING).numpy()
+    potential = self_potential(copied_cost, eps).numpy()
 
     # f_i = -eps log mean_j exp((f_j - cost_ij) / eps)
     exponents = (potential - cost.numpy()) / eps
@@ -160,8 +157,8 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
     cost = squared_costs(x, x2)
     eps = 0.1 * float(cost.mean(dtype=torch.float64))
     labeled_cost = label_augmented_cost(x, y, x2, y2)
-    with_labels, _ = entropic_potentials(labeled_cost, eps, SCALING)
-    without_labels, _ = entropic_potentials(cost, eps, SCALING)
+    with_labels, _ = entropic_potentials(labeled_cost, eps)
+    without_labels, _ = entropic_potentials(cost, eps)
     effect = with_labels - without_labels
     for label in range(4):
         is_label = y == label
