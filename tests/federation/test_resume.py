@@ -15,7 +15,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.results.run_table import CSV
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import InRound, StopInRound, fit_with_everything, state_vector, trainer_for
+from helpers.fits import SavesInHooks, StopInRound, fit_with_everything, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.runs import read_rows
@@ -59,20 +59,6 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
     loop, module = fit_with_everything(tmp_path, ckpt_path=checkpoint)
 
     assert_same_run(tmp_path, loop, module, uninterrupted_run)
-
-
-class SaveAt(InRound):
-    """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
-
-    def __init__(self, hook, path, batch=0):
-        self.path = path
-        self.batch = batch
-        setattr(self, hook, self.save)
-
-    def save(self, trainer, module, *args, **kwargs):
-        there = len(args) < 2 or self.place(trainer) == self.batch
-        if trainer.current_epoch == 2 and there and not self.path.exists():
-            trainer.save_checkpoint(self.path)
 
 
 @pytest.mark.slow
@@ -151,9 +137,6 @@ class FollowsPlateau(Plain):
         }
 
 
-HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
-
-
 @pytest.mark.slow
 def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp_path):
     """Lightning steps it after it has saved a round's checkpoint."""
@@ -168,12 +151,14 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp
     def rate_of(module):
         return module.trainer.optimizers[0].param_groups[0]["lr"]
 
-    paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
-    saving = [SaveAt(hook, path) for hook, path in zip(HOOKS, paths)]
-    uninterrupted = fit_plateau("uninterrupted", saving)
+    hooks = ("on_train_epoch_start", "on_validation_end", "on_train_epoch_end")
+    saving = SavesInHooks(tmp_path / "saved", *hooks)
+    uninterrupted = fit_plateau("uninterrupted", [saving])
     initial_rate = Plain().configure_optimizers().param_groups[0]["lr"]
     assert rate_of(uninterrupted) == initial_rate * 0.5**4  # halved after each round but the last
 
+    paths = list((tmp_path / "saved").iterdir())
+    assert len(paths) == len(hooks)
     for path in paths:
         resumed = fit_plateau(path.stem, [], ckpt_path=path)
         assert rate_of(resumed) == rate_of(uninterrupted), path

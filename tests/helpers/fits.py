@@ -352,6 +352,20 @@ class InRound(Callback):
         return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
+class SavesInHooks(Callback):
+    """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
+
+    def __init__(self, folder, *hooks):
+        self.folder = folder
+        for name in hooks:
+            setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
+
+    def save(self, trainer, name):
+        if trainer.current_epoch == 1:
+            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
+            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
+
+
 class StopInRound(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
