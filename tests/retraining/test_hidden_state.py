@@ -32,34 +32,26 @@ def train_once():
     fit_with_values(Kind())
 
 
-def fit_with_values_of(name, options):
-    return fit_with_values(KINDS[name], **options)
-
-
-def fit_alone(name, members):
-    kind = KINDS[name]
-    return fit_members_alone(kind.alone or kind, members)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_coalitions_are_fits_of_their_members_or_have_a_warning_or_are_refused(name):
     kind = KINDS[name]
     if kind.outcome == "refused":
         with refused(kind.message):
-            in_fork(fit_with_values_of, name, {})
+            in_fork(fit_with_values, kind)
         return
 
-    run = in_fork(fit_with_values_of, name, {})
-    fits = [in_fork(fit_alone, name, members) for members in COMPARED]
+    run = in_fork(fit_with_values, kind)
     differences = []
-    for members, fit in zip(COMPARED, fits):
-        differences.append(abs(run.game[members] - fit.utility))
+    for members in COMPARED:
+        utility, model = in_fork(fit_members_alone, kind.alone or kind, members)
+        differences.append(abs(run.game[members] - utility))
 
     if kind.outcome == "by company":
         (consistency_warning,) = run.consistency_warnings
         assert "clients train otherwise in the first round of coalitions" in consistency_warning
     else:
         assert run.consistency_warnings == []
-    assert run.model == fits[-1].model, "the metric has changed the training"
+    # The last coalition is that of all clients.
+    assert run.model == model, "the metric has changed the training"
     assert max(differences) <= 1e-6
