@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +24,11 @@ entry_points = importlib.metadata.entry_points
 
 
 @functools.cache
-def entry_points_of(path: tuple[str, ...], **selection: Any) -> Any:
+def entry_points_of(path, **selection):
     return entry_points(**selection)
 
 
-def cached_entry_points(**selection: Any) -> Any:
+def cached_entry_points(**selection):
     """Lightning looks through the metadata of all installed packages whenever a trainer is made."""
     return entry_points_of(tuple(sys.path), **selection)
 
@@ -59,11 +58,11 @@ def pytest_pycollect_makeitem(collector, name, obj):
     return collected
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Half of the federations have these digits, which scikit-learn reads from text. It is not imported here: in which
     order libraries first name a union of types decides how a configuration's numbers are read."""
     if "flsv.data.datamodule" in sys.modules:
-        sources: Any = importlib.import_module("flsv.data.sources.named")
+        sources = importlib.import_module("flsv.data.sources.named")
         sources.load_pixels = functools.cache(sources.load_pixels)
 
 
@@ -79,7 +78,7 @@ def empty_working_folder(tmp_path_factory):
 def program_of_one_module(request):
     """The other tests' modules are no part of the program, as if each module were tested in a process of its own. The
     globals of 300 modules would be looked at for each model that is scored."""
-    program_state: Any = sys.modules.get("flsv.utilities.program_state")
+    program_state = sys.modules.get("flsv.utilities.program_state")
     if program_state is None:
         yield
         return

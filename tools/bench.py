@@ -36,13 +36,11 @@ from benchmark.summary import (
     two_digits,
 )
 from benchmark.truth import SEEDS
-from flsv.cli.command import command_parser, display_path, from_1, printer
+from flsv.cli.command import command_parser, display_path, printer
 from flsv.cli.entry import QUIET_OPTIONS, exit_status, hide_messages
-from flsv.cli.options import STRICT_HELP
 from flsv.results.terminal import print_table
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.one_lightning import import_as_lightning
 
 #: Federations of ``--quick``: few clients, no download, one for each kind of difference between clients.
@@ -68,16 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=out, help=f"folder of values and tables. Default: {out}"
     )
     parser.add_argument("--list", action="store_true", help="list the metrics and federations")
-    parser.add_argument(
-        "--seeds", type=from_1, help="number of runs of every federation. Default: 3"
-    )
+    parser.add_argument("--seeds", type=int, help="number of runs of every federation. Default: 3")
     parser.add_argument(
         "--quick",
         action="store_true",
         help=f"one run of each of {', '.join(QUICK_FEDERATIONS)}, unless --federations or --seeds are given",
     )
-    parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
-    parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
+    parser.add_argument("--truth-seeds", type=int, help="number of trainings of every coalition")
     parser.add_argument(
         *QUIET_OPTIONS, action="store_true", help="no progress, no tables: errors and files only"
     )
@@ -96,8 +91,6 @@ def _run(words: Sequence[str]) -> int:
     quiet = options.quiet
     import_as_lightning()  # a metric's or a module's package may import pytorch_lightning
     hide_messages(quiet=True)
-    if options.strict:
-        refuse_other_versions()
     if options.list:
         _print_lists()
         return 0

@@ -1,15 +1,13 @@
 """How much code there is and how densely it is written, beside the limits.
 
     python tools/count_code.py [FOLDER] [--check]
-    python tools/count_code.py [FOLDER] --docstrings SEED
     python tools/count_code.py --record
 
 Code is counted in tokens, without comments and docstrings. ``--check`` fails for a budget that is exceeded, and for a
 file whose code is too dense, has a vague name, or a name that the glossary refuses. Code that was written before the
 first two limits is exempt until somebody changes it: ``packed_code.txt`` has a digest of each such function and
 statement. ``--record`` drops the digests of what is gone. Leaves of ``flsv/contrib`` count for no budget, and their
-writing is their owners'. ``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not
-written them.
+writing is their owners'.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import ast
 import hashlib
 import io
 import json
-import random
 import re
 import subprocess
 import sys
@@ -393,20 +390,6 @@ def print_rooms(folder: Path, counts: dict[Path, Counter[int]]) -> None:
         print(f"{room:20} {sum(room_lines):8,} {file_count:6} {average:7.1f} {long_lines:8.1f}")
 
 
-def print_docstrings(folder: Path, sources: dict[Path, str], seed: int) -> None:
-    """Print 60 docstrings of a folder, drawn by this seed."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = []
-    for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
-            text = ast.get_docstring(node) if isinstance(node, documented) else None
-            if text:
-                line = getattr(node, "lineno", 1)
-                title = f"{path.relative_to(folder)}:{line} {getattr(node, 'name', '')}"
-                texts.append(f"{title}\n\n{text}")
-    print("\n\n".join(random.Random(seed).sample(texts, 60)))
-
-
 def over_budget(sources: dict[Path, str], counts: dict[Path, Counter[int]]) -> list[str]:
     """Print the budgets of flsv, and return those that are exceeded."""
     files, problems = imported_facts()
@@ -444,9 +427,6 @@ def main() -> int:
     parser.add_argument(
         "--record", action="store_true", help="drop the exemptions of code that is gone"
     )
-    parser.add_argument(
-        "--docstrings", type=int, metavar="SEED", help="print 60 docstrings instead"
-    )
     options = parser.parse_args()
     folder = options.folder.resolve()
 
@@ -459,10 +439,6 @@ def main() -> int:
         return 0
 
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
-    if options.docstrings is not None:
-        print_docstrings(folder, sources, options.docstrings)
-        return 0
-
     counts = {path: tokens_by_line(source) for path, source in sources.items()}
     print_rooms(folder, counts)
     problems = []

@@ -223,7 +223,7 @@ class WritePredictions(BasePredictionWriter):
 def _row_names(trainer: L.Trainer, data: FederatedDataModule) -> Mapping[str, Sequence[str]]:
     """Return the columns that name the predicted rows of a table, ``{column: texts}``, or no columns."""
     predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
-    for dataset in (predicted_set, data.test_set):
+    for dataset in (predicted_set, data.division.source.test):
         if hasattr(dataset, "row_names"):
             return dataset.row_names
     return {}

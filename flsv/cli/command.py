@@ -142,23 +142,8 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
 
 
-def from_1(text: str) -> int:
-    """Parse a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
-    return int(text)
-
-
-def amount(text: str) -> float:
-    """Parse an amount."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number, such as 10000") from None
-
-
 #: The types of options by their names in ``commands.yaml``.
-TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "count": from_1, "amount": amount}
+TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
 
 
 def command_parser(

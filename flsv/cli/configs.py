@@ -113,18 +113,4 @@ def _explain(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     line = "" if mark is None else f", line {mark.line + 1}"
     problem = getattr(error, "problem", None) or " ".join(str(error).split())  # in one line
-    return f"{line}: this is not valid YAML: {problem}{_remedy(problem)}"
-
-
-def _remedy(problem: str) -> str:
-    """Return advice on a problem that the YAML parser reports, or ""."""
-    if "'\\t'" in problem:
-        return ": indent by spaces, not by tabs"
-    if "mapping values" in problem:
-        return (
-            ": there is a colon too many, or the line is indented more than its section. Write key: value, and put a "
-            "text with a colon in quotes"
-        )
-    if "block" in problem:
-        return ": indent all keys of a section by the same number of spaces"
-    return ""
+    return f"{line}: this is not valid YAML: {problem}"

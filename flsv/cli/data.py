@@ -37,7 +37,6 @@ from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.sources.named import unreadable_images
 from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.inference import TableWarning
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
@@ -79,10 +78,10 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
 
 def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each column's features, and the fraction of its values that are missing at each client."""
-    cards = data.column_cards
+    cards = data.division.source.columns
     column_names = pd.Index([card.name for card in cards], name="column")
     frame = pd.DataFrame(index=column_names)
-    frame[READ_AS] = [card.became for card in cards]
+    frame[READ_AS] = [card.read_as for card in cards]
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
         fractions = []
@@ -101,24 +100,9 @@ def describe_positive_class(data: FederatedDataModule) -> str:
 
 
 def notes_on_data(data: FederatedDataModule) -> list[str]:
-    """Return notes on possible problems with the data."""
-    texts = []
-    if data.no_classes is None and len(data.class_names) <= _MAX_SHOWN:
-        texts += _notes_on_classes(data)
-    missing_fractions = missing_table(data).drop(columns=READ_AS)
-    for column, fractions in missing_fractions.iterrows():
-        # Compared with the client that has the fewest missing values.
-        is_mostly_missing = fractions - fractions.min() > 0.5
-        clients = fractions.index[is_mostly_missing]
-        if len(clients):
-            texts.append(
-                f"{column} is missing mostly at {listed(clients)}, so that the model may learn from a missing value "
-                "which client a row is from."
-            )
-    return texts
-
-
-def _notes_on_classes(data: FederatedDataModule) -> list[str]:
+    """Return notes on classes that are rare, or missing at a client."""
+    if data.no_classes is not None or len(data.class_names) > _MAX_SHOWN:
+        return []
     texts = []
     counts = pd.DataFrame(
         data.class_counts.tolist(), index=data.client_names, columns=data.class_names
@@ -157,7 +141,7 @@ def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
         rows = validation_set["rows"]
         count = "" if rows is None else f", {rows:,} samples"
         print(f"The server validates on {validation_set['of']}{count}.")
-    if data.column_cards:
+    if data.division.source.columns:
         missing_fractions = missing_table(data).set_index(READ_AS, append=True)
         if len(missing_fractions.columns) > _MAX_SHOWN:
             missing_fractions = pd.DataFrame(
@@ -188,7 +172,9 @@ def check_images(data: FederatedDataModule) -> None:
     """Raise ConfigurationError if image files cannot be read, since a fit would end at the first of them."""
     validation_loader = data.val_dataloader()
     validation_set = getattr(validation_loader, "dataset", None)
-    errors = unreadable_images(data._source.train, validation_set, data.test_set)
+    errors = unreadable_images(
+        data.division.source.train, validation_set, data.division.source.test
+    )
     if errors:
         raise ConfigurationError(f"{len(errors)} image files cannot be read: {listed(errors, 4)}")
 
@@ -196,28 +182,20 @@ def check_images(data: FederatedDataModule) -> None:
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
     columns_of_texts = {}
     for name in columns:
-        texts = frame[name].map("{:.1%}".format)
-        columns_of_texts[name] = texts.str.replace("%", " %")
+        percentages = 100 * frame[name]
+        columns_of_texts[name] = percentages.map("{:.1f} %".format)
     return frame.assign(**columns_of_texts)
 
 
-def write_dictionary(
-    file: Path, dictionary: Dictionary | None, data_warnings: Sequence[TableWarning]
-) -> None:
-    """Write a data dictionary into a file, with data warnings beside the columns, and print its questions."""
+def write_dictionary(file: Path, dictionary: Dictionary | None) -> None:
+    """Write a data dictionary into a file, and print its questions."""
     if dictionary is None:
         raise ConfigurationError(
             "--write: only tables have a data dictionary, and these data are not a table. Set data.labels to the "
             "column to predict."
         )
-    texts_by_column: dict[str, list[str]] = {}
-    for data_warning in data_warnings:
-        texts_by_column.setdefault(data_warning.column, []).append(
-            f"{data_warning.site}: {data_warning.text}"
-        )
-    comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
-        stream.write(dictionary.to_text(comments).encode())
+        stream.write(dictionary.to_text().encode())
     print(f"Written: {display_path(file)}.")
     for question in dictionary.questions:
         print(filled(f"? {question}"))
@@ -239,7 +217,7 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary, data_warnings)
+        write_dictionary(file, dictionary)
     if dictionary.questions:
         print(filled(_HOW_TO_ANSWER))
 
@@ -280,18 +258,18 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     except OpenQuestions as questions:
         if objects.write is None:
             raise
-        write_dictionary(objects.write, questions.dictionary, questions.data_warnings)
+        write_dictionary(objects.write, questions.dictionary)
         return
     check_images(data)
     if objects.write is not None:
-        write_dictionary(objects.write, data.dictionary, data.table_warnings)
+        write_dictionary(objects.write, data.dictionary)
     data_warnings = data_warning_table(data)
     if not quiet:
         show(data, data_warnings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", sample_table(data).reset_index())
-        if data.column_cards:
+        if data.division.source.columns:
             save_table(out / "columns.csv", missing_table(data).reset_index())
         if len(data_warnings):
             save_table(out / "data_warnings.csv", data_warnings)
@@ -301,7 +279,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of the data warnings about tables, and about samples that occur more than once."""
     rows = []
-    for data_warning in data.table_warnings:
+    for data_warning in data.division.source.data_warnings:
         rows.append((data_warning.site, data_warning.column, data_warning.text))
     for copies in copies_in(data):
         client_name = data.client_names[copies.client]

@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flsv.__about__ import __version__
@@ -24,7 +23,7 @@ from flsv.cli.command import (
 )
 from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
 from flsv.cli.configs import check_file, config_files
-from flsv.utilities.errors import ConfigurationError, no_run_folder
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.one_lightning import import_as_lightning
 
 #: ``{subcommand: description}``.
@@ -44,8 +43,6 @@ FLSV_COMMANDS = {
 }
 #: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
-#: Subcommands whose first argument is a run's folder.
-COMMANDS_ON_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
 COMMANDS_WITHOUT_PYTORCH = ("init", "report")
 QUIET_OPTIONS = ("-q", "--quiet")
@@ -144,8 +141,6 @@ def _run(words: list[str]) -> int:
 
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command in COMMANDS_ON_A_RUN:
-        _check_run_folder(arguments[1:])
     if command not in COMMANDS_WITHOUT_PYTORCH:
         if "pytorch_lightning" not in sys.modules:
             import_as_lightning()  # a configuration may name classes of packages that import it
@@ -160,15 +155,6 @@ def _run(words: list[str]) -> int:
         return _run_lightning_command(arguments, command, quiet)
     except OptionError as error:
         raise ConfigurationError(explain(error, config_files(arguments), arguments)) from None
-
-
-def _check_run_folder(arguments: list[str]) -> None:
-    """Raise an error for a folder that does not exist before PyTorch is imported, which takes seconds."""
-    if not arguments or arguments[0].startswith("-"):
-        return
-    folder = Path(arguments[0])
-    if not folder.exists():
-        raise no_run_folder(folder)
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:

@@ -45,9 +45,6 @@ CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart). Of several files, a later one overrides "
     "earlier ones, and adds to federation.metrics by name. --print_config shows the result."
 )
-STRICT_HELP = (
-    "raise an error for files that other versions of packages have written, instead of a warning"
-)
 
 
 class ConfigFile(ActionConfigFile):
@@ -96,11 +93,13 @@ def _forget_other_classes(config: Any, sections: Any) -> None:
 
 
 def _check_sections(parser: Any, config: Any) -> None:
-    """Let the parser raise an error if a section of a configuration is a single value."""
+    """Let the parser raise an error if a section of a configuration is a single value, or a group in it is null."""
     for action in parser._actions:
-        section = config.get(action.dest)
-        is_section = isinstance(action, _ActionConfigLoad)
-        if is_section and not isinstance(section, Namespace | None):
+        if not isinstance(action, _ActionConfigLoad):
+            continue
+        section = config.get(action.dest, Namespace())
+        is_unused = section is None and "." not in action.dest  # all its options are comments
+        if not (is_unused or isinstance(section, Namespace)):
             parser.error(f'Parser key "{action.dest}": Unable to load config "{section}"')
 
 
@@ -313,40 +312,22 @@ PACKAGES_OF_OTHERS = (
 
 
 def import_parts() -> None:
-    """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone.
-
-    Modules of flsv that were deleted from an installation are skipped.
-    """
+    """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone."""
     for package in PACKAGES:
         for name in _names_in(package):
-            try:
-                # A package imports a class when the class's name is first read.
-                getattr(sys.modules[package], name)
-            except ModuleNotFoundError as error:
-                _raise_unless_of_flsv(error)
+            # A package imports a class when the class's name is first read.
+            getattr(sys.modules[package], name)
 
 
 def _names_in(package: str) -> Sequence[str]:
     """Import a package, and return its public names."""
-    try:
-        module = import_module(package)
-    except ModuleNotFoundError as error:
-        _raise_unless_of_flsv(error)
-        return ()
-    return getattr(module, "__all__", ())
+    return getattr(import_module(package), "__all__", ())
 
 
 @cache
 def _public_names() -> tuple[str, ...]:
     names = chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS)))
     return tuple(name for name in names if name[0].isupper())  # classes, not functions and packages
-
-
-def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
-    """Raise the error of a missing module, unless it is one of flsv's own."""
-    module = error.name or ""
-    if not module.startswith("flsv."):
-        raise error
 
 
 #: Arguments of all jsonargparse parsers in this module.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 import time
@@ -37,7 +36,6 @@ from flsv.cli.links import link_required
 from flsv.cli.options import (
     CONFIG_HELP,
     PARSER_OPTIONS,
-    STRICT_HELP,
     USAGE,
     ConfigFile,
     FitParser,
@@ -65,13 +63,10 @@ from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.atomic_files import (
     check_writable,
-    folders_to_make,
-    remove_empty,
     set_aside,
     whole_lines,
 )
 from flsv.utilities.errors import ConfigurationError, nearest
-from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
 from flsv.utilities.seeding import kept_global_seed
 
@@ -173,8 +168,6 @@ class FederatedCLI(LightningCLI):
             options["args"] = words
         self._command = next(iter(words), None)  # the words may be a dictionary or a Namespace
         self.prediction_writer: WritePredictions | None = None
-        #: The folders that a fit makes, its run's first.
-        self._new_folders: list[Path] = []
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
@@ -199,7 +192,6 @@ class FederatedCLI(LightningCLI):
         import_parts()
         for group, base in PARTS.items():
             installed(group, base)
-        parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
@@ -214,22 +206,6 @@ class FederatedCLI(LightningCLI):
             if not link_required(section_parser, str(error)):
                 raise
             super().parse_arguments(parser, args)
-
-    def before_instantiate_classes(self) -> None:
-        """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""
-        if self._get(self.config, "strict", False):
-            refuse_other_versions()
-        for name in (
-            "federation.evaluation",
-            "federation.reporting",
-            "data.splits",
-            "data.files",
-            "data.loader",
-        ):
-            if self._get(self.config, name, {}) is None:
-                raise ConfigurationError(
-                    f"{name}: expected options, got null. Remove {name} to use the defaults."
-                )
 
     def instantiate_classes(self) -> None:
         with kept_global_seed(), _explained_optimizer_errors():
@@ -286,16 +262,6 @@ class FederatedCLI(LightningCLI):
         return Identity(config_settings(config), sample_hashes(self.datamodule))
 
     def _run_subcommand(self, subcommand: str) -> None:
-        try:
-            self._run_and_explain_errors(subcommand)
-        except ConfigurationError:
-            if self._new_folders and self.loop.round_index == 0:  # nothing was trained
-                run, *folders_above = self._new_folders
-                shutil.rmtree(run, ignore_errors=True)
-                remove_empty(folders_above)
-            raise
-
-    def _run_and_explain_errors(self, subcommand: str) -> None:
         try:
             with _explained_optimizer_errors():
                 super()._run_subcommand(subcommand)
@@ -367,9 +333,6 @@ class FederatedCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         folder = run_folder(self.trainer)
-        if not folder.exists():
-            self._new_folders = folders_to_make(folder)
-            return
         if leaves_files(self.trainer) and not self.starts_anew:
             check_unused(folder, checkpoint)
 

@@ -8,9 +8,8 @@ Contributions vary with the seed of a run. This command runs the federation N
 times, on the same clients with the same data, and writes repeat.csv: for every
 metric and client the mean over the runs, the standard deviation, and an
 interval of the mean. Averaging over runs that differ at random is the idea of
-FedRandom (arXiv 2602.05693). flsv report of any of the runs uses these means
-to share a budget out. Finished runs are kept: start a stopped command again to
-continue.
+FedRandom (arXiv 2602.05693). flsv report of the folder of these runs shows the
+means. Finished runs are kept: start a stopped command again to continue.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from flsv.cli.command import (
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import runs_with_seeds
 from flsv.results.basis import preferred_basis
-from flsv.results.reading import SUMMARY_FILE, Run, open_run, over_seeds, seed_summary
+from flsv.results.reading import SUMMARY_FILE, Run, open_run, seed_summary
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
@@ -74,7 +73,7 @@ def repeat(
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``."""
-    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
+    further = "Further arguments are those of flsv fit, such as --config quickstart."
     parser = command_parser("flsv repeat", __doc__, further)
     options, fit_arguments = parser.parse_known_args(list(args))
     has_bars = sys.stdout.isatty() and not quiet
@@ -87,7 +86,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             say=printer(quiet),
         )
     if not quiet:
-        _show(over_seeds(open_run(options.out)))
+        _show(open_run(options.out))
     print(f"Summary: {display_path(path)}")
 
 

@@ -59,7 +59,6 @@ from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.formats import refuse_other_versions
 from flsv.values.coalition_files import copy_coalitions
 
 #: Default number of seeds.
@@ -98,10 +97,21 @@ def retrain(
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)
     with config_with_seeds(config, seed_of_data) as arguments:
-        cli = _make_run(run, [*arguments, *options, f"--seed_everything={seed_of_data}"])
+        cli = make_cli(
+            [
+                *arguments,
+                *options,
+                f"--seed_everything={seed_of_data}",
+                f"--trainer.default_root_dir={run}",
+                "--trainer.logger=false",
+                *QUIET_FIT_ARGUMENTS,
+            ],
+            run=False,
+            quiet=True,
+        )
         run_identity = cli.identity()
         changes = _changed_settings(run_identity, arguments)
-    _check_data(run, record, cli)
+    _check_data(run, record, cli.datamodule.client_names, run_identity)
 
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
@@ -148,22 +158,6 @@ def retrain(
     summary = seed_summary(repetitions)
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
-
-
-def _make_run(run: Path, arguments: Sequence[str]) -> FederatedCLI:
-    options = (*QUIET_FIT_ARGUMENTS, "--trainer.logger=false", f"--trainer.default_root_dir={run}")
-    try:
-        cli = make_cli([*arguments, *options], run=False, quiet=True)
-        cli.identity()  # reads the data
-    except ConfigurationError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the run's own code raises
-        raise ConfigurationError(
-            f"{run}: the federation of its configuration cannot be made: {type(error).__name__}: {error}"
-        ) from error
-    if cli.config.strict:
-        refuse_other_versions()
-    return cli
 
 
 def _changed_settings(
@@ -236,7 +230,7 @@ def _set_callbacks(
     arguments: dict[str, Any] = {"rounds": rounds, "seed": seed}
     why_not = "; ".join(changes)
     if not why_not:
-        arguments["checkpoint"], why_not = _checkpoint_or_reason(run, rounds)
+        arguments["checkpoint"], why_not = checkpoint_or_reason(run, rounds)
     if why_not:
         say(f"the trainings are not compared with the run's own weights: {why_not}")
     trainer = config["trainer"]
@@ -245,7 +239,7 @@ def _set_callbacks(
     trainer["callbacks"] = [*(trainer["callbacks"] or []), repetition]
 
 
-def _checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
+def checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
     """Return the run's last checkpoint, or None and the reason."""
     folder = run / "checkpoints"
     path = max(folder.glob("last*.ckpt"), key=modified, default=None)
@@ -322,16 +316,19 @@ def _evaluators_of(loop: FederatedLoop) -> Evaluators:
     return "clients" if evaluators_of_metrics == {"clients"} else "server"
 
 
-def _check_data(run: Path, record: Mapping[str, Any], cli: FederatedCLI) -> None:
+def _check_data(
+    run: Path,
+    record: Mapping[str, Any],
+    names: Sequence[str],
+    identity: Identity,
+) -> None:
     """Raise ConfigurationError unless the clients and their samples are the run's."""
-    names = list(cli.datamodule.client_names)
     names_in_run = record["clients"]
-    if names != names_in_run:
+    if list(names) != names_in_run:
         differences = [
             f"its clients are {', '.join(names_in_run)}, and these are {', '.join(names)}"
         ]
     else:
-        identity = cli.identity()
         differences = identity.differences(Identity(identity.settings, record["hashes"]))
     if differences:
         raise ConfigurationError(
@@ -348,8 +345,9 @@ def _show(run: Run) -> None:
     print_lines(basis.lines)
 
 
+@checked
 @contextmanager
-def _workers(jobs: int, backend: str | None) -> Iterator[None]:
+def _workers(jobs: Count, backend: str | None) -> Iterator[None]:
     """Train coalitions in several processes, or on the workers of a joblib backend, within this context."""
     # Dask's scheduler is the one of its own configuration, such as DASK_SCHEDULER_ADDRESS, else one of this machine.
     connection: Any = nullcontext()

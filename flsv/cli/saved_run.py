@@ -25,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn_of_versions
 
 #: Sections of a saved configuration that define a federation.
-SAVED_SECTIONS = ("seed_everything", *SECTIONS, "strict")
+SAVED_SECTIONS = ("seed_everything", *SECTIONS)
 #: Columns of the list of finished runs: a run's name, and its folder.
 RUN_LIST_COLUMNS = ("run", "folder")
 

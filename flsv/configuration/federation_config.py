@@ -85,7 +85,6 @@ class Reporting:
     """Options for what a run prints, logs and writes. They do not change its results.
 
     Args:
-        per_class: log per-class contributions to the loggers, too (the CSV always has them).
         figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
             None: at most ten figures in the run, which take at most 5 % of its time before its end.
         table: print a table of the clients at the end.
@@ -100,7 +99,6 @@ class Reporting:
         True
     """
 
-    per_class: bool = True
     figures: Annotated[int, Ge(0)] | None = None
     table: bool = True
     files: bool = True

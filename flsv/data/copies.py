@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flsv.data.sample_hashes import NO_VALUES
-
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
-#: A data warning of at least this strength is strong. Weaker ones have a strength of at least 1.
-STRONG_WARNING = 2.0
 #: Name in data warnings about equal samples, instead of a table's column.
 SAMPLES = "samples"
 #: A client with fewer samples is not compared.
@@ -32,34 +28,24 @@ _NUM_DEVIATIONS = 3
 
 @dataclass(frozen=True)
 class Copies:
-    """Samples of a client that another client also has, that the client has more than once, or whose inputs are NaN."""
+    """Samples of a client that another client also has, or that the client has more than once."""
 
     client: int
-    #: None: the client has them more than once, or all their inputs are NaN.
+    #: None: the client has them more than once.
     other_client: int | None
     count: int
     num_samples: int
     #: Share of the client's samples beyond what is usual or due to chance.
     excess: float
-    are_empty: bool = False
 
     @property
     def kind(self) -> str:
-        """Return the kind of the event: ``empty``, ``repeated`` or ``shared``."""
-        if self.are_empty:
-            return "empty"
+        """Return the kind of the event: ``repeated`` or ``shared``."""
         return "repeated" if self.other_client is None else "shared"
-
-    @property
-    def strength(self) -> float:
-        """Strength of the data warning, see :data:`STRONG_WARNING`."""
-        return STRONG_WARNING * self.excess / MAX_SHARE_OF_COPIES
 
     def text(self, client_names: Sequence[str]) -> str:
         """Return the text of the data warning."""
         part = f"{self.count} of {self.num_samples}"
-        if self.are_empty:
-            return f"{part} have no value: all their inputs are NaN"
         if self.other_client is None:
             return f"{part} occur more than once"
         return f"{part} are also samples of {client_names[self.other_client]}"
@@ -71,10 +57,11 @@ def copies_in(data: FederatedData) -> list[Copies]:
     Tables, arrays, texts and image folders are compared. For other data sets the list is empty, since their samples
     would have to be read one by one.
     """
-    hashes = data.hashes_of_samples()
-    if hashes is None:
+    division = data.division
+    sample_hashes = division.sample_hashes
+    if sample_hashes is None:
         return []
-    return find_copies(hashes)
+    return find_copies([sample_hashes[samples.numpy()] for samples in division.splits.train])
 
 
 def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
@@ -90,13 +77,10 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
     """
     if not hashes:
         return []
-    copies = _without_values(hashes)
-    # Samples without values have equal hashes, but are no copies of each other.
-    hashes = [samples[samples != NO_VALUES] for samples in hashes]
     shares_repeated = [_share_repeated(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
 
-    copies += _own_copies(hashes, shares_repeated, chances)
+    copies = _own_copies(hashes, shares_repeated, chances)
     copies += _shared_copies(
         hashes,
         usual_share=float(np.median(shares_repeated)),
@@ -108,17 +92,6 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
 def _sort_key(copies: Copies) -> tuple[float, int, int]:
     other_client = -1 if copies.other_client is None else copies.other_client
     return -copies.excess, copies.client, other_client
-
-
-def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
-    copies = []
-    for client, samples in enumerate(hashes):
-        num_empty = int((samples == NO_VALUES).sum())
-        if num_empty > 0:
-            share = num_empty / len(samples)
-            empty = Copies(client, None, num_empty, len(samples), share, are_empty=True)
-            copies.append(empty)
-    return copies
 
 
 def _own_copies(

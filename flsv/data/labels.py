@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -232,8 +231,8 @@ class Classes:
     Without classes, all labels are 0.
     """
 
-    labels: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.long))
-    names: tuple[str, ...] = ()
+    labels: Tensor
+    names: tuple[str, ...]
     missing_reason: str | None = None
 
 
@@ -314,22 +313,12 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 def _numbers(names: Collection[str]) -> list[float]:
     """Convert names to numbers. Return an empty list if one is neither a number nor a truth value."""
-    truths = {"false": 0.0, "true": 1.0}
-    numbers = []
-    for name in names:
-        number = truths.get(name.casefold(), _number(name))
-        if not math.isfinite(number):
-            return []
-        numbers.append(number)
-    return numbers
-
-
-def _number(name: str) -> float:
-    """Convert a name to a number, or to NaN if it is none. 1_000 is none."""
+    numbers_of_truths = {"false": "0", "true": "1"}
     try:
-        return math.nan if "_" in name else float(name)
+        numbers = [float(numbers_of_truths.get(name.casefold(), name)) for name in names]
     except ValueError:
-        return math.nan
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:

@@ -227,12 +227,20 @@ class _RowSampler(Sampler[int]):
         yield from rows.tolist()
 
 
-def rows_of(loader: DataLoader[Any]) -> Tensor:
-    """Return the indices of the samples that a loader reads, int64 ``[n]``."""
-    if isinstance(loader.sampler, _RowSampler):
-        return loader.sampler.rows
-    dataset: Any = loader.dataset
-    return torch.arange(len(dataset))
+def samples_of(loader: Any) -> tuple[Any, Tensor | None]:
+    """Return a loader's data set, and the indices of the samples that it reads, int64 ``[n]``.
+
+    The indices are None if the data set has no length.
+    """
+    if isinstance(loader, TensorBatches):
+        return TensorDataset(*loader.tensors), loader.indices
+    dataset = getattr(loader, "dataset", None)
+    if not hasattr(dataset, "__len__"):
+        return dataset, None
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, _RowSampler):
+        return dataset, sampler.rows
+    return dataset, torch.arange(len(dataset))
 
 
 def preload(dataset: Dataset[Any], num_workers: int = 0) -> TensorDataset:
@@ -323,9 +331,9 @@ class Loader:
 
     def changes(self) -> dict[str, bool | int]:
         """Return the ``DataLoader`` options that are not None, which replace those of the source's loaders."""
-        options = {
-            "drop_last": self.drop_last,
-            "num_workers": self.num_workers,
-            "pin_memory": self.pin_memory,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        changes = {}
+        for name in ("drop_last", "num_workers", "pin_memory"):
+            value = getattr(self, name)
+            if value is not None:
+                changes[name] = value
+        return changes

@@ -11,24 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from flsv.data.loaders import TensorBatches, rows_of, tensors_of
+from flsv.data.loaders import samples_of, tensors_of
 from flsv.data.streams import parts_with_rows
 from flsv.utilities.plain_values import digest, is_plain
 from flsv.utilities.reachable import attributes_and_slots
 from flsv.utilities.seeding import isolated_rngs
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
-#: Hash of all samples whose inputs are all NaN.
-NO_VALUES = 2**64 - 1
 
 
 def hash_samples(
     dataset: Dataset[Any],
     indices: Tensor,
 ) -> np.ndarray | None:
-    """Return the hash of each sample at ``indices``, uint64 ``[n]``, or NO_VALUES if all inputs of a sample are NaN.
+    """Return the hash of each sample at ``indices``, uint64 ``[n]``.
 
     Return None if the data set does not store its samples, but reads or makes them one by one.
     """
@@ -53,14 +51,7 @@ def hash_samples(
                 sample_hash.update(part)
             hashes.append(sample_hash.digest())
     joined_hashes = b"".join(hashes)
-    sample_hashes = np.frombuffer(joined_hashes, dtype=np.uint64)
-
-    # Samples without values have equal hashes. So NaN is looked for only where a hash occurs more than once.
-    values, positions, counts = np.unique(sample_hashes, return_index=True, return_counts=True)
-    is_repeated = counts > 1
-    repeated_samples = indices[torch.from_numpy(positions[is_repeated])]
-    empty_hashes = values[is_repeated][_are_all_nan(columns, repeated_samples)]
-    return np.where(np.isin(sample_hashes, empty_hashes), np.uint64(NO_VALUES), sample_hashes)
+    return np.frombuffer(joined_hashes, dtype=np.uint64)
 
 
 def content_hash(dataset: Any, indices: Tensor) -> str:
@@ -89,10 +80,9 @@ def loader_hash(loaders: Any) -> str:
         loaders = [loaders]
     hashes: list[str] = []
     for loader in loaders:
-        if isinstance(loader, TensorBatches):
-            hashes.append(content_hash(TensorDataset(*loader.tensors), loader.indices))
-        elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
-            hashes.append(content_hash(loader.dataset, rows_of(loader)))
+        dataset, rows = samples_of(loader)
+        if rows is not None:
+            hashes.append(content_hash(dataset, rows))
     return " ".join(hashes)
 
 
@@ -112,36 +102,18 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
     return hashes[0] if is_repeatable else b""
 
 
-def _are_all_nan(columns: list[Any], indices: Tensor) -> np.ndarray:
-    are_nan = np.ones(len(indices), dtype=bool)
-    for column in filter(_may_be_inputs, columns):
-        if isinstance(column, np.ndarray):
-            column = torch.from_numpy(column[indices.numpy()])
-        elif isinstance(column, Tensor):
-            column = column[indices.to(column.device)]
-        else:  # texts, files and lists are not checked
-            return np.zeros_like(are_nan)
-        are_nan &= column.isnan().flatten(1).all(1).cpu().numpy()
-    return are_nan
-
-
 def _hash_parts(
     dataset: ConcatDataset[Any],
     indices: Tensor,
 ) -> np.ndarray | None:
-    hashes = np.empty(len(indices), dtype=np.uint64)
-    first_index = 0
-    for part in dataset.datasets:
-        length = len(part)  # type: ignore[arg-type]  # torch's ConcatDataset asks it, too
-        end_index = first_index + length
-        is_in_part = (indices >= first_index) & (indices < end_index)
-        indices_in_part = indices[is_in_part] - first_index
-        hashes_of_part = hash_samples(part, indices_in_part)
+    sorted_indices, order = indices.sort()
+    hashes = [np.empty(0, dtype=np.uint64)]
+    for part, rows in parts_with_rows(dataset, sorted_indices):
+        hashes_of_part = hash_samples(part, rows)
         if hashes_of_part is None:
             return None
-        hashes[is_in_part.numpy()] = hashes_of_part
-        first_index = end_index
-    return hashes
+        hashes.append(hashes_of_part)
+    return np.concatenate(hashes)[order.argsort().numpy()]
 
 
 def _columns_of(dataset: Any) -> list[Any]:

@@ -174,7 +174,7 @@ class Splits:
         client_test: samples of each client for its test set.
         max_samples: size of the random subset of the samples that is used. None: all.
         drop_flagged: method that flags harmful training samples, such as :class:`flsv.valuation.FedBary`. These are
-            removed. False: no sample is removed.
+            removed. None: no sample is removed.
         seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
             ``seed_everything``.
         together: column whose value, such as a patient, says which samples belong together. No such group has samples
@@ -198,17 +198,13 @@ with test in a column split.
             lambda a: _share(a.client_val) + _share(a.client_test) < 1,
             "client_val and client_test leave no sample for training. Their sum must be below 1.",
         ),
-        (
-            lambda a: a.drop_flagged is not True,
-            "drop_flagged: expected False or a method, such as flsv.valuation.FedBary().",
-        ),
     )
 
     server_val: Choice = 0.1
     client_val: Choice = 0.0
     client_test: Choice = 0.0
     max_samples: Count | None = None
-    drop_flagged: bool | SampleFilter = False
+    drop_flagged: SampleFilter | None = None
     seed: int | None = None
     together: str | None = None
 
@@ -216,11 +212,6 @@ with test in a column split.
         for name in HELD_OUT:
             if getattr(self, name) == 0:  # a resumed run compares texts, in which 0 and 0.0 differ
                 object.__setattr__(self, name, 0.0)
-
-    @property
-    def detector(self) -> SampleFilter | None:
-        """Method that flags samples to remove. None if no sample is removed."""
-        return self.drop_flagged if isinstance(self.drop_flagged, SampleFilter) else None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -258,9 +249,6 @@ class FederatedSplits:
         return [client["train"] for client in self.clients]
 
 
-NOT_DIVIDED = FederatedSplits(torch.arange(0), (), ())
-
-
 def split_federation(
     labels: Tensor,
     num_classes: int,
@@ -268,15 +256,15 @@ def split_federation(
     pool: Tensor,
     partitioner: Partitioner,
     options: Splits,
+    column: ColumnReader,
     group_names: Sequence[str] = (),
     whole: bool = False,
-    column: ColumnReader | None = None,
 ) -> FederatedSplits:
     """Divide the samples ``pool``, int64 ``[n]``, among the server and the clients.
 
     With ``whole``, each group has to keep a training sample. ``column`` reads the columns that the options name.
     """
-    division = _Division(options, len(labels), column)
+    division = _Division(options, column)
     all_samples = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
@@ -287,7 +275,7 @@ def split_federation(
         groups_left = set(groups[pool_of_clients].tolist())
         lost = sorted(groups_before - groups_left)
         if lost:
-            names_of_lost = [group_names[group] if group_names else group for group in lost]
+            names_of_lost = [group_names[group] for group in lost]
             message = (
                 f"No training sample is left at {listed(names_of_lost, show=repr)}. All of them are in the "
                 f"server's validation set, or were removed by max_samples={options.max_samples}. Give the server its "
@@ -318,24 +306,19 @@ def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> t
     names = []
     for groups_of_client in groups:
         distinct_groups = groups_of_client.unique().tolist()
-        if len(distinct_groups) != 1 or not group_names:
+        if len(distinct_groups) != 1:
             return ()
         names.append(group_names[distinct_groups[0]])
     return tuple(names)
 
 
 class _Division:
-    def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
+    def __init__(self, options: Splits, column: ColumnReader) -> None:
         self._options = options
         self._held_out_masks: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
         # int64 [num_samples], with one number for samples that belong together
         self._group_numbers: Tensor | None = None
         self._group_names: Sequence[str] = ()
-        if not options.columns:
-            return
-        if column is None:
-            raise ConfigurationError(f"Splits: there is no column {options.columns[0]!r}.")
-
         for name, choice in options.choices().items():
             self._held_out_masks[name] = choice.select(column(choice.column))
         self._check_overlaps()

@@ -7,14 +7,14 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data import FederatedDataModule
-from flsv.data.copies import SAMPLES, STRONG_WARNING, copies_in
+from flsv.data.copies import SAMPLES, copies_in
 from flsv.results.folder import DICTIONARY_FILE
 from flsv.results.round_result import DATA_WARNING, Event
 from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return an event for each pair of clients with the same samples, and for each client with duplicate or empty
+    """Return an event for each pair of clients with the same samples, and for each client with duplicate
     samples. Warn if there are any."""
     all_copies = copies_in(data)
     events = []
@@ -29,7 +29,6 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
             kind=copies.kind,
             column=SAMPLES,
             text=copies.text(data.client_names),
-            strength=copies.strength,
         )
         events.append(event)
     if events:
@@ -44,7 +43,7 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
     """Return one event for each data-quality warning about a federation's tables."""
     client_of_name = {name: client for client, name in enumerate(data.client_names)}
     events = []
-    for data_warning in data.table_warnings:
+    for data_warning in data.division.source.data_warnings:
         event = Event(
             client=client_of_name.get(data_warning.site),  # None: the server's tables
             what=DATA_WARNING,
@@ -52,7 +51,6 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
             last=0,
             column=data_warning.column,
             text=data_warning.text,
-            strength=STRONG_WARNING,
         )
         events.append(event)
     return events

@@ -197,7 +197,6 @@ class RunReports:
             self._metrics,
             self._data.client_names,
             self._data.class_names,
-            has_class_curves=self._config.reporting.per_class,
         )
 
         sinks: list[Sink] = []

@@ -22,7 +22,7 @@ class CoalitionGames:
 
     Args:
         evaluators: ``{key: evaluator}`` on the server's validation set, with the keys of
-            :func:`flsv.scores.performance.evaluator_key`, or the evaluator of classifiers alone, whose key is None.
+            :func:`flsv.scores.performance.evaluator_key`. That of the evaluator of classifiers is None.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
@@ -36,7 +36,7 @@ class CoalitionGames:
         >>> space = ParameterSpace(module)
         >>> from flsv.games import ModelEvaluator
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
-        >>> games = CoalitionGames(ModelEvaluator(module, space, batches, num_classes=2))
+        >>> games = CoalitionGames({None: ModelEvaluator(module, space, batches, num_classes=2)})
         >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
         >>> games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
         >>> masks = torch.tensor([[False, False], [True, False]])
@@ -48,7 +48,7 @@ class CoalitionGames:
 
     def __init__(
         self,
-        evaluators: VectorEvaluator | Mapping[Hashable, VectorEvaluator],
+        evaluators: Mapping[Hashable, VectorEvaluator],
         *,
         server_lr: float = 1.0,
         ranks: Ranks = ALONE,
@@ -56,8 +56,6 @@ class CoalitionGames:
     ) -> None:
         self.own_validation = own_validation
         self.server_lr = server_lr
-        if not isinstance(evaluators, Mapping):
-            evaluators = {None: evaluators}
         self._evaluators_by_key = evaluators
         self._ranks = ranks
         self._round: Round | None = None

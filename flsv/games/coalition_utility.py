@@ -7,7 +7,6 @@ Method for Federated Learning", Sensors 24(15), 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -232,10 +231,6 @@ class CoalitionTable:
         return scores[rows_in_order]
 
 
-#: A performance measure of models, or several names of classifiers' scores, one for each column of utilities.
-Measure = str | ModelScore | Sequence[str]
-
-
 @checked
 class CoalitionUtility:
     """Coalition game of a round's cohort.
@@ -329,27 +324,20 @@ class CoalitionUtility:
         return utility_of(scores, self.metric)
 
 
-def utility_of(scores: Scores, metric: Measure) -> Tensor:
-    """Convert the scores of K models to utilities, of which more is better, ``[K]``. For a score per class, or several
-    names of scores, ``[K, M]``.
+def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
+    """Convert the scores of K models to utilities, of which more is better, ``[K]``, or ``[K, M]`` for a score per
+    class.
     """
     if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
-    if isinstance(metric, str):
-        return scores.value(metric)
-    columns = [scores.value(name) for name in metric]
-    return torch.stack(columns, 1)  # [K, C]
+    return scores.value(metric)
 
 
-def check_untrained(requester: str, measure: Measure, scores: Scores) -> None:
+def check_untrained(requester: str, measure: str | ModelScore, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite. All values would be NaN."""
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:
         tensors.append(scores.outputs)
     if all(tensor.isfinite().all() for tensor in tensors):
         return
-    if isinstance(measure, str | ModelScore):
-        measure_name = measure
-    else:
-        measure_name = ", ".join(measure)
-    raise undefined_untrained(requester, measure_name, scores.outputs)
+    raise undefined_untrained(requester, measure, scores.outputs)

@@ -19,7 +19,7 @@ from flsv.functional.shapley.predicted_outputs import (
     values_of_tables,
 )
 from flsv.games.client_evaluation import ClientEvaluator
-from flsv.games.coalition_utility import Measure, utility_of
+from flsv.games.coalition_utility import utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.sample_scores import SampleScores, sample_scores, score_within_bounds
@@ -90,7 +90,7 @@ class OutputScore:
         )
 
     @staticmethod
-    def for_evaluator(evaluator: Any, measure: Measure) -> OutputScore | None:
+    def for_evaluator(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
             # The clients predict the outputs and return scores, so `score` is not used.
@@ -98,20 +98,17 @@ class OutputScore:
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 
-        needs_losses = not isinstance(measure, ModelScore) and "negative_loss" in measure
+        needs_losses = measure == "negative_loss"
 
         def score(outputs: Tensor) -> Tensor:
             scores = evaluator.score_outputs(outputs, losses=needs_losses)
             return utility_of(scores, measure)
 
-        scores_by_sample = None
-        if isinstance(measure, str | ModelScore):
-            scores_by_sample = sample_scores(evaluator, measure)
         return OutputScore(
             score,
             logits=evaluator.form.classifies,
             is_bounded=evaluator.form.is_bounded,
-            scores_by_sample=scores_by_sample,
+            scores_by_sample=sample_scores(evaluator, measure),
         )
 
 

@@ -464,16 +464,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
 
     @staticmethod
-    def _matrix(client_ids: Tensor, client_updates: Tensor | ClientMatrix) -> ClientMatrix:
+    def _matrix(client_updates: Tensor | ClientMatrix) -> ClientMatrix:
         """Convert updates ``[k, P]`` to a :class:`ClientMatrix`. A ``FederatedLoop`` already passes one. It is returned
         unchanged.
         """
         if not isinstance(client_updates, Tensor):
             return client_updates
-        if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
-            raise ValueError(
-                f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}."
-            )
+        if client_updates.ndim != 2:
+            raise ValueError(f"expected client_updates [k, P], got {list(client_updates.shape)}.")
         # A ClientMatrix has models minus start points: updates are models that started from 0.
         no_start = torch.zeros_like(client_updates[0])
         return ClientMatrix(client_updates, [no_start] * len(client_updates))

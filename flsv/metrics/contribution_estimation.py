@@ -270,7 +270,7 @@ class ContributionEstimation(ContributionMetric):
                 f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.performance!r} gave "
                 f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
-        gram = self._matrix(client_ids, client_updates).gram()
+        gram = self._matrix(client_updates).gram()
         cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)
         scored_cosines = cosines[has_score].to(self.cosines)
         scored_ids = client_ids[has_score]

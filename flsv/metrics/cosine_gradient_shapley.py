@@ -129,7 +129,7 @@ class CosineGradientShapley(ContributionMetric):
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: the reputations are the
                 weights.
         """
-        matrix = self._matrix(client_ids, client_updates)
+        matrix = self._matrix(client_updates)
         if num_samples is None:
             num_samples = torch.ones_like(client_ids)
         reputation_before = cohort_reputation(self.reputation, client_ids, num_samples)

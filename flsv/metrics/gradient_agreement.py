@@ -137,7 +137,7 @@ class GradientAgreement(ContributionMetric):
                 passes the round's :class:`ClientMatrix`.
             num_samples: ``[k]``, the clients' numbers of training samples.
         """
-        matrix = self._matrix(client_ids, client_updates)
+        matrix = self._matrix(client_updates)
         k = len(client_ids)
         if gradient_products.shape != (k,) or num_samples.shape != (k,):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"

@@ -23,7 +23,7 @@ from flsv.games.module_copies import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
 from flsv.results.rows import ResultBuilder, overall
-from flsv.results.run_table import COLUMNS, frame
+from flsv.results.run_table import frame, tidy
 from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -43,15 +43,13 @@ class RoundValues:
         values: ``{metric: values [n]}``, one number per client.
         per_class: ``{metric: values [n, M]}`` of the metrics that have a value per class (in some metrics the columns
             are not classes).
-        diagnostics: ``{metric: {name: tensor}}``, further results of each metric.
         evaluations: the number of models evaluated in this round.
         names: the clients' names, in the order of ``values``.
-        table: the same values as rows of a run's table, of which :meth:`to_frame` returns some columns.
+        table: the same values and the metrics' diagnostics, as :meth:`to_frame` returns them.
     """
 
     values: Mapping[str, Tensor]
     per_class: Mapping[str, Tensor]
-    diagnostics: Mapping[str, Mapping[str, Tensor]]
     evaluations: int
     names: Sequence[str]
     table: pandas.DataFrame
@@ -61,7 +59,7 @@ class RoundValues:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row per metric, client and class, with the columns of :func:`flsv.read_run`."""
-        return self.table[[*COLUMNS]]
+        return self.table
 
 
 @checked
@@ -266,29 +264,13 @@ def _numbers(value_by_client: Mapping[int, Any], argument: str, kind: Any) -> li
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
-    if isinstance(metrics, Mapping | MetricCollection):
+    if isinstance(metrics, Mapping):
         return dict(metrics)
-    if isinstance(metrics, list | tuple):
-        metric_list = list(metrics)
-    elif metrics is not None:
-        metric_list = [metrics]
-    elif loss is not None:
-        metric_list = [PartialFederatedShapley(performance=LOSS, mode="min")]
-    else:
-        metric_list = [PartialFederatedShapley()]
-
-    if not all(isinstance(metric, ContributionMetric) for metric in metric_list):
-        raise ConfigurationError(
-            f"value_round(metrics={metric_list}): not all of these are contribution metrics. Pass objects of metrics' "
-            "classes, such as metrics=[CumulativeShapley()]."
-        )
-    names = [type(metric).__name__ for metric in metric_list]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"value_round(metrics={metric_list}): two metrics are of the same class, so they would have the same name. "
-            "Pass a mapping from names to metrics."
-        )
-    return dict(zip(names, metric_list))
+    if metrics is None and loss is not None:
+        metrics = PartialFederatedShapley(performance=LOSS, mode="min")
+    elif metrics is None:
+        metrics = PartialFederatedShapley()
+    return dict(MetricCollection(metrics))
 
 
 def _games(
@@ -339,19 +321,13 @@ def _measured(
         values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
-    diagnostics = {
-        name: metric.diagnostics()
-        for name, metric in contribution_metrics.metrics.items()
-        if isinstance(metric, ContributionMetric)
-    }
     rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
     return RoundValues(
         values=values,
         per_class=per_class,
-        diagnostics=diagnostics,
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(rows),
+        table=tidy(frame(rows)),
     )
 
 

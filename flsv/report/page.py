@@ -38,8 +38,8 @@ from flsv.report.shares import (
     shares_file,
     shares_of,
 )
-from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
-from flsv.results.reading import Run, open_run, over_seeds
+from flsv.results.basis import RETRAINED, Basis, preferred_basis
+from flsv.results.reading import Run, open_run
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
     MESSAGES,
@@ -76,7 +76,7 @@ def write_report(
     """Write a run's report as an HTML page, on all clients or for one of them.
 
     Args:
-        path: the run's folder. The run need not have ended.
+        path: the run's folder, or that of a ``flsv repeat``. The run need not have ended.
         client: the id or name of the client for whom the page is written. None: the page is for the operator of the
             federation, on all clients.
         out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
@@ -89,10 +89,10 @@ def write_report(
         folder, or the verdict without shares. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
 
     Raises:
-        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or it is not clear by
-            which values to share the budget out. Nothing is written then.
+        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or there are no
+            values to share the budget out by. Nothing is written then.
     """
-    run = over_seeds(open_run(path))
+    run = open_run(path)
     client_id = None
     folder = run.folder
     if client is not None:
@@ -272,20 +272,13 @@ def _settings_section(
         folder = shlex.quote(str(run.folder))
         command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
         commands.append(f"To repeat the values: {command}")
-    title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
-    settings = dict(run.record["settings"])
-    if settings.get("data/server_val_samples") == 0:
-        # The validation set is one of its own, and nothing was held out for it.
-        settings.pop("data/splits.server_val", None)
     hashes = run.record["hashes"]
     owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
     shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
 
     return [
         *commands,
-        table_of_texts({**settings, **_packages(run), **_logged(run)}),
-        title_of_encoding,
-        table_of_texts(run.encoding),
+        table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         MESSAGES["hashes"],
         table_of_texts(shown_hashes),
     ]
@@ -492,15 +485,10 @@ def _values_of_others(
     clients: Sequence[int],
 ) -> dict[str, list[str]]:
     """Format some clients' values beside those of ``basis`` as ``{head: cells}``."""
-    estimates_by_name = {metric: run.estimates(metric) for metric in _metrics_beside(run, basis)}
-    is_by_retraining = basis is not None and basis.key == RETRAINED
-    if run.retrained is not None and not is_by_retraining:
-        estimates_by_name[RETRAINED] = run.retrained.estimates(RETRAINED_METRIC)
-
     cells = {}
-    for name, estimates in estimates_by_name.items():
-        estimates_shown = estimates.loc[clients]
-        cells[_head_of(name, estimates_shown)] = with_intervals(estimates_shown, " to ")
+    for metric in _metrics_beside(run, basis):
+        estimates = run.estimates(metric).loc[clients]
+        cells[_head_of(metric, estimates)] = with_intervals(estimates, " to ")
     return cells
 
 
@@ -540,11 +528,10 @@ def _class_heatmaps(
         if len(columns) <= 1:
             continue
         kind = "class" if run.columns_are_classes(metric) else "column"
-        columns_are_clients = kind == "column" and columns == client_ids
+        titles = list(columns.values())
+        columns_are_clients = kind == "column" and list(columns) == client_ids
         if columns_are_clients:
-            titles = [run.label(int(column)) for column in columns]
-        else:
-            titles = [run.column_name(metric, column) for column in columns]
+            titles = list(map(run.label, range(run.num_clients)))
 
         values = DataFrame([run.final(metric, column) for column in columns], index=titles)
         table = values[list(clients)].set_axis(names, axis=1).T

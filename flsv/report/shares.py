@@ -36,8 +36,7 @@ class Budget:
 
     Args:
         amount: the amount to be shared out.
-        by: the name of a metric of the run, or ``"retrained"``. None: values by retraining if there are any, else the
-            run's only metric that is suitable for payment.
+        by: the name of a metric of the run, or ``"retrained"``. None: the values that the page shows without a budget.
         rule: the treatment of values below 0, see :func:`flsv.allocate`.
         currency: the currency's code, such as ``"EUR"``. It determines the number of decimals.
         evaluated_by_partners: whether to accept values for which the clients scored the models on their own validation
@@ -178,7 +177,7 @@ class Shares:
 def shares_of(run: Run, budget: Budget) -> Shares:
     """Share a budget out by a run's values. If the verdict on them forbids it, no client has an amount.
 
-    Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
+    Raise ConfigurationError if the run has no such values, or if the rule refuses them.
     """
     basis = basis_of(run, budget.by)
     verdict = basis.verdict(budget.rule, accepts_partners=budget.evaluated_by_partners)

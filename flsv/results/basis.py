@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
-from flsv.results.reading import Run, final_values, over_seeds
+from flsv.results.reading import Run, final_values
 from flsv.results.text import MESSAGES, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -123,55 +123,24 @@ class Basis:
 
 
 def basis_of(run: Run, values_name: str | None = None) -> Basis:
-    """Return the values by which to share a budget out: those of this name, or the only suitable ones.
+    """Return the values by which to share a budget out: those of this name, or those of :func:`preferred_basis`.
 
-    Raise ConfigurationError if no values or several are suitable.
+    Raise ConfigurationError if there are no such values.
     """
     candidates = _metrics_to_share_by(run)
-    suitable = _suitable_metrics(run)
-    if run.retrained is not None:  # preferred to all metrics
-        candidates = [*candidates, RETRAINED]
-        suitable = [RETRAINED]
-    key = _selected_key(run, values_name, candidates, suitable)
-    if key == RETRAINED:
-        return basis_by_retraining(run)
-    return _basis_by_metric(run, key)
-
-
-def _selected_key(
-    run: Run,
-    values_name: str | None,
-    candidates: Sequence[str],
-    suitable: Sequence[str],
-) -> str:
-    """Return the values to share a budget by: ``values_name``, or the only ``suitable`` one."""
-    if not candidates:
+    if run.retrained is not None:
+        candidates.append(RETRAINED)
+    if values_name not in (None, *candidates):
+        available = joined(candidates) or "no metric"
+        raise ConfigurationError(
+            f"Budget(by={values_name!r}): {run.folder} has values by {available}. flsv retrain RUN adds {RETRAINED}."
+        )
+    basis = preferred_basis(run) if values_name is None else _basis_by_name(run, values_name)
+    if basis is None:
         raise ConfigurationError(
             f"{run.folder}: no contribution was measured, so a budget cannot be shared out. Train with a metric."
         )
-    available = f"{run.folder} has values by {joined(candidates)}"
-    if values_name is not None:
-        if values_name not in candidates:
-            raise ConfigurationError(
-                f"Budget(by={values_name!r}): {available}. flsv retrain RUN adds {RETRAINED}."
-            )
-        return values_name
-
-    framework = run.record.get("of_rounds")  # another framework that has run the rounds
-    if framework:
-        reason = MESSAGES["against"]["rounds"].format(framework)
-        raise ConfigurationError(f"{available}. {reason}")
-    if not suitable:
-        raise ConfigurationError(
-            f"{available}, which the metrics' documentation advises against as a basis for payment. flsv retrain RUN "
-            "adds suitable ones."
-        )
-    if len(suitable) > 1:
-        options = joined(suitable, "or")
-        raise ConfigurationError(
-            f"{available}. Say which of them to share the budget out by: {options}."
-        )
-    return suitable[0]
+    return basis
 
 
 def preferred_basis(run: Run) -> Basis | None:
@@ -190,9 +159,8 @@ def preferred_basis(run: Run) -> Basis | None:
     """
     if run.retrained is not None:
         return basis_by_retraining(run)
-    class_by_metric = {
-        metric: run.metric_info(metric)["class"] for metric in _suitable_metrics(run)
-    }
+    suitable = [metric for metric in run.metrics if run.metric_info(metric)["to_pay_by"]]
+    class_by_metric = {metric: run.metric_info(metric)["class"] for metric in suitable}
     # The suitable one nearest to retraining, else any to share by, else any metric.
     preferred = [
         *nearest_to_retraining_first(class_by_metric),
@@ -202,6 +170,12 @@ def preferred_basis(run: Run) -> Basis | None:
     measured = [metric for metric in preferred if metric in run.measured]
     metrics = [*measured, *preferred]
     return _basis_by_metric(run, metrics[0]) if metrics else None
+
+
+def _basis_by_name(run: Run, name: str) -> Basis:
+    if name == RETRAINED:
+        return basis_by_retraining(run)
+    return _basis_by_metric(run, name)
 
 
 def _metrics_to_share_by(run: Run) -> list[str]:
@@ -216,14 +190,8 @@ def _metrics_to_share_by(run: Run) -> list[str]:
     return metrics
 
 
-def _suitable_metrics(run: Run) -> list[str]:
-    """Return the metrics whose documentation does not advise against payments by them."""
-    return [metric for metric in run.metrics if run.metric_info(metric)["to_pay_by"]]
-
-
 def _basis_by_metric(run: Run, metric: str) -> Basis:
-    """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
-    run = over_seeds(run)
+    """Return a metric's values in a run, or their means over its repetitions."""
     metric_info = run.metric_info(metric)
     estimates = run.estimates(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric

@@ -75,7 +75,6 @@ class Curves:
         metrics: the run's metrics by name. Those without named columns also have curves per class.
         client_names: the names of all clients.
         class_names: the names of the classes, if they have any.
-        has_class_curves: whether any metric has curves per class.
     """
 
     def __init__(
@@ -83,16 +82,13 @@ class Curves:
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
-        has_class_curves: bool = True,
     ) -> None:
         self.metrics = tuple(metrics)
         self.client_names = client_names
         self._class_names = class_names
-        self._metrics_per_class: list[str] = []
-        if has_class_curves:
-            self._metrics_per_class = [
-                name for name, metric in metrics.items() if column_names(metric) is None
-            ]
+        self._metrics_per_class = [
+            name for name, metric in metrics.items() if column_names(metric) is None
+        ]
 
     def points(self, result: RoundResult) -> Iterator[tuple[int | None, str, float]]:
         """Yield ``(client, tag without the client, value)``. The client is None for the federation's numbers."""

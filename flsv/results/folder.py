@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import sys
 from pathlib import Path
 
 import lightning as L
@@ -29,8 +26,6 @@ DICTIONARY_FILE = "dictionary.yaml"
 #: The list of the finished runs of ``flsv repeat`` or ``flsv retrain``, and the settings that they have in common.
 RUNS = "runs.csv"
 RUNS_SETTINGS = "settings.json"
-#: Options of ``flsv fit`` that are removed for a repetition of the run, which does not resume and is not quiet.
-_ONE_TIME_OPTIONS = re.compile(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)")
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
@@ -72,7 +67,7 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 
 def find_contributions(run: Path) -> Path:
-    """Return the path of ``contributions.csv``, given this file, its folder, or the folder of a ``flsv repeat``."""
+    """Return the path of ``contributions.csv``, given this file or its folder."""
     if run.name == CONTRIBUTIONS:
         folder = run.parent
     else:
@@ -87,13 +82,6 @@ def find_contributions(run: Path) -> Path:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
-    if (folder / RUNS).is_file():
-        finished_runs = repeated_folders(folder)
-        if not finished_runs:
-            raise ConfigurationError(
-                f"{folder / RUNS} lists no finished run. Name the folder of a run."
-            )
-        return finished_runs[0] / CONTRIBUTIONS
     newest_first = sorted(folders_below, key=lambda path: path.stat().st_mtime, reverse=True)
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(newest_first)}. Name one."
@@ -120,34 +108,20 @@ def find_config_of(run: Path) -> Path:
 
 
 def where_results_are(trainer: L.Trainer, has_ended: bool = True) -> list[str]:
-    """Return lines with the folder of a fit's results, and commands for charts, report, repetition and retraining.
-
-    A fit that was stopped gets the command by which it goes on, instead of the last two.
+    """Return lines with the folder of a fit's results, and commands for charts and report and, for a ``flsv fit`` that
+    has ended, for repetition and retraining.
     """
-    folder = display_path(run_folder(trainer))
+    run = run_folder(trainer)
+    folder = display_path(run)
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             lines.append(f"Charts:  tensorboard --logdir {display_path(Path(logger.root_dir))}")
     lines.append(f"Report:  flsv report {folder}")
 
-    arguments = arguments_of_fit()
-    if arguments is not None and not has_ended:
-        checkpoint = display_path(run_folder(trainer) / "checkpoints" / "last.ckpt")
-        lines.append(f"Resume:  flsv fit {arguments} --ckpt_path {checkpoint}")
-    elif arguments is not None:
-        lines.append(f"Repeat:  flsv repeat 5 {arguments}  # five seeds: how far values vary")
+    config = run / CONFIG
+    if has_ended and config.is_file():
+        repeat = f"flsv repeat 5 --config {display_path(config)}"
+        lines.append(f"Repeat:  {repeat}  # 5 seeds")
         lines.append(f"Retrain: flsv retrain {folder}  # more models and seeds: values to pay by")
     return lines
-
-
-def arguments_of_fit() -> str | None:
-    """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
-    program, *words = sys.argv
-    path = Path(program)
-    is_flsv = path.name == "flsv" or path.parts[-2:] == ("flsv", "__main__.py")  # or python -m flsv
-    is_fit = words[:1] == ["fit"]
-    if not is_flsv or not is_fit:
-        return None
-    arguments = " " + shlex.join(words[1:])  # a blank before each option
-    return _ONE_TIME_OPTIONS.sub("", arguments).strip()

@@ -18,6 +18,7 @@ from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
 from flsv.results.folder import (
     CONFIG,
+    CONTRIBUTIONS,
     OPTIONS,
     RECORD,
     RETRAINED,
@@ -120,40 +121,17 @@ class Run:
         """Return whether the columns of a metric's values are classes, not, for example, other clients."""
         return self.metric_info(metric).get("per_class", False)
 
-    def column_name(self, metric: str, column: str) -> str:
-        """Return the name of a column of a metric's values, for display."""
-        if not column.isdigit() or not self.columns_are_classes(metric):
-            return column
-        class_names = self.record["classes"] or []
-        class_index = int(column)
-        if class_index < len(class_names):
-            return class_names[class_index]
-        return column
-
-    def columns(self, metric: str) -> list[str]:
-        """Return the names of a metric's values per client, such as classes. Empty if it has one value per client."""
-        return columns_in(self.table, metric)
+    def columns(self, metric: str) -> dict[str, str]:
+        """Return the names of a metric's values per client, such as classes, by key. Empty if it has one value per
+        client.
+        """
+        rows = self.table[self.table["metric"] == metric]
+        name_by_key = dict(zip(rows["class"], rows["class_name"]))
+        return {key: name_by_key[key] for key in columns_in(self.table, metric)}
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
-
-    @cached_property
-    def encoding(self) -> dict[str, str]:
-        """Return how each column of a table is converted to the model's inputs."""
-        dictionary = self.record.get("dictionary") or {}
-        texts = {}
-        for name, column in dictionary.get("columns", {}).items():
-            if "categories" in column:
-                text = f"categories {listed(column['categories'], 30)}"
-            else:
-                text = (
-                    f"{column['kind']} minus {column['mean']:.6g}, divided by {column['scale']:.6g}"
-                )
-            if column.get("gaps", True):
-                text += ", and whether missing"
-            texts[name] = text
-        return texts
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
@@ -188,7 +166,7 @@ class Run:
         folder = self.folder / RETRAINED
         if not (folder / RUNS).is_file() or not repeated_folders(folder):
             return None
-        return over_seeds(open_run(folder))
+        return open_run(folder)
 
     @property
     def retraining_options(self) -> str | None:
@@ -233,19 +211,29 @@ def read_run(path: str | Path) -> DataFrame:
 
 
 def open_run(path: str | Path) -> Run:
-    """Read a run's folder.
+    """Read a run's folder, or the folder of a ``flsv repeat``, with the means over its runs.
 
     Args:
-        path: the folder that holds ``contributions.csv`` (``flsv fit`` prints it), or this file itself.
+        path: the folder that holds ``contributions.csv`` (``flsv fit`` prints it), or this file itself, or the folder
+            of a ``flsv repeat``.
 
     Raises:
         ConfigurationError: the folder does not exist, or holds no run (the message names runs below it), or a file is
-            not one that a run writes (the message names the line).
+            not one that a run writes (the message names the line), or the runs of a repeat differ in more than their
+            seeds.
     """
-    file = find_contributions(Path(path))
-    folder = file.parent
+    path = Path(path)
+    if not (path / RUNS).is_file():
+        return _read_folder(find_contributions(path).parent)
+    runs = [_read_folder(folder) for folder in repeated_folders(path)]
+    if not runs:
+        raise ConfigurationError(f"{path / RUNS} lists no finished run. Name the folder of a run.")
+    return _mean_run(path, runs)
+
+
+def _read_folder(folder: Path) -> Run:
     record = read_record(folder / RECORD)
-    table = read_contributions(file)
+    table = read_contributions(folder / CONTRIBUTIONS)
     # A metric that has failed only has values of earlier rounds.
     names = table["metric"].str.split("/").str[0]
     is_missing = names.isin(list(record.get("missing", {})))
@@ -267,11 +255,18 @@ def final_values(runs: Sequence[Run], metric: str, column: str = "") -> DataFram
     return DataFrame(rows)
 
 
-def over_seeds(run: Run) -> Run:
-    """Return a run with the means over all runs of its ``flsv repeat``, or the run itself without one."""
-    runs = [] if run.repetitions else repeated_runs(run)
-    if not runs:
+def _mean_run(folder: Path, runs: Sequence[Run]) -> Run:
+    """Return the means over all runs of a ``flsv repeat``, with the rest of the first, or a single run itself."""
+    run = runs[0]
+    if len(runs) == 1:
         return run
+    for repetition in runs:
+        differences = _differences_of_experiments(run, repetition)
+        if differences:
+            raise ConfigurationError(
+                f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
+                f"computed: {listed(differences)}. To read one run, name its folder."
+            )
 
     # The run's record, in which two entries are means over all runs: "paid_in", the performances that metrics' values
     # distribute, and "logged".
@@ -291,14 +286,9 @@ def over_seeds(run: Run) -> Run:
         **run.record,
         "paid_in": mean_performances,
         "logged": _means_of_all(logged_by_run, logged_by_run[0]),
-        "events": _events_of_all([run, *runs]),
+        "events": _events_of_all(runs),
     }
-    return Run(
-        run.folder,
-        record,
-        table=run.table,
-        repetitions=runs,
-    )
+    return Run(folder, record, table=run.table, repetitions=runs)
 
 
 def _events_of_all(runs: Sequence[Run]) -> list[Event]:
@@ -367,34 +357,6 @@ def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
     estimates = mean_with_interval(torch.tensor(values), evidence)
     columns = {name: column.tolist() for name, column in estimates._asdict().items()}
     return DataFrame(columns)
-
-
-def repeated_runs(run: Run) -> list[Run]:
-    """Return all finished runs of the ``flsv repeat`` that lists this run, if there are at least two."""
-    folders = _folders_of_same_repeat(run.folder)
-    if len(folders) < 2:
-        return []
-
-    repetitions = [open_run(folder) for folder in folders]
-    for repetition in repetitions:
-        differences = _differences_of_experiments(run, repetition)
-        if differences:
-            raise ConfigurationError(
-                f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
-                f"computed: {listed(differences)}. To read {run.folder} alone, move it out of flsv repeat's folder."
-            )
-    return repetitions
-
-
-def _folders_of_same_repeat(run_folder: Path) -> list[Path]:
-    """Return the folders of a run's repeat, none without one."""
-    run_folder = run_folder.resolve()
-    for parent in run_folder.parents:
-        if (parent / RUNS).is_file():
-            folders = repeated_folders(parent)
-            is_listed = run_folder in [folder.resolve() for folder in folders]
-            return folders if is_listed else []
-    return []
 
 
 def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:

@@ -42,13 +42,11 @@ class Event:
     of: int | None = None
     #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a data-quality warning, its kind (of samples "shared", "repeated" or "empty"), the column, and a
+    #: For a data-quality warning, its kind (of samples "shared" or "repeated"), the column, and a
     #: description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
-    #: How far a data-quality warning is above the threshold for warnings, which is 1. None for other events.
-    strength: float | None = None
 
 
 def invalid_updates_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:

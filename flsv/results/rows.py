@@ -77,8 +77,6 @@ def client_rows(
         if math.isnan(number):
             continue
         low, high = intervals.get(client, (NAN, NAN))
-        if math.isnan(low) or math.isnan(high):
-            low = high = NAN
         row = Row(
             index,
             metric,

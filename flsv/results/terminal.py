@@ -18,7 +18,6 @@ import lightning as L
 
 from flsv.results.folder import run_folder, where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import select_rows
 from flsv.results.text import (
     MESSAGES,
     describe_change,
@@ -40,67 +39,60 @@ if TYPE_CHECKING:
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
+#: Largest number of classes whose values are printed.
+_MAX_COLUMNS = 10
 #: Performances whose names are words, and get a capital letter at the beginning of a sentence.
 _TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
-    """Print a table of a run's values, the verdict on them, and the lines ``where``.
-
-    The values are those that the run's page shows, or of all metrics if none is suitable for payment.
-    """
+    """Print a table of the values that the run's page shows, the verdict on them, and the lines ``where``."""
     basis = resolve_name("flsv.results.basis:preferred_basis")(run)
-    values = None
-    title = "Clients"
-    order = ""
-    if basis is not None:
+    columns = {"samples": list(map(str, run.record["samples"]))}
+    if basis is None:
+        values = None
+        title = "Clients"
+        order = ""
+        columns["rounds"] = format_numbers(run.final("rounds"))
+        lines = [f"{MESSAGES['no_metric']} {MESSAGES['name_one']}"]
+    else:
+        values = basis.estimates["value"]
         title = "Contributions"
         order = f", by {basis.key}"
-        values = basis.estimates["value"]
+        columns[basis.key] = with_intervals(basis.estimates)
+        columns |= share_column(basis)
+        lines = basis.lines
+
     rows = shown_clients(values, run.num_clients)
     if len(rows) < run.num_clients:
         title += (
             f" of {len(rows)} of {run.num_clients} clients{order}; all are in contributions.csv"
         )
-    print_table(title, run.client_names, value_table(run, basis), rows)
+    print_table(title, run.client_names, columns, rows)
+    if basis is not None and basis.inputs.unsuitable:
+        print_values_by_class(run, basis.key, rows)
 
-    for metric in shown_metrics(run, basis):
-        columns = run.columns(metric)
-        if 0 < len(columns) <= 10:
-            kind = "class" if run.columns_are_classes(metric) else "column"
-            print_table(
-                f"{metric} by {kind}",
-                run.client_names,
-                class_columns(run, metric),
-                rows,
-            )
-    print_lines(_sentences(run, basis))
-    for line in where:
-        print(line)
-
-
-def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
-    """Return the metrics whose values are printed: the one to pay by, or all with a value if there is none."""
-    if basis is None:
-        return []
-    if not basis.inputs.unsuitable:
-        return [basis.key]
-    metrics_with_values = [metric for metric in run.metrics if metric in run.measured]
-    return metrics_with_values or [basis.key]
-
-
-def _sentences(run: Run, basis: Basis | None) -> list[str]:
-    """Return the verdict on the values, the model's performance, and the values that the model logged."""
-    if basis is None:
-        lines = [f"{MESSAGES['no_metric']} {MESSAGES['name_one']}"]
-    else:
-        lines = basis.lines
     lines += performance_lines(run.record)
     logged_values = run.record.get("logged", {})
     if logged_values:
         texts = [f"{name} {value:.4g}" for name, value in logged_values.items()]
         lines.append(f"Model:   {', '.join(texts)}")
-    return lines
+    print_lines(lines)
+    for line in where:
+        print(line)
+
+
+def print_values_by_class(run: Run, metric: str, rows: Sequence[int]) -> None:
+    """Print a table of a metric's values by class or other column, unless it has more than ten of them or none."""
+    columns = run.columns(metric)
+    if not 0 < len(columns) <= _MAX_COLUMNS:
+        return
+    kind = "class" if run.columns_are_classes(metric) else "column"
+    cells: dict[str, list[str]] = {}
+    for position, (key, name) in enumerate(columns.items()):
+        head = f"{name} ({position})" if name in cells else name  # if another class has this name
+        cells[head] = format_numbers(run.final(metric, key), 2)
+    print_table(f"{metric} by {kind}", run.client_names, cells, rows)
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -119,37 +111,11 @@ def filled(line: str) -> str:
     return text.replace("\u00a0", " ")
 
 
-def value_table(run: Run, basis: Basis | None) -> dict[str, list[str]]:
-    """Format each client's samples, values and shares as ``{column: cells}``."""
-    columns = {"samples": list(map(str, run.record["samples"]))}
-    if basis is None:
-        columns["rounds"] = format_numbers(run.final("rounds"))
-        return columns
-
-    for metric in shown_metrics(run, basis):
-        estimates = run.estimates(metric)
-        if metric == basis.key:
-            estimates = basis.estimates
-        columns[metric] = with_intervals(estimates)
-    return columns | share_column(basis)
-
-
 def share_column(basis: Basis) -> dict[str, list[str]]:
     """Format the clients' shares as ``{column: cells}``, empty if the verdict forbids a payment."""
     if basis.verdict().forbids_payment:
         return {}
     return {"share": list(map(percent, shares_in(basis.values)))}
-
-
-def class_columns(run: Run, metric: str) -> dict[str, list[str]]:
-    """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
-    columns = {}
-    for position, key in enumerate(run.columns(metric)):
-        head = select_rows(run.table, metric, key)["class_name"].iloc[0]
-        if head in columns:  # another class has this name
-            head = f"{head} ({position})"
-        columns[head] = format_numbers(run.final(metric, key), 2)
-    return columns
 
 
 def shown_clients(values: Series | None, num_clients: int) -> list[int]:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from flsv.core.state import OF_VALUES
-from flsv.data.copies import STRONG_WARNING
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import UNLIKE_RUN, Event, data_warnings_in
@@ -262,7 +261,7 @@ def inputs_of_events(
     """Return the inputs of :class:`PaymentInputs` that follow from a run's events.
 
     Example:
-        >>> shared = Event(0, "data_warning", 0, 0, others=[1], text="80 of 80 are also samples of Lyon", strength=40.0)
+        >>> shared = Event(0, "data_warning", 0, 0, others=[1], text="80 of 80 are also samples of Lyon")
         >>> inputs_of_events([shared], ["Graz", "Lyon"])["shared_samples"]
         'Graz and Lyon (80 of 80 are also samples of Lyon)'
     """
@@ -277,7 +276,7 @@ def inputs_of_events(
             ]
         if data_warning.others:
             shared_samples.append(f"{joined(owners)} ({data_warning.text})")
-        elif data_warning.strength is not None and data_warning.strength >= STRONG_WARNING:
+        else:
             column_at_owners = ", ".join([*owners, data_warning.column])
             descriptions.append(f"{column_at_owners} ({data_warning.text})")
 

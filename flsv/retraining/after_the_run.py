@@ -77,8 +77,6 @@ class TrainingAfterTheRun:
     checked_round: int
     checked_model: Tensor | None
     space: ParameterSpace
-    #: The fit of a coalition is stopped after this number of seconds without the begin of a round.
-    max_wait: float
     #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
@@ -168,7 +166,6 @@ class TrainingAfterTheRun:
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self.store.rounds),
-            max_wait=self.max_wait,
             effects=effects,
             validates=self.dry_run_result.needs_validations,
             keeps_checkpoints=self.dry_run_result.needs_checkpoints,

@@ -7,7 +7,7 @@ run only if training depends on them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch.nn.parameter import is_lazy
 from flsv._lightning.patches import (
     WATCHERS,
     callbacks_of,
-    do_nothing,
     find_loop,
     in_turn,
     is_loop,
@@ -36,14 +35,13 @@ from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
-from flsv.values.coalition_files import NO_ROUND, ScoredModel, measure_name
+from flsv.values.coalition_files import ScoredModel, measure_name
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
@@ -80,8 +78,6 @@ class CoalitionScoring(L.Callback):
         self._first_updates: Mapping[int, Tensor] = {}
         # The parts of the fit that the program's own code has read.
         self.reads = ProgramReads()
-        # Restarts the timer that stops the fit, with a number of seconds, or stops this timer by None.
-        self.wait_for_round: Callable[[float | None], None] = do_nothing
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rounding = rounding_of(trainer)
@@ -106,7 +102,6 @@ class CoalitionScoring(L.Callback):
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
         for evaluator in self._scoring.evaluators.values():
             evaluator.copies_module = False
-            check_scored("retraining", loop.share, evaluator)
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
@@ -128,13 +123,6 @@ class CoalitionScoring(L.Callback):
         )
         (evaluator,) = evaluators.values()
         return evaluator
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.wait_for_round(self._job.max_wait)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == self._job.rounds[-1]:
-            self.wait_for_round(None)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
@@ -231,8 +219,6 @@ def prepare_coalition_fit(
     """
     data.restrict_to(job.members)
     max_epochs = trainer.max_epochs or 0
-    if job.rounds == (NO_ROUND,):
-        job = replace(job, rounds=(max_epochs - 1,))
     untyped_trainer: Any = trainer
     untyped_module: Any = module
     last_round = job.rounds[-1]

@@ -6,7 +6,6 @@ To train a coalition means to repeat the run with the coalition's members only. 
 
 from __future__ import annotations
 
-import time
 import traceback
 from dataclasses import replace
 from itertools import chain
@@ -73,8 +72,6 @@ from flsv.values.coalition_files import (
 
 #: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
-#: A coalition's fit is stopped if no round begins for the duration of the run's first round plus this many seconds.
-MAX_EXTRA_WAIT = 60.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
@@ -114,8 +111,6 @@ class CoalitionPlan(RunExtension):
         self._why_no_values = ""
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
-        self._first_round_time = time.monotonic()
-        self._first_round_seconds = 0.0
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common. False if the server must not know it.
         self._shares_no_class = False
@@ -222,7 +217,6 @@ class CoalitionPlan(RunExtension):
 
     def begin_training(self, run: MeasuredRun) -> None:
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
-        self._first_round_time = time.monotonic()
         self._check_outputs(run.games)
         self._open_store(run)
         num_clients = run.data.num_clients
@@ -387,8 +381,6 @@ class CoalitionPlan(RunExtension):
         """
         if self._scoring is None or not self._valued_metrics:
             return
-        if not self._first_round_seconds:
-            self._first_round_seconds = time.monotonic() - self._first_round_time
         state: FederationState = self._federation.state
         if not self._trains_at_sites and index < NUM_VERIFIED_ROUNDS:
             self._memory["checked_round"] = index
@@ -497,7 +489,6 @@ class CoalitionPlan(RunExtension):
             checked_round=self._memory.get("checked_round", 0),
             checked_model=self._memory.get("first"),
             space=self._federation.space,
-            max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         masks = training.train(run)
         self._federation.coalition_differences += training.consistency_warnings

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from flsv._lightning.patches import callbacks_of, do_nothing
+from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.own_folder import ProgramFolder
@@ -156,7 +156,7 @@ def _fit_with_needed_validations(
     """Fit a copy of the run. If this fails without validations, fit another copy with validations."""
     try:
         return _fit_copy(run_copy, measures, job)
-    except (ConfigurationError, TimeoutError):
+    except ConfigurationError:
         raise
     except Exception:  # NeedsValidation, or the error of a hook that reads results of validations
         if job.validates:
@@ -165,13 +165,8 @@ def _fit_with_needed_validations(
 
 
 def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitResult:
-    with (
-        run_copy.folder.entered() as folder,
-        stopped_after(job.max_wait) as wait_for_round,
-    ):
+    with run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
-        if not isinstance(module, L.LightningModule):  # a function that creates the module
-            module = module()
         callback = prepare_coalition_fit(
             trainer,
             module,
@@ -180,38 +175,9 @@ def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitR
             job=job,
             folder=folder,
         )
-        callback.wait_for_round = wait_for_round
         with suppress(NoModel):  # the result has the last finite model
             fit_quietly(trainer, module, data)
         return callback.result()
-
-
-@contextmanager
-def stopped_after(seconds: float | None) -> Iterator[Callable[[float | None], None]]:
-    """Raise TimeoutError in this context after some seconds. The context yields a function that restarts this timer
-    with another number of seconds, or stops it by None.
-
-    Only the main thread of a POSIX system can be interrupted. Elsewhere no error is raised.
-    """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    can_interrupt = is_main_thread and hasattr(signal, "setitimer")
-    if seconds is None or not can_interrupt:
-        yield do_nothing
-        return
-
-    def wait(seconds: float | None) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds or 0)
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"it was stopped, because it began no round for {seconds:.0f} s")
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    wait(seconds)
-    try:
-        yield wait
-    finally:
-        wait(None)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:

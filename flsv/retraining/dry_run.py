@@ -89,7 +89,6 @@ def dry_run(
         members=(client,),
         seed=seed,
         rounds=(0,),
-        scores_rounds=False,
         keeps_checkpoints=True,
     )
     kept_run = KeptRun(trainer)

@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
 from flsv.games.module_copies import ScoringEffects
-from flsv.values.coalition_files import NO_ROUND, ScoredModel
+from flsv.values.coalition_files import ScoredModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +19,8 @@ class TrainingJob:
 
     members: Members
     seed: int
-    # The rounds after which the model is scored, ascending. The fit ends after the last of them. NO_ROUND stands for
-    # the last round that the Trainer plans.
-    rounds: tuple[int, ...] = (NO_ROUND,)
+    # The rounds after which the model is scored, ascending. The fit ends after the last of them.
+    rounds: tuple[int, ...]
     # Whether the model is scored after these rounds, and before the first round.
     scores_rounds: bool = True
     scores_untrained: bool = False
@@ -33,8 +32,6 @@ class TrainingJob:
     keeps_checkpoints: bool = False
     # Whether the result has the models before and after training.
     returns_models: bool = False
-    # The fit is stopped after this number of seconds without the begin of a round. None: it is never stopped.
-    max_wait: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,8 +85,8 @@ class Turns(ClientSampler):
 SERVER_ID = -1  # in place of a client's id
 
 
-def samples_of(client: int, equal_samples: bool = False) -> tuple[Tensor, Tensor]:
-    """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``equal_samples`` all are the same."""
+def samples_of(client: int) -> tuple[Tensor, Tensor]:
+    """Return a client's fixed features ``[m, 4]`` and classes ``[m]``."""
     is_server = client == SERVER_ID
     size = NUM_VALIDATION_SAMPLES if is_server else NUM_SAMPLES_OF_CLIENTS[client]
     positions = torch.arange(size)
@@ -97,28 +97,25 @@ def samples_of(client: int, equal_samples: bool = False) -> tuple[Tensor, Tensor
     noise = torch.randn(size, FEATURES, generator=generator)
     x = noise + shift
     x[positions, y] += 2  # so that there is something to learn
-    if equal_samples and not is_server:
-        return x[:1].repeat(size, 1), y[:1].repeat(size)
     return x, y
 
 
-def tiny_data(**options: Any) -> FederatedDataModule:
-    """Return a data module of a server and four clients. ``options`` replace arguments of the data module."""
-    return data_of(range(NUM_CLIENTS), **options)
-
-
-def data_of(
-    clients: Sequence[int], equal_samples: bool = False, **options: Any
-) -> FederatedDataModule:
-    """Return a data module whose site i has the samples of client ``clients[i]``."""
+def tiny_data(batch_size: int = 4, equal_clients: bool = False) -> FederatedDataModule:
+    """Return a data module of a server and four clients. ``equal_clients`` have one sample, many times."""
     samples = {}
-    for site, client in enumerate(clients):
-        samples[f"site {site}"] = samples_of(client, equal_samples)
+    for client in range(NUM_CLIENTS):
+        x, y = samples_of(client)
+        if equal_clients:
+            x, y = samples_of(0)
+            x, y = x[:1].expand_as(x), y[:1].expand_as(y)
+        samples[f"site {client}"] = (x, y)
 
-    options.setdefault("val", samples_of(SERVER_ID))
-    options.setdefault("batch_size", 4)
-    options.setdefault("splits", _SPLITS)
-    return FederatedDataModule(clients=samples, **options)
+    return FederatedDataModule(
+        clients=samples,
+        val=samples_of(SERVER_ID),
+        batch_size=batch_size,
+        splits=_SPLITS,
+    )
 
 
 class Fit(L.Callback):

@@ -115,11 +115,6 @@ class MetricCase(fits.FitCase):
             self._results[kind] = results_of(self.updated(kind=kind))
         return self._results[kind]
 
-    @property
-    def all_results(self) -> dict[str, Any]:
-        """Return the results, by name, after all prepared rounds."""
-        return self.results()
-
     def values_of_learners(self, kind: RoundKind = "learning") -> Tensor:
         """Return the overall values of the :data:`LEARNERS` after all rounds of a learning kind."""
         overall: Tensor = self.results(kind)["overall"]
@@ -144,8 +139,8 @@ def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 def one_row_per_client(case: MetricCase) -> None:
     """Check that compute returns floats [n] or, with per_class or columns, [n, M], and per_client [n]: NaN for clients
     that never took part, and else a number. Start the states with NaN, not 0."""
-    value = case.all_results["value"]
-    overall = case.all_results["overall"]
+    value = case.results()["value"]
+    overall = case.results()["overall"]
     shape = list(value.shape)
     has_columns = case.part.per_class or case.part.columns() is not None
     has_row_per_client = shape[:1] == [NUM_CLIENTS] and len(shape) <= 1 + has_columns
@@ -223,7 +218,7 @@ def resumes(case: MetricCase) -> None:
     of update in states, by add_state: a checkpoint holds nothing else."""
     metric = case.new()
     metric.load_state_dict(copy.deepcopy(case.updated_by_half().state_dict()))
-    fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.all_results)
+    fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.results())
 
 
 def equal_clients_are_equal(case: MetricCase) -> None:
@@ -280,7 +275,7 @@ def length_does_not_count(case: MetricCase) -> None:
 
 def shares_sum_to_one(case: MetricCase) -> None:
     """Check that the values of clients seen are not negative and sum to 1. Divide by their sum."""
-    for values in (case.values_of_learners(), case.all_results["overall"]):
+    for values in (case.values_of_learners(), case.results()["overall"]):
         total = values.nansum()
         are_shares = not (values < -1e-6).any() and (total - 1).abs() <= 1e-4
         ensure(are_shares, f"{values.tolist()}, which sum to {total}")

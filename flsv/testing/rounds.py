@@ -75,7 +75,7 @@ class PreparedRounds:
             "the server", NUM_CLIENTS, federation_class_counts, guarded=False
         )
         evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
-        self.games = CoalitionGames(evaluator)
+        self.games = CoalitionGames({None: evaluator})
 
     def _new_module(self) -> nn.Module:
         linear = nn.Linear(FEATURES, NUM_CLASSES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from flsv.testing.fits import (
     Fit,
     FitCase,
     TinyClassifier,
-    data_of,
     resumes,
     samples_of,
     tiny_data,
@@ -56,12 +55,6 @@ class AggregatorCase(FitCase):
 
     role = "aggregator"
     base = Aggregator
-
-    @cached_property
-    def of_equal_clients(self) -> Fit:
-        """Return the record of a round of clients with equal samples and models."""
-        data = data_of([0] * NUM_CLIENTS, equal_samples=True)
-        return fit_of_all(self, data=data)
 
 
 class ClientAlgorithmCase(FitCase):
@@ -162,7 +155,8 @@ def learns(case: FitCase) -> None:
 def equal_clients_weigh_the_same(case: AggregatorCase) -> None:
     """Check that clients with equal samples and models have equal weights. Do not use a client's number or its position
     in the cohort."""
-    weights: Any = case.of_equal_clients.loop.state.weights
+    fit = fit_of_all(case, data=tiny_data(equal_clients=True))
+    weights: Any = fit.loop.state.weights
     mean_weights = weights.mean().expand_as(weights)
     ensure(equal(weights, mean_weights, rtol=1e-4), weights.tolist())
 

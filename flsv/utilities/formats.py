@@ -83,16 +83,8 @@ def version_changes(stored_versions: Mapping[str, str]) -> list[str]:
     return changes
 
 
-def refuse_other_versions() -> None:
-    """Make every :class:`VersionWarning` an error from here on."""
-    warnings.filterwarnings("error", category=VersionWarning)
-
-
 def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
-    """Warn of packages whose version is another one than that of the file's writer, since numbers may change.
-
-    Raise ConfigurationError in place of it if warnings of versions are errors.
-    """
+    """Warn of packages whose version is another one than that of the file's writer, since numbers may change."""
     changes = version_changes(stored_versions)
     if not changes:
         return
@@ -100,7 +92,4 @@ def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
         f"{title} is of other versions ({', '.join(changes)}): from here on numbers may be others than those of a "
         "run with these. For the same numbers go on with the versions that it was."
     )
-    try:
-        warnings.warn(message, VersionWarning, stacklevel=2)
-    except VersionWarning as warning:  # after `refuse_other_versions`
-        raise ConfigurationError(str(warning)) from None
+    warnings.warn(message, VersionWarning, stacklevel=2)

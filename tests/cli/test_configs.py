@@ -6,7 +6,6 @@ import pytest
 
 from flsv.cli import main
 from flsv.cli.configs import find_config, packaged_names
-from helpers import refused
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -24,17 +23,7 @@ def test_every_packaged_configuration_is_found_by_its_name():
     assert len(packaged_names()) == len(files)
 
 
-def test_local_file_takes_precedence_over_a_packaged_configuration():
-    Path("fedavg.yaml").write_text("federation: {}")
-    assert find_config("fedavg") == Path("fedavg.yaml")
-
-
-def test_unknown_configuration_names_the_packaged_ones():
-    with refused("configuration file quickstrat. Did you"):
-        find_config("quickstrat")
-
-
-def test_init_copies_the_quick_start():
+def test_init_copies_the_quick_start_which_then_takes_precedence():
     assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
@@ -57,15 +46,7 @@ def test_init_overwrites_no_file(capsys):
     assert Path("quickstart.yaml").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "quickstart.yaml",
-        "--flower quickstart.yaml",
-        "--nvflare quickstart.yaml",
-        "quickstart.yaml/mine",
-    ],
-)
+@pytest.mark.parametrize("options", ["quickstart.yaml/mine", "--nvflare quickstart.yaml"])
 def test_init_into_a_file_is_refused(options, capsys):
     Path("quickstart.yaml").touch()
 

@@ -136,26 +136,6 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    "command",
-    [
-        "fit FILE --data.splits.server_val=0 --federation.metrics={sv:CumulativeShapley} --trainer.default_root_dir={}",
-        "fit FILE --model.optimizer.init_args.lr=-1 --trainer.default_root_dir={}",
-        "repeat 2 FILE --data.source=digtis --out={}",
-    ],
-    ids=["metric", "optimizer", "repeat"],
-)
-def test_command_refused_before_its_first_round_leaves_no_folder(tmp_path, command):
-    config = write_config(tmp_path / "federation.yaml")
-    folder = tmp_path / "new" / "runs"
-    words = command.replace("{}", str(folder)).replace("FILE", f"--config {config}").split()
-
-    assert main(words) == 2
-
-    assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
-
-
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = [
         "--config",
@@ -213,24 +193,6 @@ def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(mon
     assert loop.local_epochs == 2
 
 
-@pytest.mark.slow
-def test_help_of_fit_has_less_than_800_lines(tmp_path):
-    """In a process of its own, since classes that other tests have imported are listed, too."""
-    command = [sys.executable, "-m", "flsv", "fit", "--help"]
-    environment = {**os.environ, "COLUMNS": "80"}
-
-    printed = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert len(printed.stdout.splitlines()) < 800
-
-
 def main_without_a_reader(words):
     """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
     standard_output = 1
@@ -264,18 +226,16 @@ for words in sys.argv[1:]:
     print(words, main(words.split()))
 assert "torch" not in sys.modules
 """
-#: Commands with a misspelt file or folder, and what is said.
+#: Commands with a misspelt file, and what is said.
 MISSPELT = {
     "fit --config quickstrat": "Did you mean quickstart?",
     "fit --config quickstart --config=shapfd": "Did you mean shapfed",
     "fit -c zzz": "With flsv come afedsv, ",
     "data --config quickstrat": "Did you mean quickstart?",
-    "retrain no_run --seeds 1": "there is no folder no_run.",
-    "report no_run": "there is no folder no_run.",
 }
 
 
-def test_misspelt_file_or_folder_is_told_before_torch_is_imported():
+def test_misspelt_file_is_told_before_torch_is_imported():
     finished = subprocess.run(
         [sys.executable, "-c", RUN_WITHOUT_TORCH, *MISSPELT],
         capture_output=True,

@@ -11,7 +11,7 @@ from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.fits import fit, plain_trainer
-from helpers.models import Plain
+from helpers.models import LogsByRound
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*holds rounds of an earlier run", "ignore:The dirpath has changed"
@@ -23,21 +23,10 @@ LAST = "checkpoints/last.ckpt"
 BEST = "checkpoints/best.ckpt"
 
 
-class Scored(Plain):
-    """Logs scores that it is made with, round by round."""
-
-    def __init__(self, scores):
-        super().__init__()
-        self.scores = scores
-
-    def on_validation_epoch_end(self):
-        self.log("val_accuracy", self.scores[self.current_epoch])
-
-
 def train_run(folder, scores, seed=0, **options):
     options.setdefault("callbacks", default_checkpoints([]))
     loop = FederatedLoop(seed=seed)
-    module = Scored(scores)
+    module = LogsByRound("val_accuracy", scores)
     fit(loop, folder, module, enable_checkpointing=True, **options)
 
 

@@ -49,31 +49,16 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         mean = statistics.fmean(values)
         low, high = stats.t.interval(0.9, 2, mean, stats.sem(values))
         expected = [3, mean, statistics.stdev(values), low, high]
-        numbers = [
-            float(row[key])
-            for key in (
-                "runs",
-                "mean",
-                "std",
-                "low",
-                "high",
-            )
-        ]
+        numbers = [float(row[key]) for key in ("runs", "mean", "std", "low", "high")]
         assert numbers == pytest.approx(expected)
         assert row["share"] == ""
 
-    assert sum(
-        float(
-            row["share"],
-        )
-        for row in summary[3:]
-    ) == pytest.approx(1)
+    shares_of_sv = [float(row["share"]) for row in summary[3:]]
+    assert sum(shares_of_sv) == pytest.approx(1)
 
     basis = basis_of(runs[1], "cssv")
     assert [*basis.values] == [float(row["mean"]) for row in rows_of_cssv]
-    assert [
-        *basis.estimates["low"],
-    ] == [float(row["low"]) for row in rows_of_cssv]
+    assert [*basis.estimates["low"]] == [float(row["low"]) for row in rows_of_cssv]
 
     def refuse(*arguments) -> None:
         pytest.fail("a run that is done was started again")
@@ -83,8 +68,13 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
     assert read_rows(out / "repeat.csv") == summary
-    assert main([*command, "--trainer.max_epochs=2"]) == 2
+    # Fewer runs than there are: none is left out.
+    fewer = ["repeat", "2", *command[2:]]
+    assert main(fewer) == 0
+    assert "The means are over all of them." in capsys.readouterr().out
+    assert read_rows(out / "repeat.csv") == summary
 
+    assert main([*command, "--trainer.max_epochs=2"]) == 2
     assert "trainer.max_epochs is 2 and was 1" in capsys.readouterr().err
 
 
@@ -112,22 +102,16 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "coalitions",
-    ["singles", pytest.param("both", marks=pytest.mark.slow)],
-)
-def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(
-    tmp_path, coalitions
-):
+def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(tmp_path):
     """All of them train the same coalitions with one seed."""
-    metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": coalitions}}
+    metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
     parts = {"metrics": {"value": metric}, "reporting": {"figures": 0}}
     config = write_config(tmp_path / "federation.yaml", federation=parts, seed_everything=0)
     folder = fit_by_command(tmp_path / "fit", config)
     repetitions = tmp_path / "repetitions"
 
     assert main(["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]) == 0
-    options = [f"--trainings={coalitions}", "--seeds=1", "-q"]
+    options = ["--trainings=both", "--seeds=1", "-q"]
     assert main(["retrain", str(folder), *options]) == 0
 
     last_values = read_run(folder / "contributions.csv").query("metric == 'value'")
@@ -137,21 +121,3 @@ def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_bracke
     for path in (repetitions, folder / "retrained"):
         table = read_csv(path / "repeat.csv").query("metric == 'value'")
         assert (table[["mean", "low", "high"]].to_numpy() == expected).all()
-
-
-@pytest.mark.slow
-def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, capsys):
-    out = tmp_path / "out"
-    config = write_config(tmp_path / "federation.yaml")
-    options = [f"--config={config}", f"--out={out}"]
-
-    assert main(["repeat", "3", *options, "-q"]) == 0
-
-    summary_of_3 = (out / "repeat.csv").read_bytes()
-    capsys.readouterr()
-
-    assert main(["repeat", "2", *options]) == 0
-
-    output = capsys.readouterr().out
-    assert "The means are over all of them." in output
-    assert (out / "repeat.csv").read_bytes() == summary_of_3

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from flsv.cli import main
-from flsv.cli.retrain import retrain
+from flsv.cli.retrain import checkpoint_or_reason, retrain
 from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
 from flsv.results.text import MESSAGES
@@ -18,7 +18,7 @@ from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_rows
-from helpers.runs import fit_by_command, read_output, read_rows, write_config
+from helpers.runs import fit_by_command, read_output, read_rows, write_config_of_two_rounds
 
 SEED = 3
 ROUNDS = 2
@@ -28,25 +28,10 @@ ROUNDS = 2
 def trained_run(tmp_path_factory):
     """A run of two rounds on the data that write_config names."""
     folder = tmp_path_factory.mktemp("retrained")
-    federation = {
-        "aggregator": {"class_path": "ShapFedWA", "init_args": {"metric": "cssv"}},
-        "metrics": {"cssv": "ClassSpecificShapley"},
-        "reporting": {"table": False, "figures": 0},
-    }
-    trainer = {
-        "max_epochs": ROUNDS,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    config = write_config(
-        folder / "federation.yaml",
-        seed_everything=SEED,
-        trainer=trainer,
-        federation=federation,
-    )
-
-    return fit_by_command(folder, config)
+    metrics = {"cssv": "ClassSpecificShapley"}
+    config = write_config_of_two_rounds(folder / "federation.yaml", metrics)
+    aggregator = "--federation.aggregator={class_path: ShapFedWA, init_args: {metric: cssv}}"
+    return fit_by_command(folder, config, aggregator)
 
 
 @pytest.fixture
@@ -142,6 +127,10 @@ def coalitions_of(run, seed):
     return {*table["coalition"]} - {"no clients", "0+1+2"}
 
 
+#: The beginning of a reservation.
+ALONE = "Models were trained for each partner alone and for all partners together"
+
+
 @pytest.mark.slow
 def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     copied_run, monkeypatch, capsys
@@ -195,63 +184,49 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-@pytest.mark.slow
-def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("checkpoint", "rounds", "reason"),
+    [
+        (None, 2, "has no last.ckpt"),
+        ({"epoch": 1}, 1, "last.ckpt was saved after 2 rounds, and they have 1"),
+        ({"epoch": 1, "hyper_parameters": Hostile()}, 2, "holds objects that may run code"),
+        ({"epoch": 1}, 2, ""),
+    ],
+)
+def test_trainings_are_compared_with_a_checkpoint_of_as_many_rounds_that_runs_no_code(
+    checkpoint, rounds, reason, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(copied_run, "run")
-    path = Path("run/checkpoints/last.ckpt")
-    torch.save({**torch.load(path, weights_only=True), "hyper_parameters": Hostile()}, path)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    path.parent.mkdir()
+    if checkpoint is not None:
+        torch.save(checkpoint, path)
 
-    assert main(["retrain", "run", "--seeds", "1", "--trainings", "singles"]) == 0
-    assert "last.ckpt holds objects that may run code" in read_output(capsys)
+    compared_path, why_not = checkpoint_or_reason(tmp_path, rounds)
+
+    assert reason in why_not
+    assert compared_path == (None if reason else str(path))
     assert not Path("hostile").exists()
-
-
-@pytest.fixture
-def run_with_other_weights(copied_run, tmp_path):
-    """A copy of the run, whose checkpoint is not what its configuration gives."""
-    folder = tmp_path / "run"
-    shutil.copytree(copied_run, folder)
-    path = folder / "checkpoints" / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    name, weight = next(iter(checkpoint["state_dict"].items()))
-    checkpoint["state_dict"][name] = weight + 0.01
-    torch.save(checkpoint, path)
-    return folder
-
-
-#: The beginning of a reservation.
-ALONE = "Models were trained for each partner alone and for all partners together"
-
-
-def retrain_singles(folder, *options):
-    return main(["retrain", str(folder), "--trainings", "singles", "--seeds", "1", *options])
 
 
 @pytest.mark.slow
 def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
-    run_with_other_weights, capsys
+    copied_run, tmp_path, capsys
 ):
-    assert retrain_singles(run_with_other_weights) == 2
+    run = tmp_path / "run"
+    shutil.copytree(copied_run, run)
+    path = run / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    name, weight = next(iter(checkpoint["state_dict"].items()))
+    checkpoint["state_dict"][name] = weight + 0.01
+    torch.save(checkpoint, path)
+
+    assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
 
     output = " ".join("".join(capsys.readouterr()).split())
     assert "there are no values: the run, trained again from its configuration" in output
-    assert not list(run_with_other_weights.glob("retrained/seed_*/*"))
-    assert main(["report", str(run_with_other_weights)]) == 0  # with the run's own values
-
-
-@pytest.mark.slow
-def test_retrain_of_other_rounds_is_not_compared_with_the_checkpoint(run_with_other_weights):
-    assert retrain_singles(run_with_other_weights, "--rounds", "1") == 0
-
-
-@pytest.mark.slow
-def test_retrain_says_that_there_is_no_checkpoint_to_compare_with(run_with_other_weights, capsys):
-    shutil.rmtree(run_with_other_weights / "checkpoints")
-
-    assert retrain_singles(run_with_other_weights) == 0
-
-    assert "not compared with the run's own weights" in read_output(capsys)
+    assert not list(run.glob("retrained/seed_*/*"))
+    assert main(["report", str(run)]) == 0  # with the run's own values
 
 
 def test_jobs_option_with_the_dask_backend_is_refused(tmp_path, capsys):

@@ -30,15 +30,9 @@ from helpers.runs import (
     fit_by_command,
     read_output,
     read_rows,
-    write_config,
+    write_config_of_two_rounds,
     write_table,
 )
-
-OF_A_TABLE = {
-    "seed_everything": 3,
-    "model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
-    "federation": {"reporting": {"table": False, "figures": 0}},
-}
 
 
 @pytest.mark.slow
@@ -46,16 +40,9 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
     game = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": game}
-    options = {
-        "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},
-        "federation": {
-            "metrics": {"shadow": shadow},
-            "reporting": {"table": False, "figures": 0},
-        },
-        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
-        "seed_everything": 3,
-    }
-    run = fit_by_command(tmp_path, write_config(tmp_path / "federation.yaml", **options))
+    model = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}
+    config = write_config_of_two_rounds(tmp_path / "fed.yaml", {"shadow": shadow}, model=model)
+    run = fit_by_command(tmp_path, config)
     shadow_rows = [row for row in read_rows(run / "contributions.csv") if row["metric"] == "shadow"]
 
     assert len(shadow_rows) == 6
@@ -117,9 +104,9 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, m
     other_dose = [*rows, [clinic, age_cell, "9", ill_cell]]
     with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
     source = tmp_path / "clinics.csv"
-    config = write_config(
+    config = write_config_of_two_rounds(
         tmp_path / "federation.yaml",
-        **OF_A_TABLE,
+        model={"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
         data=write_table(source, table),
     )
     run = fit_by_command(tmp_path, config)
@@ -159,16 +146,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         **yaml.safe_load(FEDERATION)["data"],
         "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0},
     }
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        trainer={"max_epochs": 2, "accelerator": "cpu"},
-        data=data,
-        federation={
-            "metrics": {"value": metric},
-            "reporting": {"table": False, "figures": 0},
-        },
-    )
+    config = write_config_of_two_rounds(tmp_path / "fed.yaml", {"value": metric}, data=data)
     run = fit_by_command(tmp_path / "run", config)
 
     assert main(["report", str(run), "--budget", "100"]) == 0
@@ -201,13 +179,8 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
 @pytest.mark.slow
 def test_retrain_of_a_module_with_state_in_its_class_has_a_warning_that_forbids_payment(tmp_path):
     """Each command in a process of its own, as from a shell."""
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        model={"class_path": "helpers.coalition_kinds.DigitsCountsSteps"},
-        trainer={"max_epochs": 2, "accelerator": "cpu"},
-        federation={"reporting": {"table": False, "figures": 0}},
-    )
+    model = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
+    config = write_config_of_two_rounds(tmp_path / "federation.yaml", model=model)
     retraining = ["retrain", "lightning_logs/version_0", "--trainings", "singles", "--seeds", "1"]
     for command in (["fit", "--config", str(config)], retraining):
         status, output = Forked(tmp_path, main, command).wait()

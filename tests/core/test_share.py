@@ -14,7 +14,7 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, PartialFed
 from flsv.sampling import FixedCohort
 from helpers import refused, warns
 from helpers.data import CLASSES, toy_data
-from helpers.fits import client_tensors, fit, make_checkpoint_callback
+from helpers.fits import client_tensors, fit, fit_and_save
 from helpers.loops_by_hand import (
     ROUNDS,
     assert_private_parts,
@@ -113,7 +113,6 @@ class LooksAtTheServersModel(FedAvg):
     needs = ("server_data",)
 
     def end_round(self, round):
-        assert round.server_data is not None
         module_at_server = round.server_data.module(round.global_vector)
         self.shift_at_server = module_at_server.shift.clone()
 
@@ -256,16 +255,13 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):
     optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
-    fit(
+    path = fit_and_save(
         make_loop_of_three_clients(share="trainable"),
         tmp_path,
         Plain(make_frozen_network(), optimizer),
         make_unequal_data(),
         rounds=1,
-        enable_checkpointing=True,
-        callbacks=[make_checkpoint_callback(tmp_path)],
     )
-    path = tmp_path / "checkpoints/last.ckpt"
 
     unfrozen = Plain(network(), optimizer)
     # Weight and bias of the last layer and two statistics of BatchNorm were shared: three or four tensors more now.

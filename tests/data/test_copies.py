@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, Splits
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
 from helpers.fits import fit
@@ -114,41 +114,24 @@ def test_equal_samples_have_equal_hashes_and_others_do_not(
 ) -> None:
     indices = torch.arange(NUM_SAMPLES)
 
-    hashes = hash_samples(make(0), indices)
+    # A subset and a concatenation have the hashes of the tensors that they hold.
+    make_again = make_tensors if make in (make_subset, make_parts) else make
+    hashes = hash_samples(make_again(0), indices)
     assert hashes is not None
-    same_hashes = hash_samples(make(0), indices)
+    some_hashes = hash_samples(make(0), indices[[39, 3, 20]])
     hashes_by_seed = hash_samples(make(1), indices)
 
     assert len(np.unique(hashes)) == NUM_SAMPLES
-    assert np.array_equal(hashes, same_hashes)
+    assert np.array_equal(hashes[[39, 3, 20]], some_hashes)
     assert not np.isin(hashes, hashes_by_seed).any()
 
 
-@pytest.mark.parametrize("make", [make_subset, make_parts])
-def test_a_sample_has_one_hash_whatever_holds_it(make: MakeDataset) -> None:
-    indices = torch.tensor([3, 20, 39])
-
-    expected = hash_samples(make_tensors(0), indices)
-    hashes = hash_samples(make(0), indices)
-
-    assert np.array_equal(hashes, expected)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        make_parts,
-        Texts,
-    ],
-)
-def test_a_client_without_samples_has_no_hashes(make: MakeDataset) -> None:
-    no_indices = torch.arange(0)
-    hashes = hash_samples(make(0), no_indices)
+@pytest.mark.parametrize("make", [make_parts, Texts])
+def test_a_client_without_samples_has_no_hashes_and_no_copies(make: MakeDataset) -> None:
+    hashes = hash_samples(make(0), torch.arange(0))
 
     assert hashes is not None
-    assert len(hashes) == 0
-    copies = find_copies([hashes, np.arange(40)])
-    assert copies == []
+    assert find_copies([hashes, np.arange(40)]) == []
 
 
 def test_labels_alone_are_not_compared() -> None:
@@ -253,118 +236,39 @@ def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> Non
     assert num_copies_by_client == expected
 
 
-def draw_ages_and_wards(num_rows: int, seed: int) -> Tensor:
-    """Ages in tenths of years and one of two wards, of which many are equal by chance."""
-    generator = np.random.default_rng(seed)
-    ages = generator.normal(60, 10, num_rows).round(1)
-    wards = generator.choice(2, num_rows)
-    rows = np.stack([ages, wards], axis=1)
-    return torch.tensor(rows, dtype=torch.float32)
+@pytest.mark.parametrize("num_values", [2, 4, 16, 800])
+def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None:
+    """All samples are of a few values, so that clients have the others' samples."""
+    generator = np.random.default_rng(0)
+    hashes = list(generator.integers(num_values, size=(4, 72)))
+
+    assert find_copies(hashes) == []
+    if num_values == 800:
+        hashes[2] = hashes[0]
+        (copies,) = find_copies(hashes)
+        assert facts_of(copies) == (0, 2, 72)
 
 
-def make_federation(rows_by_client: list[Tensor]) -> FederatedDataModule:
-    names = ["Lyon", "Bonn", "Graz", "Turin"]
-    clients = {}
-    for name, rows in zip(names, rows_by_client):
-        clients[name] = with_labels(rows)
-
-    validation_rows = rows_by_client[0][:9]
+def test_a_client_with_one_sample_is_compared() -> None:
     data = FederatedDataModule(
-        clients=clients,
-        val=with_labels(validation_rows),
-        splits=Splits(),
-        batch_size=8,
+        clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
+        splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    return data
 
-
-def with_labels(rows: Tensor) -> tuple[Tensor, Tensor]:
-    labels = torch.arange(len(rows)) % 3
-    return rows, labels
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_that_are_equal_by_chance_make_no_data_warning(seed: int) -> None:
-    rows = []
-    for index in range(3):
-        rows.append(draw_ages_and_wards(72, 3 * seed + index))
-    federation = make_federation(rows)
-
-    copied_rows = rows[0].clone()
-    federation_with_copies = make_federation([rows[0], rows[1], copied_rows])
-
-    assert copies_in(federation) == []
-    (copies,) = copies_in(federation_with_copies)
-
-    assert facts_of(copies) == (0, 2, 72)
-
-
-@pytest.mark.parametrize("num_values", [2, 4, 16])
-def test_clients_with_few_different_rows_make_no_data_warning(num_values: int) -> None:
-    """All rows are of a few values, so that every client has the others' rows."""
-    rows = []
-    for seed in range(4):
-        generator = np.random.default_rng(seed)
-        codes = generator.integers(num_values, size=(60, 1))
-        rows.append(torch.tensor(codes, dtype=torch.float32))
-    federation = make_federation(rows)
-
-    assert copies_in(federation) == []
+    assert copies_in(data) == []
 
 
 def test_a_fit_that_tells_nobody_does_not_compare_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(data: Any) -> None:
-        raise AssertionError("samples are hashed")
+        raise AssertionError("samples are compared")
 
-    monkeypatch.setattr(FederatedDataModule, "hashes_of_samples", refuse)
+    monkeypatch.setattr("flsv.federation.data_events.copies_in", refuse)
     silent = Reporting(table=False, files=False)
     loop = FederatedLoop(seed=1, reporting=silent)
-    rows = [make_inputs(seed) for seed in range(4)]
-    federation = make_federation(rows)
-
-    fit(loop, tmp_path, make_module(), federation)
-
-
-def make_module() -> Plainest:
     module = Plainest()
     module.net = torch.nn.Linear(12, 3)
-    return module
 
-
-# ---- samples without a value
-
-
-def copies_of_clients(*inputs):
-    datasets = [TensorDataset(x, torch.arange(len(x)) % 2) for x in inputs]
-    hashes = [hash_samples(dataset, torch.arange(len(dataset))) for dataset in datasets]
-    return find_copies(hashes)
-
-
-def test_samples_whose_inputs_are_all_nan_are_reported_as_such_and_are_no_copies():
-    first_inputs = make_inputs(1, num_samples=12)
-    second_inputs = make_inputs(2)
-    first_inputs[:9] = torch.nan
-    second_inputs[:20] = torch.nan
-
-    all_copies = copies_of_clients(first_inputs, second_inputs)
-
-    assert [copies.kind for copies in all_copies] == ["empty", "empty"]
-    texts = [copies.text(["a", "b"]) for copies in all_copies]
-    assert texts == [
-        "9 of 12 have no value: all their inputs are NaN",
-        "20 of 40 have no value: all their inputs are NaN",
-    ]
-
-
-def test_samples_with_one_value_and_gaps_may_be_repeated():
-    inputs = make_inputs(1)
-    inputs[:20] = torch.nan
-    inputs[:20, 0] = 0.5
-
-    (copies,) = copies_of_clients(inputs, make_inputs(2))
-
-    assert copies.kind == "repeated"
-    assert copies.client == 0
+    fit(loop, tmp_path, module, FederatedDataModule(make_tensors(0), IIDPartitioner(2)))

@@ -104,24 +104,9 @@ def test_only_the_chosen_clients_training_samples_change():
     assert torch.equal(y, Y[rows])
 
 
-def make_items():
-    return Items(zip(X, Y.tolist()))
-
-
-def test_corruption_of_preloaded_data_equals_that_of_tensors():
-    of_items = make_corrupted_data(make_items(), LABELS_AND_INPUTS, preload=True)
-    of_tensors = make_corrupted_data(TensorDataset(X, Y), LABELS_AND_INPUTS)
-
-    for client in range(4):
-        inputs, labels = load_in_order(of_items, client)
-        expected_inputs, expected_labels = load_in_order(of_tensors, client)
-        assert torch.equal(inputs, expected_inputs)
-        assert torch.equal(labels, expected_labels)
-
-
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
     with pytest.raises(ConfigurationError, match="Items reads its samples one by one"):
-        make_corrupted_data(make_items(), LABELS_AND_INPUTS)
+        make_corrupted_data(Items(zip(X, Y.tolist())), LABELS_AND_INPUTS)
 
 
 def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
@@ -153,26 +138,6 @@ def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused():
         ClientChoice(clients=[0, 7]).chosen(5)
     with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
         ClientChoice(fraction=0.05).chosen(5)
-
-
-def test_shapleyfls_noise_is_standard_normal():
-    x = torch.randn(
-        500,
-        3,
-        12,
-        12,
-        generator=torch.Generator().manual_seed(1),
-    )
-
-    noise = added_noise(GaussianNoise(), x).double()
-
-    # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
-    noise_by_pixel = noise.flatten(1).T
-    correlations = torch.corrcoef(noise_by_pixel[:2])
-    assert abs(noise.mean()) < 0.01
-    assert abs(noise.var() - 1) < 0.015
-    assert abs((noise**4).mean() - 3) < 0.06
-    assert abs(correlations[0, 1]) < 0.2
 
 
 def test_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels_and_of_cells():

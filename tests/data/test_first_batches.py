@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
@@ -29,15 +29,6 @@ class FourClasses(Dataset):
     def __getitem__(self, index):
         x = torch.full((4,), float(index))
         return x, self.targets[index]
-
-
-class BinarySubset(Subset):
-    def __getitem__(self, index):
-        x, y = self.dataset[self.indices[index]]
-        return x, int(y >= 2)
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
 
 
 def binary_labels(samples):
@@ -63,7 +54,6 @@ class Exchanged(FourClasses):
 
 CONTRADICTIONS = {
     "other order": Exchanged,
-    "subset": lambda: BinarySubset(FourClasses(), range(80)),
     "one class of four": one_class_of_four,
 }
 

@@ -84,19 +84,15 @@ def questions_of(
     ("name", "code"),
     [
         ("hb", -999),
-        ("hb", -99),
-        ("hb", 999),
         ("age", 999),
         ("age", -9),
-        ("crp", -999),
         ("crp", 9999),
-        ("income", -9),
         ("smoker", 9),
         ("hb", -888),
         ("hb", 130),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 4, 10])
+@pytest.mark.parametrize("num_rows", [1, 10])
 def test_value_that_is_isolated_is_asked_about_however_few_its_rows(
     name: str, code: float, num_rows: int
 ) -> None:
@@ -231,10 +227,24 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
     )
 
 
-def test_field_with_another_unit_does_not_fit() -> None:
-    texts = ["4.2 mg/l", "0.4 mg/dl"]
-    (question,) = questions_of(texts, unit="mg/l")
-    assert "the other fields are numbers, but this one is '0.4 mg/dl'" in question
+@pytest.mark.parametrize(
+    ("values", "options", "question"),
+    [
+        (
+            ["4.2 mg/l", "0.4 mg/dl"],
+            {"unit": "mg/l"},
+            "the other fields are numbers, but this one is '0.4 mg/dl'",
+        ),
+        (["1 234,5", "78,5", "1\u202f250"], {}, "a number in another format"),
+        ([1, "1"], {}, "has values of several types"),
+        (["St", "St."], {}, "look like spellings of one name"),
+    ],
+)
+def test_fields_of_unclear_meaning_are_asked_about(
+    values: list[Any], options: dict[str, Any], question: str
+) -> None:
+    (question_of_column,) = questions_of(values, **options)
+    assert question in question_of_column
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 from flsv.cli.parser import make_cli
 from flsv.data import (
     FederatedDataModule,
-    GroupPartitioner,
     HeldOut,
     IIDPartitioner,
     OneClient,
@@ -65,7 +64,7 @@ def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataM
 
 def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
     """Indices of each client's training, validation and test samples."""
-    return data._source.splits.clients
+    return data.division.splits.clients
 
 
 def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:
@@ -212,8 +211,8 @@ def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
     columns = {"columns": {"age": {}, "split": {}}, "excluded": ["*"]}
     asked_for = make_hospitals(splits, dictionary=columns)
 
-    assert [card.name for card in left_out.column_cards] == ["age"]
-    assert [card.name for card in asked_for.column_cards] == ["split", "age"]
+    assert [card.name for card in left_out.division.source.columns] == ["age"]
+    assert [card.name for card in asked_for.division.source.columns] == ["split", "age"]
 
 
 def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch: Any) -> None:
@@ -292,25 +291,16 @@ def test_choices_are_checked_at_construction(options: dict[str, Any], message: s
         HeldOut("split", **options)
 
 
-def make_patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataModule:
-    data_set: Any = TensorDataset(torch.zeros(60, 2), torch.arange(60) % 2)
-    data_set.patient = [index // 6 for index in range(60)]
-    splits = Splits(server_val=0, client_test=0.3, together="patient")
-    return FederatedDataModule(data_set, partitioner, splits=splits, **options)
-
-
 def make_samples_of_patients(
     patients: Sequence[Any],
     partitioner: Partitioner,
-    server_val: int,
+    **splits: Any,
 ) -> FederatedDataModule:
     labels = torch.arange(len(patients)) % 2
     inputs = torch.zeros(len(patients), 2)
     data_set: Any = TensorDataset(inputs, labels)
     data_set.patient = patients
-    splits = Splits(server_val=server_val, together="patient")
-
-    return FederatedDataModule(data_set, partitioner, splits=splits)
+    return FederatedDataModule(data_set, partitioner, splits=Splits(together="patient", **splits))
 
 
 @pytest.mark.parametrize("gap", [" ", float("nan")])
@@ -339,16 +329,7 @@ def test_a_gap_does_not_divide_a_patient() -> None:
 
 
 def test_clients_that_share_patients_are_refused() -> None:
-    data = make_patients_of_six(IIDPartitioner(3))
+    patients = [index // 6 for index in range(60)]
+    data = make_samples_of_patients(patients, IIDPartitioner(3), server_val=0, client_test=0.3)
     with pytest.raises(ConfigurationError, match="give all samples of a group to one client"):
         data.setup("fit")
-
-
-def test_clients_that_have_whole_patients_are_not_refused() -> None:
-    clients = [index // 30 for index in range(60)]
-    data = make_patients_of_six(GroupPartitioner(), groups=clients)
-
-    data.setup("fit")
-
-    test_sizes = [len(client["test"]) for client in split_indices_of_clients(data)]
-    assert test_sizes == [12, 12]  # two patients reach 30 % of 30

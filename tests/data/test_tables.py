@@ -1,7 +1,6 @@
 """Tables as data: how columns are encoded, and what is asked or refused."""
 
 import re
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,18 @@ PATIENTS = {
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path) -> None:
     # Clocks change in between.
-    hours = pd.date_range(
-        "2024-03-30",
-        periods=60,
-        freq="h",
-        tz="Europe/Paris",
-    )
-    columns = {
-        "came": hours,
-        "ill": [0, 1] * 30,
-    }
-    frame = pd.DataFrame(columns)
+    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
+    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
     path = tmp_path / "stays.csv"
     frame.to_csv(path, index=False)
+    dictionary = {"columns": {"came": {"kind": "days since 1970"}}}
 
-    options: dict[str, Any] = {
-        "labels": "ill",
-        "dictionary": {"columns": {"came": {"kind": "days since 1970"}}},
-    }
-    data_of_frame = set_up_data(frame, **options)
-    data_of_file = set_up_data(str(path), **options)
+    hashes = []
+    for source in (frame, str(path)):
+        data = set_up_data(source, labels="ill", dictionary=dictionary)
+        hashes.append(data.content_hashes())
 
-    assert data_of_frame.content_hashes() == data_of_file.content_hashes()
+    assert hashes[0] == hashes[1]
 
 
 def test_dates_become_days(tmp_path: Path) -> None:
@@ -78,7 +67,7 @@ def test_dates_become_days(tmp_path: Path) -> None:
             dictionary=dictionary,
             server_val=0.0,
         )
-        features = data._source.train.tensors[0]
+        features = data.division.source.train.tensors[0]
         lengths, marks = features.T
         assert data.dictionary.feature_names == ("left", "left missing")
         np.testing.assert_allclose(lengths[:4], expected, atol=1e-6)
@@ -108,7 +97,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
         client_test=0,
     )
 
-    x = data._source.train.tensors[0].numpy()
+    x = data.division.source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
     is_smoker = rows % 5 == 0
     numbers = np.column_stack([is_smoker, rows])
@@ -124,67 +113,26 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
 
-def make_dates() -> list[date]:
-    dates = []
-    for row in range(60):
-        timestamp = pd.Timestamp(2020, 1, 1 + row % 3)
-        dates.append(timestamp.date())
-    return dates
-
-
-def make_objects(values: list[Any]) -> pd.Series:
-    return pd.Series(values * 30, dtype=object)
+SPELLINGS_OF_NUMBERS = np.zeros((40, 1)), ["0", "00", "1", "1.0"] * 10
+SPELLINGS_OF_WORDS = Frame(
+    x=[1.0, 2.0, 3.0, 4.0] * 10,
+    ward=["True", "true", "TRUE", "no"] * 10,
+    ill=[0, 1] * 20,
+)
 
 
 @pytest.mark.parametrize(
-    ("values", "question"),
+    "options",
     [
-        (make_dates, "has dates, such as '2020-01-01'"),
-        (lambda: make_objects([1, "1"]), "has values of several types"),
+        {"clients": {"Boston": SPELLINGS_OF_NUMBERS, "Lyon": SPELLINGS_OF_NUMBERS}},
+        {"source": SPELLINGS_OF_WORDS, "labels": "ill", "groups": "ward"},
     ],
 )
-def test_column_of_unusable_values_is_asked_about_unless_excluded(
-    values: Any, question: str
+def test_classes_and_clients_that_differ_in_spelling_only_are_refused(
+    options: dict[str, Any],
 ) -> None:
-    columns = {
-        "odd": values(),
-        "x": np.arange(60),
-        "ill": np.arange(60) % 2,
-    }
-    frame = pd.DataFrame(columns)
-    with pytest.raises(ConfigurationError, match=f"(?s)odd: .*{question}"):
-        set_up_data(frame, labels="ill")
-
-    dictionary = {"excluded": ["odd"]}
-    data = set_up_data(frame, labels="ill", dictionary=dictionary)
-    assert data.input_shape == (1,)
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        ["0", "00", "1", "1.0"],
-        ["True", "true", "TRUE", "no"],
-    ],
-)
-def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels: list[str]) -> None:
-    message = "which look like spellings of one name"
-    x = [1.0, 2.0, 3.0, 4.0] * 10
-    column = labels * 10
-
-    if "00" not in labels:  # 1.0 is 1 where a gap gave it a fraction
-        frame = Frame(x=x, ill=column)
-        with pytest.raises(ConfigurationError, match=f"target 'ill' has .* {message}"):
-            set_up_data(frame, labels="ill")
-
-        frame = Frame(x=x, ill=[0, 1] * 20, ward=column)
-        with pytest.raises(ConfigurationError, match=rf"'ward' \(groups\) has .* {message}"):
-            set_up_data(frame, labels="ill", groups="ward")
-
-    features = np.zeros((40, 1))
-    clients = dict.fromkeys("ab", (features, column))
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients=clients)
+    with pytest.raises(ConfigurationError, match="which look like spellings of one name"):
+        set_up_data(**options)
 
 
 def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client() -> None:
@@ -226,51 +174,34 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         standardized_ages = (ages - mean) / deviation
         return np.column_stack([standardized_ages, *is_in_category])
 
-    x = data._source.train.tensors[0]
+    x = data.division.source.train.tensors[0]
     expected = features(ages, wards)
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
-    x = data._source.test.tensors[0]
+    x = data.division.source.test.tensors[0]
     expected = features(test_ages, test_wards)
     np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
-def write_patients_csv(folder: Path) -> Path:
-    path = folder / "wards.csv"
-    pd.DataFrame(PATIENTS).to_csv(path, index=False)
+def write_patients(folder: Path, suffix: str) -> Path:
+    path = folder / f"wards.{suffix}"
+    frame = pd.DataFrame(PATIENTS)
+    if suffix == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(path)
     return path
-
-
-def write_patients_parquet(folder: Path) -> Path:
-    pytest.importorskip("pyarrow")
-    path = folder / "wards.parquet"
-    pd.DataFrame(PATIENTS).to_parquet(path)
-    return path
-
-
-def make_polars_patients(folder: Path) -> Any:
-    polars = pytest.importorskip("polars")
-    return polars.DataFrame(PATIENTS)
-
-
-def make_pyarrow_patients(folder: Path) -> Any:
-    pyarrow = pytest.importorskip("pyarrow")
-    return pyarrow.table(PATIENTS)
-
-
-def make_dataset_of_patients(folder: Path) -> Any:
-    datasets = pytest.importorskip("datasets")
-    return datasets.Dataset.from_dict(PATIENTS)
 
 
 MAKERS_OF_PATIENTS = {
     "pandas": lambda folder: pd.DataFrame(PATIENTS),
-    "polars": make_polars_patients,
-    "pyarrow": make_pyarrow_patients,
-    "datasets": make_dataset_of_patients,
+    "polars": lambda folder: pytest.importorskip("polars").DataFrame(PATIENTS),
+    "pyarrow": lambda folder: pytest.importorskip("pyarrow").table(PATIENTS),
+    "datasets": lambda folder: pytest.importorskip("datasets").Dataset.from_dict(PATIENTS),
     "hugging face": lambda folder: HuggingFace(PATIENTS),
-    "csv": write_patients_csv,
-    "parquet": write_patients_parquet,
+    "csv": lambda folder: write_patients(folder, "csv"),
+    "parquet": lambda folder: write_patients(folder, "parquet"),
 }
 
 
@@ -308,24 +239,6 @@ def test_targets_that_would_be_nan_or_infinite_are_refused(
         set_up_data(frame, labels="y", dictionary=dictionary)
 
 
-def test_delimiters_are_found_file_by_file(tmp_path: Path) -> None:
-    table = pd.DataFrame(PATIENTS)
-    delimiters = {
-        "Boston": ",",
-        "Lyon": ";",
-        "Osaka": "\t",
-    }
-    for name, delimiter in delimiters.items():
-        path = tmp_path / f"{name}.csv"
-        table.to_csv(path, index=False, sep=delimiter)
-
-    data = set_up_data(str(tmp_path), labels="ill")
-
-    age_card = data.column_cards[0]
-    is_gap = np.isnan(AGE * 3)
-    np.testing.assert_array_equal(age_card.is_missing, is_gap)
-
-
 def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: Path) -> None:
     cells_by_site = {
         "Boston": [0, 1, 1, None],  # pandas then writes 1.0 for 1
@@ -348,21 +261,18 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: 
     assert data.class_names == ("0", "1")
 
 
-def test_all_questions_are_in_one_message(tmp_path: Path) -> None:
-    for name in ("Boston", "Lyon"):
-        columns = {
-            "came": "2024-01-01",
-            "age": range(60),
-            "ill": [0, 1] * 30,
-        }
-        table = pd.DataFrame(columns)
-        table["name"] = [f"name {row}" for row in range(60)]
-        if name == "Lyon":
-            table["insurer"] = "A"
-        table.to_csv(tmp_path / f"{name}.csv", index=False)
+def test_all_questions_are_in_one_message() -> None:
+    columns = {
+        "came": "2024-01-01",
+        "age": range(60),
+        "name": [f"name {row}" for row in range(60)],
+        "ill": [0, 1] * 30,
+    }
+    table = pd.DataFrame(columns)
+    clients = {"Boston": table, "Lyon": table.assign(insurer="A")}
 
     with pytest.raises(ConfigurationError) as error:
-        set_up_data(str(tmp_path), labels="ill")
+        set_up_data(clients=clients, labels="ill")
 
     message = str(error.value)
     questions = re.findall(r"^  (\w+): ", message, flags=re.MULTILINE)

@@ -4,7 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback, Timer
 from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
@@ -16,7 +19,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.batched import RowTraining
 from flsv.utilities.seeding import global_rngs
 from helpers import warns
-from helpers.data import toy_data, toy_sets
+from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.fits import (
     SIZES,
     assert_resumes,
@@ -38,13 +41,24 @@ class Augmented(Plainest):
 
 
 class Logs(Plainest):
-    """What it logs is left out."""
+    """What it logs is left out, also by metrics. Its loss grows with the rounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(CLASSES)
+        metrics = {"all": MulticlassAccuracy(CLASSES), "matrix": MulticlassConfusionMatrix(CLASSES)}
+        self.measures = MetricCollection(metrics, prefix="train_")
 
     def training_step(self, batch, batch_idx):
+        x, y = batch
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, on_epoch=True)
         self.log_dict({"twice": 2 * loss})
-        return {"loss": loss, "of": self.current_epoch}
+        logits = self(x)
+        self.log("accuracy", self.accuracy(logits, y))
+        self.log("all", self.measures(logits, y)["train_all"])
+        self.log("running", self.accuracy.compute())
+        return {"loss": loss * (1 + 0.3 * self.current_epoch), "of": self.current_epoch}
 
 
 class Spare(Plainest):
@@ -53,6 +67,23 @@ class Spare(Plainest):
     def __init__(self):
         super().__init__(MOMENTUM)
         self.spare = nn.Parameter(torch.ones(2))
+
+
+class Scaled(Plainest):
+    beta = 1.0
+
+    def training_step(self, batch, batch_idx):
+        return self.beta * super().training_step(batch, batch_idx)
+
+
+def anneal_and_freeze(trainer, module):
+    """From the second round on."""
+    if trainer.current_epoch:
+        module.beta += 0.2
+        module.net[0].requires_grad_(False)
+
+
+CALLBACKS = [Timer(), LambdaCallback(on_train_epoch_start=anneal_and_freeze)]
 
 
 def make_samples_without_tensors():
@@ -72,9 +103,9 @@ NORMS = {
     "tolerance": 1e-10,
 }
 PAIRS = {
-    "momentum, several epochs": {
+    "momentum, local epochs of each client": {
         "make": partial(Plainest, MOMENTUM),
-        "local_epochs": 2,
+        "local_epochs": {"0": 1, "1": 2, "2": 1, "3": 4, "4": 1},
         "evaluation": ClientEvaluation(keep_trained=True),
     },
     "ShapFed": {
@@ -97,7 +128,8 @@ PAIRS = {
     "what transfers draw": {"make": Augmented, "local_epochs": 2},
     "data of any kind": {"data": make_samples_without_tensors},
     "a parameter without a gradient": {"make": Spare},
-    "logs, and a dictionary": {"make": Logs},
+    "logs, metrics, a dictionary and the epoch": {"make": Logs},
+    "callbacks that act once a round": {"make": Scaled, "trainer": {"callbacks": CALLBACKS}},
     "two clients at once": {"engine": partial(VmapProcess, chunk=2), "rounds": 2},
 }
 
@@ -123,7 +155,7 @@ class Overflows(Plainest):
 def make_data_with_broken_client():
     data = toy_data(SIZES)
     data.setup("fit")
-    data._source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
+    data.division.source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
     return data
 
 

@@ -1,15 +1,18 @@
-"""What the batched engine cannot train is refused with the reason."""
+"""What the batched engine cannot train is refused with the reason, before the first round."""
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, Timer
+from torch import nn
 
 from flsv.training.algorithms import FedProx
-from helpers import refused
-from helpers.data import toy_data
-from helpers.fits import fit, make_engine_loop
-from helpers.models import Plainest
+from helpers import make_generator, refused
+from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.fits import fit, make_engine_loop, state_vector
+from helpers.models import Plain, Plainest
 
 
 class Steps(Plainest):
@@ -18,6 +21,8 @@ class Steps(Plainest):
     def __init__(self, function):
         super().__init__()
         self.function = function
+        self.generator = make_generator(1)
+        self.beta = 1.0
 
     def training_step(self, batch, batch_idx):
         return self.function(
@@ -29,6 +34,19 @@ class Steps(Plainest):
 
 
 steps = partial(partial, Steps)
+
+
+def loss_with_annealed_beta(module, loss, *_):
+    module.beta = module.beta * 0.99
+    return module.beta * loss
+
+
+def loss_of_labeled_samples(module, loss, batch, _):
+    x, y = batch
+    is_labeled = y != 2
+    return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
+
+
 by_step = partial(
     Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step"
 )
@@ -45,25 +63,83 @@ class Hooked(Plainest):
         pass
 
 
+class Renormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(8, 4, max_norm=1.0)
+        self.head = nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
+
+
+def make_hooked_sgd(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+class HookedTimer(Timer):
+    """Not what it is known as."""
+
+    def on_train_batch_start(self, trainer, pl_module, *_):
+        pass
+
+
+def with_callback(callback):
+    return {"callbacks": [callback]}
+
+
+#: A module, arguments of the federation and of the Trainer, and the reason.
 REFUSED = [
     (
         steps(lambda module, loss, batch, idx: loss * (2 if idx <= 0 else 1)),
         {},
+        {},
         "reads batch_idx",
     ),
-    (steps(lambda *_: None), {}, "must return a loss, .*returned NoneType"),
-    # Not what it is under torch.func: the trial's own work.
+    (steps(lambda *_: None), {}, {}, "must return a loss, .*returned NoneType"),
     (
-        steps(lambda module, loss, batch, idx: loss if type(idx) is int else 1.01 * loss),
+        steps(lambda module, loss, *_: loss / (1 + 0.01 * module.global_step)),
         {},
-        "differs by .* The tolerance is 1e-05",
+        {},
+        "trainer.global_step",
     ),
-    (Manual, {}, "steps its optimizers itself"),
-    (partial(Plainest, torch.optim.LBFGS), {}, "LBFGS is not known to"),
-    (by_step, {}, "StepLR steps after every batch"),
-    (Hooked, {}, "Hooked defines on_before_optimizer_step"),
-    (Plainest, {"optimizer_state": "persist"}, "gives every client the moments"),
-    (Plainest, {"client_algorithm": FedProx(0.1)}, "client_algorithm=.*changes the gradients"),
+    (steps(loss_with_annealed_beta), {}, {}, "differs by .* The tolerance is 1e-05"),
+    (
+        steps(lambda module, loss, *_: loss * torch.rand((), generator=module.generator)),
+        {},
+        {},
+        "random operation",
+    ),
+    (
+        steps(lambda module, loss, *_: loss * np.random.rand()),  # noqa: NPY002
+        {},
+        {},
+        "draws random numbers",
+    ),
+    (steps(loss_of_labeled_samples), {}, {}, "vmap: .*dynamic shape"),
+    (partial(Plain, Renormed()), {}, {}, "an embedding with max_norm"),
+    (Manual, {}, {}, "steps its optimizers itself"),
+    (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to"),
+    (partial(Plainest, make_hooked_sgd), {}, {}, "SGD has hooks around its steps"),
+    (by_step, {}, {}, "StepLR steps after every batch"),
+    (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
+    (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments"),
+    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
+    (
+        Plainest,
+        {},
+        with_callback(GradientAccumulationScheduler({0: 2, 1: 3})),
+        "gradients are accumulated",
+    ),
+    (
+        Plainest,
+        {},
+        with_callback(LambdaCallback(on_train_batch_start=lambda *_: None)),
+        "LambdaCallback defines on_train_batch_start",
+    ),
+    (Plainest, {}, with_callback(HookedTimer()), "HookedTimer defines on_train_batch_start"),
 ]
 
 
@@ -72,15 +148,22 @@ REFUSED = [
     (
         "make",
         "federation",
+        "trainer",
         "reason",
     ),
     REFUSED,
     ids=[reason for *_, reason in REFUSED],
 )
-def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation, reason):
+def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation, trainer, reason):
     loop = make_engine_loop("vmap", **federation)
+    module = make()
+    initial_vector = state_vector(module)
+
     with refused(f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
-        fit(loop, tmp_path, make(), toy_data((4, 2, 1)), 1)
+        fit(loop, tmp_path, module, toy_data((4, 2, 1)), 1, **trainer)
+
+    assert loop.round_index == 0
+    assert torch.equal(state_vector(module), initial_vector)
 
 
 def test_vmap_with_weights_of_half_precision_is_refused(tmp_path):

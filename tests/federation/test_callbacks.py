@@ -15,16 +15,12 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley
+from flsv.metrics import ClassSpecificShapley
 from flsv.server.checks import check_callbacks
-from helpers import refused, warns
-from helpers.data import CLASSES, toy_data
+from helpers import warns
+from helpers.data import toy_data
 from helpers.fits import fit, plain_trainer, read_logged_metrics, state_vector
 from helpers.models import Logs, Plain
-
-
-def order_callbacks(is_before_loop, callback, loop):
-    return [callback, loop] if is_before_loop else [loop, callback]
 
 
 class LogsValidationSteps(Logs):
@@ -84,11 +80,9 @@ def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, 
     )
     loop = FederatedLoop(seed=1)
     module = Plain()
-    callbacks = [
-        *order_callbacks(is_before_loop, LambdaCallback(on_train_batch_end=time_is_up), loop),
-        LambdaCallback(on_validation_start=record_model),
-        best,
-    ]
+    stopping = LambdaCallback(on_train_batch_end=time_is_up)
+    loop_and_stopping = [stopping, loop] if is_before_loop else [loop, stopping]
+    callbacks = [*loop_and_stopping, LambdaCallback(on_validation_start=record_model), best]
     trainer = plain_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
 
     with warns("round 2 is discarded") as caught:
@@ -122,23 +116,3 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
     check_callbacks(trainer, loop)
 
     assert trainer.callbacks == [one_callback, loop, thaws, freezes, another_callback]
-
-
-class Adds(Callback):
-    """A module, as Lightning's fine-tuners for self-supervised networks."""
-
-    def on_fit_start(self, trainer, pl_module):
-        pl_module.head = nn.Linear(CLASSES, CLASSES)
-
-
-@pytest.mark.slow
-def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path):
-    def fit_with_added_module(is_before_loop):
-        loop = FederatedLoop(metrics={"game": CumulativeShapley()}, seed=1)
-        callbacks = order_callbacks(is_before_loop, Adds(), loop)
-        trainer = plain_trainer(tmp_path, rounds=1, callbacks=callbacks)
-        trainer.fit(Logs(), toy_data())
-
-    fit_with_added_module(is_before_loop=True)
-    with refused(r"\['head.bias', 'head.weight'\] are new.* before FederatedLoop"):
-        fit_with_added_module(is_before_loop=False)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import signal
 from functools import partial, wraps
-from typing import Any
 
 import pytest
 import torch
@@ -83,7 +82,6 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
 ):
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
 
-    owner: Any
     if where == "an aggregator":
         owner = ShapFedWA
         name = "aggregate"

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule
 from flsv._lightning.data_source import data_of
@@ -18,7 +18,7 @@ from helpers.users_data import CLASSES, Net, fit, make_samples
 
 
 class Weighted(Net):
-    """Weighs classes by their numbers in the data module's training set, its labels or its loader, or as it is told."""
+    """Weighs classes by their numbers in the data module's training set or its loader, or as it is told."""
 
     def __init__(self, label_source=None, class_weights=None):
         super().__init__()
@@ -29,12 +29,6 @@ class Weighted(Net):
         data = self.trainer.datamodule
         if self.label_source == "data set":
             labels = data.train.tensors[1]
-        elif self.label_source == "attribute":
-            labels = data.y
-        elif self.label_source == "subset":
-            labels = torch.stack([y for _, y in data.train])
-        elif self.label_source == "list":
-            labels = torch.stack([y for _, y in data.sets["train"]])
         elif self.label_source == "loader":
             labels = torch.cat([y for _, y in data.train_dataloader()])
         else:
@@ -63,11 +57,7 @@ def make_balanced_client():
 
 
 class Hospitals(L.LightningDataModule):
-    """Three hospitals with other classes each: attributes with all samples, their data set, perhaps in another form."""
-
-    def __init__(self, form=""):
-        super().__init__()
-        self.form = form
+    """Three hospitals with other classes each."""
 
     def setup(self, stage=None):
         x, y = make_samples(60, seed=0)
@@ -75,12 +65,7 @@ class Hospitals(L.LightningDataModule):
         self.x = x[order]
         self.y = y[order]
         self.train = TensorDataset(self.x, self.y)
-        if self.form == "subset":
-            self.train = Subset(self.train, range(60))
-        if self.form == "list":
-            self.train = list(self.train)
         self.val = TensorDataset(*make_samples(30, seed=1))
-        self.sets = {"train": self.train, "val": self.val}
 
     def train_dataloader(self):
         return DataLoader(self.train, 60, shuffle=True)
@@ -108,14 +93,11 @@ NOT_DOUBTED = pytest.mark.filterwarnings("error:.*clients train otherwise")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "label_source",
-    [
-        *("data set", "attribute", "subset", "loader", "list"),
-        pytest.param(BALANCED, marks=NOT_DOUBTED),
-    ],
+    ["data set", "loader", pytest.param(BALANCED, marks=NOT_DOUBTED)],
 )
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
-    data = by_hospital(Hospitals(form=label_source))
+    data = by_hospital(Hospitals())
     module = make_balanced_client() if label_source == BALANCED else Weighted(label_source)
     loop = fit(module, data, tmp_path, metrics={"value": exact_values()})
     # A ClassifierClient weighs its validation loss by the classes of all clients.

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
-from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
+from flsv.data import GroupPartitioner, OneClient, SizePartitioner
 from helpers.fits import assert_resumes, plain_trainer, state_vector
 from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_samples
 
 
 class Samples(Dataset):
-    """Has an attribute that its owner sets, and labels."""
+    """Has labels and another attribute."""
 
     def __init__(self, x, y):
         self.x = x
@@ -28,11 +28,7 @@ class Samples(Dataset):
         return len(self.x)
 
     def __getitem__(self, index):
-        scale = 1 + 0.1 * self.epoch
-        return self.x[index] * scale, self.y[index]
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+        return self.x[index], self.y[index]
 
 
 class Users(L.LightningDataModule):
@@ -238,34 +234,6 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     assert list(dict.fromkeys(sizes_in_training)) == sizes
     for size, num_labels, kind, _ in module.by_hook["on_after_backward"]:
         assert (num_labels, kind) == (size, "Samples")
-
-
-def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
-    class SetsEpoch(Net):
-        def on_train_epoch_start(self):
-            dataset = self.trainer.train_dataloader.dataset
-            dataset.set_epoch(self.current_epoch)
-
-        def training_step(self, batch, batch_idx):
-            x, _ = batch
-            largest_input = x.abs().max()
-            self.scales.append(float(largest_input))
-            return super().training_step(batch, batch_idx)
-
-    class Ones(Users):
-        def setup(self, stage):
-            super().setup(stage)
-            self.train.x.fill_(1.0)
-
-    module = SetsEpoch()
-    module.scales = []
-    data = FederatedDataModule(Ones(), IIDPartitioner(3))
-    fit(module, data, tmp_path, rounds=3)
-
-    per_round = len(module.scales) // 3
-    scale_by_round = torch.tensor([1.0, 1.1, 1.2])
-    expected = scale_by_round.repeat_interleave(per_round)
-    torch.testing.assert_close(torch.tensor(module.scales), expected)
 
 
 # ---- what modules set, and the head that they make

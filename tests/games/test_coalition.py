@@ -493,7 +493,7 @@ def test_metrics_of_a_round_share_every_evaluation():
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    games = CoalitionGames(evaluator)
+    games = CoalitionGames({None: evaluator})
     num_coalitions = len(MASKS)
 
     games.begin(round)

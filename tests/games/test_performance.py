@@ -298,6 +298,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
     space = ParameterSpace(net)
     vectors = torch.randn(5, space.size, generator=make_generator(1))
     x, y = (torch.cat(parts) for parts in zip(*data))
+    probabilities = []
     expected = []
     for vector in vectors:
         model = copy.deepcopy(net)
@@ -308,6 +309,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
             outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
         if kind != "probabilities":
             outputs = outputs.softmax(1)
+        probabilities.append(outputs)
         expected.append(by_scikit_learn(name, outputs.numpy(), y.numpy()))
 
     assert len(set(expected)) > 1
@@ -317,8 +319,16 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
         measures.append(SCORES[name])
 
     for measure in measures:
-        values = make_evaluator(net, measure, data)(vectors).value("metric")
-        assert values.tolist() == pytest.approx(expected, abs=1e-6)
+        evaluator = make_evaluator(net, measure, data)
+        scores = evaluator(vectors, keep=True)
+        assert scores.outputs is not None
+        scores_of_outputs = evaluator.score_outputs(scores.outputs)
+
+        # What is kept are logits, whatever forward returns.
+        kept_probabilities = scores.outputs.double().softmax(-1)
+        torch.testing.assert_close(kept_probabilities, torch.stack(probabilities))
+        for values in (scores.value("metric"), scores_of_outputs.value("metric")):
+            assert values.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.fast_rows("two logits-auroc-labels2-all of class 1")

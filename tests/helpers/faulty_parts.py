@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flsv.aggregation import FedAvg
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, LeaveOneOut
 from flsv.metrics.base import latest
 from flsv.personalization import Personalizer
 from flsv.sampling import FullParticipation
@@ -16,7 +15,7 @@ NAN = float("nan")
 Fault = tuple[str, Any]
 
 
-def faulty(kind: type, **changes):
+def faulty(kind, **changes):
     """An object of a subclass with these attributes."""
     return type(f"Faulty{kind.__name__}", (kind,), changes)()
 
@@ -37,7 +36,7 @@ class Norm(ContributionMetric):
         self.norms[client_ids] = self.value(client_updates).to(self.norms)
         self.calls += 1
 
-    def value(self, updates: Tensor) -> Tensor:
+    def value(self, updates):
         return updates.norm(dim=1)
 
     def compute(self):
@@ -54,7 +53,7 @@ class CountsBuffers(Norm):
 class ComparesWithOthers(Norm):
     """Has no value for a client alone."""
 
-    def value(self, updates: Tensor) -> Tensor:
+    def value(self, updates):
         return updates.std(0).sum()
 
 
@@ -65,13 +64,15 @@ class ByPosition(Norm):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
-def claiming(*claims: str, **changes):
-    """The norm, with what its values are said to be."""
-    return faulty(Norm, claims=claims, **changes)
+def left_out(change, claim="value"):
+    """LeaveOneOut with changed values, of which it claims something."""
+    return faulty(
+        LeaveOneOut, claims=(claim,), compute=lambda self: change(LeaveOneOut.compute(self))
+    )
 
 
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
-METRICS: list[Fault] = [
+METRICS = [
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean())),
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None])),
     ("one_row_per_client", faulty(Norm, initial_norm=0.0)),
@@ -96,16 +97,13 @@ METRICS: list[Fault] = [
     ),
     (
         "equal_clients_are_equal",
-        claiming("value", value=lambda self, updates: updates.norm(dim=1).cumsum(0)),
+        left_out(lambda values: values + 0.01 * torch.arange(len(values))),
     ),
-    ("wrong_labels_are_worth_less", claiming("value")),
-    (
-        "equal_clients_are_equal",
-        claiming("value", compute=lambda self: self.norms / len(self.norms)),
-    ),
-    ("no_samples_are_worth_nothing", claiming("effect", compute=lambda self: self.norms + 1)),
-    ("length_does_not_count", claiming("agreement")),
-    ("shares_sum_to_one", claiming("weight")),
+    ("equal_clients_are_equal", left_out(lambda values: values / len(values))),
+    ("wrong_labels_are_worth_less", faulty(Norm, claims=("value",))),
+    ("no_samples_are_worth_nothing", left_out(lambda values: values + 1, "effect")),
+    ("length_does_not_count", left_out(lambda values: values, "agreement")),
+    ("shares_sum_to_one", faulty(Norm, claims=("weight",))),
     ("odd_rounds_have_values", ComparesWithOthers()),
     ("buffers_do_not_count", CountsBuffers()),
     ("resumes", COUNTS),
@@ -120,15 +118,15 @@ class Nameless(FedAvg):
         self.function = lambda x: x
 
 
-def opposite_weights(self, round, contributions) -> Tensor:
+def opposite_weights(self, round, contributions):
     return -FedAvg.weights(self, round, contributions)
 
 
-def the_first_alone(self, round, contributions) -> Tensor:
+def the_first_alone(self, round, contributions):
     return (torch.arange(len(round)) == 0).float()
 
 
-AGGREGATORS: list[Fault] = [
+AGGREGATORS = [
     ("pickles", Nameless()),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone)),
     ("learns", faulty(FedAvg, weights=opposite_weights)),
@@ -182,21 +180,21 @@ class Slows(ClientAlgorithm):
         self.times += 1
 
 
-ALGORITHMS: list[Fault] = [
+ALGORITHMS = [
     ("trains_alone", faulty(Slows, begin_client=Slows.count)),
     ("resumes", faulty(Slows, end_round=Slows.count, saved=())),
 ]
 
 
-def sample_downwards(self, num_clients: int, *_, **__) -> Tensor:
+def sample_downwards(self, num_clients, *_, **__):
     return torch.arange(num_clients).flip(0)
 
 
-def sample_the_first(*_, **__) -> Tensor:
+def sample_the_first(*_, **__):
     return torch.tensor([0])
 
 
-SAMPLERS: list[Fault] = [
+SAMPLERS = [
     ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards)),
     ("draws_a_cohort", faulty(FullParticipation, sample=sample_the_first)),
 ]

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
@@ -72,6 +72,17 @@ def fit(
     return module
 
 
+def fit_and_save(loop, folder, *arguments, callbacks=(), **options):
+    """Fit, and return the path of the last checkpoint."""
+    saving = [make_checkpoint_callback(folder), *callbacks]
+    fit(loop, folder, *arguments, callbacks=saving, enable_checkpointing=True, **options)
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def make_checkpoint_callback(folder):
+    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+
+
 def validation_loss(module, space, vector, data):
     """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
@@ -110,18 +121,6 @@ def client_tensors(loop):
     """Return what clients keep as tensors by name."""
     states = loop.state_dict()["clients"]
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
-
-
-class KeepUpdates(FedAvg):
-    """Remembers the rounds it aggregated."""
-
-    def __init__(self):
-        super().__init__()
-        self.rounds = []
-
-    def weights(self, round, contributions):
-        self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
-        return super().weights(round, contributions)
 
 
 class Cohorts(ClientSampler):
@@ -279,30 +278,22 @@ def assert_resumes(
         module(),
         data(),
         rounds=all_rounds,
-        callbacks=[*callbacks()],
+        callbacks=callbacks(),
         **options,
     )
 
-    options["enable_checkpointing"] = True
-    fit(
-        half,
-        folder,
-        module(),
-        data(),
-        rounds=first_rounds,
-        callbacks=[make_checkpoint_callback(folder), *callbacks()],
-        **options,
+    path = fit_and_save(
+        half, folder, module(), data(), first_rounds, callbacks=callbacks(), **options
     )
-    path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
     resumed = fit(
         remainder,
         folder,
         module(),
         data(),
-        rounds=all_rounds,
-        callbacks=[make_checkpoint_callback(folder / "resumed"), *callbacks()],
-        ckpt_path=path,
+        all_rounds,
+        path,
+        callbacks=callbacks(),
         **options,
     )
 
@@ -376,10 +367,6 @@ class StopInRound(InRound):
             if self.error is not None:
                 raise self.error("stopped by the test")
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def make_checkpoint_callback(folder):
-    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
 
 
 def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):

@@ -3,7 +3,7 @@
 import pickle
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +30,7 @@ MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
 entropy = nn.functional.cross_entropy
 
 
-def make_data(
-    sets: Callable[[], Any] = toy_sets, loader: Loader | None = None
-) -> FederatedDataModule:
+def make_data(sets=toy_sets, loader=None):
     return FederatedDataModule(
         sets(),
         SizePartitioner([4, 1, 2]),
@@ -120,9 +118,7 @@ class Kind:
     alone: "Kind | None" = None
 
 
-def fit_kind(
-    kind: Kind, folder: Path, callbacks: Sequence[L.Callback] = (), **options
-) -> tuple[FederatedLoop, Any]:
+def fit_kind(kind, folder, callbacks=(), **options):
     loop_options = {**kind.loop(), **options}
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
     module = kind.module()
@@ -136,7 +132,7 @@ def fit_kind(
     return loop, module
 
 
-def utility_of_module(module, kind: Kind, folder: Path) -> float:
+def utility_of_module(module, kind, folder):
     data = make_data()
     if kind.performance == "val_loss":
         trainer = plain_trainer(folder)
@@ -155,14 +151,14 @@ def utility_of_module(module, kind: Kind, folder: Path) -> float:
 
 
 def fit_valued(
-    folder: Path,
+    folder,
     module,
     rounds=2,
     *,
-    metric: ShadowShapley | None = None,
-    loop: dict[str, Any] | None = None,
+    metric=None,
+    loop=None,
     **options,
-) -> FederatedLoop:
+):
     """Fit three clients, and after them coalitions: each client alone, where no ``metric`` says otherwise."""
     metric = metric or ShadowShapley(coalitions="singles")
     federation = make_shadow_loop(metric, **(loop or {}))
@@ -175,7 +171,7 @@ class FitAlone(NamedTuple):
     model: list[float]
 
 
-def fit_members_alone(kind: Kind, members: tuple[int, ...]) -> FitAlone:
+def fit_members_alone(kind, members):
     """Train some clients only, by the federation of a kind."""
     sampler = kind.loop().get("sampler", FullParticipation())
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +194,7 @@ class TrainsNothing(L.Callback):
         raise AssertionError("it is trained")
 
 
-def fit_with_values(kind: Kind, **options) -> FitWithValues:
+def fit_with_values(kind, **options):
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
     mode = "min" if kind.performance == "val_loss" else None
@@ -220,7 +216,7 @@ def fit_with_values(kind: Kind, **options) -> FitWithValues:
     return FitWithValues(game, consistency_warnings, state_vector(module).tolist())
 
 
-def in_fork(function: Callable[..., Any], *arguments):
+def in_fork(function, *arguments):
     """Return what a function returns in a fork of this process, in which no kind is trained."""
     with tempfile.TemporaryDirectory() as folder:
         answer_file = Path(folder, "answer")
@@ -233,7 +229,7 @@ def in_fork(function: Callable[..., Any], *arguments):
     return response
 
 
-def store_response(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]):
+def store_response(file, function, arguments):
     """Write what a function returns or raises into a file."""
     try:
         response = function(*arguments)

@@ -2,7 +2,6 @@
 
 import copy
 import tempfile
-from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -115,11 +114,11 @@ class HoldsItsCheckpoint(EndsWithItsBest):
         self.load_state_dict(best["state_dict"])
 
 
-def epochs_of_each_client() -> dict[str, Any]:
+def epochs_of_each_client():
     return {"local_epochs": {"0": 1, "1": 3, "2": 2}}
 
 
-KINDS: dict[str, Kind] = {
+KINDS = {
     "average, outputs": Kind(ValidatesWithAverage),
     "temperature, logged": Kind(TunesItsTemperature, performance="val_loss"),
     "diverging members": Kind(DivergesButForClient2),

@@ -110,7 +110,7 @@ def inference_mode_is_no_matter(case: MetricCase):
             metric.update(**arguments)
 
     metric_after_all = case.updated(ROUND_INDICES[HALF:], metric)
-    fits.expect_same(results_of(metric_after_all), case.all_results)
+    fits.expect_same(results_of(metric_after_all), case.results())
 
 
 def bad_clients_are_refused(case: MetricCase):

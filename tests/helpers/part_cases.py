@@ -2,10 +2,8 @@
 clients at sites, whose packets go through JSON."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -16,11 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.core import ClientUpdate
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.remote import RemoteFederation, Site, agreement
-from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
 from flsv.testing import fits
-from flsv.testing.checks import Case, PartCheck, ensure, equal, pickles, untouched_rngs
+from flsv.testing.checks import ensure, equal, pickles, untouched_rngs
 from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
@@ -30,7 +27,7 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 
 # Of all parts.
-def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
+def parametrize_checks(tables, shared):
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every twelfth part, the next
     check for other ones: fast tests have every check for parts of each table."""
     cases = []
@@ -46,7 +43,7 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
     return pytest.mark.parametrize("check", cases, ids=str)
 
 
-def repr_is_code(case: Case):
+def repr_is_code(case):
     """repr shows the class and no address in memory."""
     text = repr(case.new())
     ensure(
@@ -55,13 +52,13 @@ def repr_is_code(case: Case):
     )
 
 
-def remote_is_equal(case: fits.FitCase):
+def remote_is_equal(case):
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
     if sees_clients(case):
         expect_the_same(case, partial(train_at_sites, case), rounds=1, rtol=1e-5)
 
 
-def vmap_is_equal(case: fits.FitCase):
+def vmap_is_equal(case):
     """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding."""
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
@@ -70,17 +67,17 @@ def vmap_is_equal(case: fits.FitCase):
         expect_the_same(case, fit_two_rounds, rounds=2, rtol=1e-3, engine="vmap")
 
 
-def sees_clients(case: fits.FitCase) -> bool:
+def sees_clients(case):
     """Whether the part uses clients. Otherwise it uses only the data of a round that the server has."""
     return getattr(case, "sees_clients", True)
 
 
 def expect_the_same(
-    case: fits.FitCase,
-    fit: Callable[[FederatedLoop], fits.Fit],
-    rounds: int,
-    rtol: float,
-    **changes: Any,
+    case,
+    fit,
+    rounds,
+    rtol,
+    **changes,
 ):
     """Raise AssertionError if a fit of a loop with changed arguments is refused, or differs from the case's
     uninterrupted fit."""
@@ -100,7 +97,7 @@ def expect_the_same(
     fits.expect_same(actual, expected, rtol)
 
 
-def results_of_rounds(fit: fits.Fit, count: int) -> dict[str, Any]:
+def results_of_rounds(fit, count):
     """The models and values after each of the first ``count`` rounds."""
     return {"models": fit.models[:count], "contributions": fit.contributions[:count]}
 
@@ -112,12 +109,12 @@ class ServerData(L.LightningDataModule):
         )
 
 
-def make_site_data(client: int) -> FederatedDataModule:
+def make_site_data(client):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.125)
     return FederatedDataModule(fits.samples_of(client), OneClient(), batch_size=4, splits=splits)
 
 
-def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
+def train_at_sites(case, loop):
     """One round with every client at a site, whose packets go through JSON and copies."""
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +133,7 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
         return case.fit(remote_loop, rounds=1, data=data)
 
 
-def make_sites(case: fits.FitCase, names: Sequence[str], folder: Path) -> dict[int, Site]:
+def make_sites(case, names, folder):
     """A site of each client, by the addresses of :class:`SiteTransport`."""
     sites = {}
     for client, name in enumerate(names):
@@ -163,7 +160,7 @@ class PersonalizerCase(fits.FitCase):
     base = Personalizer
 
 
-def starts_are_models(case: PersonalizerCase):
+def starts_are_models(case):
     """Check that clients start from finite models [P], or None, and that asking for them changes nothing."""
     loop = case.uninterrupted.loop
     personalizer = loop.personalizer
@@ -187,12 +184,12 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, fits.resumes, vmap_is_equ
 PARAMETERS, BUFFERS = 12, 3
 
 
-def make_context(client: int, round_index=0, dtype=torch.float32, **state) -> UploadContext:
+def make_context(client, round_index=0, dtype=torch.float32, **state):
     model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
 
-def make_update(client: int, dtype=torch.float32) -> Tensor:
+def make_update(client, dtype=torch.float32):
     """A client's update, parameters and buffers."""
     return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
 
@@ -200,10 +197,10 @@ def make_update(client: int, dtype=torch.float32) -> Tensor:
 class UploadCase(fits.FitCase):
     base = Upload
 
-    def loop_arguments(self, part) -> dict[str, Any]:
+    def loop_arguments(self, part):
         return {"uploads": [part]}
 
-    def sent(self, client: int, round_index=0, state=None) -> Tensor:
+    def sent(self, client, round_index=0, state=None):
         """Return what a client sends instead of :func:`make_update`."""
         return self.new().apply(
             make_update(client),
@@ -211,7 +208,7 @@ class UploadCase(fits.FitCase):
         )
 
 
-def gives_an_update(case: UploadCase):
+def gives_an_update(case):
     """A finite update of the same shape and precision; the one that came in stays as it was."""
     for dtype in (torch.float32, torch.float64):
         for client in range(NUM_CLIENTS):
@@ -227,7 +224,7 @@ def gives_an_update(case: UploadCase):
             ensure(equal(update, make_update(client, dtype)), "a changed argument")
 
 
-def clients_are_apart(case: UploadCase):
+def clients_are_apart(case):
     """Check that what a client sends does not depend on what others have sent before."""
     part = case.new()
     states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
@@ -237,7 +234,7 @@ def clients_are_apart(case: UploadCase):
             sent_among_others = part.apply(make_update(client), context)
 
             # A new part, which this client alone uses from the first round on.
-            state_alone: dict[str, Tensor] = {}
+            state_alone = {}
             for replayed_round in range(round_index + 1):
                 sent_alone = case.sent(client, replayed_round, state_alone)
 
@@ -253,7 +250,7 @@ UploadCase.checks = (
 class FilterCase(fits.FitCase):
     base = UpdateFilter
 
-    def loop_arguments(self, part) -> dict[str, Any]:
+    def loop_arguments(self, part):
         return {"filters": [part]}
 
     def begun(self):
@@ -265,7 +262,7 @@ class FilterCase(fits.FitCase):
         return part
 
 
-def make_cohort(index=0, factor_of_last_update=1.0, order: Sequence[int] | None = None) -> Cohort:
+def make_cohort(index=0, factor_of_last_update=1.0, order=None):
     """A round's updates before the server looks at them.
 
     Args:
@@ -297,7 +294,7 @@ def make_cohort(index=0, factor_of_last_update=1.0, order: Sequence[int] | None 
     )
 
 
-def gives_a_cohort(case: FilterCase):
+def gives_a_cohort(case):
     """Check that some of the clients remain, with a row and a number each, and nothing changes in place."""
     for index in range(len(COHORTS)):
         for factor in (1.0, 1e6):
@@ -318,7 +315,7 @@ def gives_a_cohort(case: FilterCase):
             ensure(has_same_models and has_same_samples, "a changed argument")
 
 
-def order_does_not_matter(case: FilterCase):
+def order_does_not_matter(case):
     """Who is left, and with what, does not depend on the order of the clients."""
     for factor in (1.0, 1e6):
         by_client = []
@@ -332,7 +329,7 @@ def order_does_not_matter(case: FilterCase):
         ensure(equal(ascending, reordered, rtol=1e-5), f"{ascending} and {reordered}")
 
 
-def one_client_stays(case: FilterCase):
+def one_client_stays(case):
     """A cohort of one has nobody to be compared with."""
     alone = make_cohort().keep(torch.tensor([True, False, False]))
     ensure(case.begun().apply(alone).ids == alone.ids, "nobody")

@@ -37,9 +37,7 @@ from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto
 from flsv.uploads import TopK
 from helpers.data import CLASSES, toy_data, toy_sets
-from helpers.hospitals import make_module, make_tables
 from helpers.models import Plain, adam, network
-from helpers.sites import make_shapfed_loop
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
 
@@ -364,17 +362,11 @@ def broken_rank():
     )
 
 
-def hospital_tables():
-    """Tables whose dictionary is drafted from all hospitals' rows."""
-    num_features = 10  # a ward of the server's and rare wards are features, too
-    return make_shapfed_loop(), make_module(num_features), make_tables(), {}
-
-
 RANK_CASES = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, evaluated_by_clients,
         kept_momentum, adam_with_steps, kept_values, two_clients, by_a_logged_value,
-        broken_rank, colluders, hospital_tables,
+        broken_rank, colluders,
     )
 }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.values.coalition_files import read_coalitions
-from helpers.runs import SCHEMA, read_rows, save_csv
+from helpers.runs import SCHEMA, change_record, read_rows, save_csv
 
 CLASS = {
     "class": "ShadowShapley",
@@ -77,6 +77,18 @@ def add_retrained_runs(
         lines.append(f"seed_{seed},seed_{seed}")
     (folder / "retrained" / "runs.csv").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def make_trained(folder: Path, evaluators="server", **game) -> Path:
+    """A run by ``make_game``, whose first metric alone is left, with values of trained coalitions."""
+    record = json.loads((folder / "run.json").read_text())
+    metric, performance = next(iter(record["paid_in"].items()))
+    facts = {"start": 0.1, "end": 0.6, "majority": 0.2, "cases": 100, "source": "outputs"}
+    return change_record(
+        folder,
+        metrics={metric: {**CLASS, "evaluators": evaluators}},
+        paid_in={metric: {**performance, **facts, **game}},
+    )
 
 
 def retrained_rows(run: Path, metric="value") -> list[dict[str, str]]:

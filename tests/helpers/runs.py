@@ -5,6 +5,7 @@ import json
 import math
 import re
 
+import pandas
 import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -173,13 +174,24 @@ def make_game(
     return folder
 
 
+def add_intervals(folder, metric, half_width):
+    """The run, with intervals of this half width around a metric's values."""
+    path = folder / "contributions.csv"
+    table = pandas.read_csv(path)
+    is_of_metric = table["metric"] == metric
+    table.loc[is_of_metric, "low"] = table["value"] - half_width
+    table.loc[is_of_metric, "high"] = table["value"] + half_width
+    table.to_csv(path, index=False)
+    return folder
+
+
 def make_repeated_runs(folder, *values):
-    """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
+    """The folder of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
     for seed, row in enumerate(values):
         make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
     rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
     (folder / "runs.csv").write_text(f"run,folder\n{rows}")
-    return folder / "seed_0"
+    return folder
 
 
 def change_record(folder, **changes):
@@ -222,16 +234,27 @@ def write_config(path, **sections):
     return path
 
 
+def write_config_of_two_rounds(path, metrics=None, **sections):
+    """A file of this federation with seed 3, by default without metrics."""
+    return write_config(
+        path,
+        seed_everything=3,
+        trainer={**yaml.safe_load(FEDERATION)["trainer"], "max_epochs": 2},
+        federation={"metrics": metrics or {}, "reporting": {"table": False, "figures": 0}},
+        **sections,
+    )
+
+
 def write_table(path, rows):
     """A table of clinics; how a configuration names it."""
     path.write_text("".join(",".join(row) + "\n" for row in rows))
     return {"source": str(path), "labels": "ill", "groups": "clinic"}
 
 
-def fit_by_command(folder, config):
+def fit_by_command(folder, config, *options):
     """The run's folder, as the command line leaves it."""
     arguments = ["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]
-    assert main(arguments) == 0
+    assert main([*arguments, *options]) == 0
     return next(folder.glob("lightning_logs/*"))
 
 

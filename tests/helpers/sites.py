@@ -376,11 +376,11 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
-    def __init__(self, folder: Path, policy: str, names: Sequence[str]):
+    def __init__(self, folder: Path, policy: str):
         self.folder = folder
         self._policy = policy
-        port, *ports = free_ports(1 + len(names))
-        self._ports = dict(zip(names, ports))
+        port, *ports = free_ports(1 + len(NAMES))
+        self._ports = dict(zip(NAMES, ports))
         self.env = {
             **os.environ,
             "FLWR_HOME": str(folder / ".flwr"),
@@ -411,12 +411,9 @@ class Deployment:
             command = ["sh", "-c", 'until "$@"; do sleep 2; done', "sh", *command]
         self._start(site, *command, SITE=site, PORT=str(self._ports[site]))
 
-    def run(self, name="run"):
-        """Start the server's rounds; ``name``.log is what they print."""
-        self._start(name, "flwr", "run", ".", "federation", "--stream")
-
     def supervise(self, name: str):
-        """Likewise, by ``run.py``, which starts them again until they are done."""
+        """Let ``run.py`` start the server's rounds, and start them again until they are done. ``name``.log has what
+        they print."""
         self._start(
             name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json")
         )
@@ -427,10 +424,10 @@ class Deployment:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
 
-    def wait_for(self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS):
+    def wait_for(self, name: str, is_shown: Callable[[str], bool]):
         """Until a log shows it."""
         log = self.folder / f"{name}.log"
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         while not is_shown(log.read_text()):
             assert time.monotonic() < deadline, log.read_text()
             assert self.processes[name].poll() is None or is_shown(log.read_text()), log.read_text()
@@ -465,11 +462,9 @@ class Deployment:
 
 
 @contextmanager
-def start_deployment(
-    folder: Path, policy: str, names: Sequence[str] = NAMES
-) -> Iterator[Deployment]:
+def start_deployment(folder: Path, policy: str) -> Iterator[Deployment]:
     """One that ends all its processes."""
-    deployed = Deployment(folder, policy, names)
+    deployed = Deployment(folder, policy)
     try:
         deployed.begin()
         yield deployed

@@ -1,6 +1,5 @@
 """Small modules of many kinds, as users write them, with data to validate them on. None of them knows flsv."""
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,22 +20,22 @@ class Items(Dataset[Any]):
 
     def __init__(
         self,
-        item: Callable[[int], Any],
-        indices: Sequence[int],
-    ) -> None:
+        item,
+        indices,
+    ):
         self.item = item
         self.indices = indices
         classes = [_class_of(item(index), index) for index in indices]
         self.targets = torch.tensor(classes)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.item(self.indices[index])
 
 
-def _class_of(item: Any, index: int) -> int:
+def _class_of(item, index):
     label = item[-1] if isinstance(item, tuple) else None
     if isinstance(label, Tensor):
         is_class = label.ndim == 0 and not label.is_floating_point()
@@ -48,20 +47,18 @@ def _class_of(item: Any, index: int) -> int:
 class Data(L.LightningDataModule):
     """Training items, and one or several validation sets whose last batch is not full."""
 
-    def __init__(
-        self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None
-    ) -> None:
+    def __init__(self, item, sizes=(HELD_OUT,), collate=None):
         super().__init__()
         self.item = item
         self.sizes = sizes
         self.collate = collate
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(
             Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate
         )
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         loaders = []
         first_item = SAMPLES
         for size in self.sizes:
@@ -77,50 +74,50 @@ class Data(L.LightningDataModule):
         return loaders if len(loaders) > 1 else loaders[0]
 
 
-def numbers(index: int, *shape: int) -> Tensor:
+def numbers(index, *shape):
     return torch.randn(*shape, generator=make_generator(index))
 
 
 class Kind(L.LightningModule):
     """What all have in common: one loss for training and validation."""
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         raise NotImplementedError
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 class Autoencoder(Kind):
     data = staticmethod(lambda: Data(lambda i: (numbers(i, 5), i % 2)))
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
         self.decoder = nn.Linear(3, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.decoder(self.encoder(x))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return F.mse_loss(self(batch[0]), batch[0])
 
 
 class VAE(Kind):
     data = Autoencoder.data
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder = nn.Linear(5, 4)
         self.decoder = nn.Linear(2, 5)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
         code = mean + log_scale.exp() * torch.randn_like(mean)
         prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
@@ -134,21 +131,21 @@ class LanguageModel(Kind):
         lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:]))
     )
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(7, 6)
         self.rnn = nn.GRU(6, 6, batch_first=True)
         self.head = nn.Linear(6, 7)
         self.perplexity = torchmetrics.text.Perplexity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.rnn(self.embedding(x))[0])
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
         self.perplexity(self(batch[0]), batch[1])
         self.log("val/perplexity", self.perplexity, on_epoch=True)
@@ -157,7 +154,7 @@ class LanguageModel(Kind):
 class Segmentation(Kind):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 1, 4, 4)), (x[0] > 0).long())))
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Conv2d(
             1,
@@ -166,25 +163,25 @@ class Segmentation(Kind):
             padding=1,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return F.cross_entropy(self(batch[0]), batch[1])
 
 
 class OneLayer(Kind):
     num_outputs = 1
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Linear(3, self.num_outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
 
-def item_with_sum(index: int) -> tuple[Tensor, Tensor]:
+def item_with_sum(index):
     features = numbers(index, 3)
     return features, features.sum() + 1
 
@@ -192,10 +189,10 @@ def item_with_sum(index: int) -> tuple[Tensor, Tensor]:
 class Regression(OneLayer):
     data = staticmethod(partial(Data, item_with_sum))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         predictions = self(x).squeeze(-1)
         error = (predictions - y).abs()
@@ -212,7 +209,7 @@ class Regression(OneLayer):
 class OneLogit(OneLayer):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x.sum() > 0.5).long())))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
 
 
@@ -220,7 +217,7 @@ class Multilabel(OneLayer):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x > 0).long())))
     num_outputs = 3
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
 
@@ -236,27 +233,27 @@ class Glue(Kind):
         )
     )
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(11, 8)
         self.head = nn.Linear(8, 2)
-        self.outputs: list[Any] = []
+        self.outputs = []
 
-    def _run(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, batch):
         labels = batch.pop("labels")
         mask = batch["input"]["mask"][..., None]
         words = self.embedding(batch["input"]["ids"]) * mask
         logits = self.head(words.sum(1) / mask.sum(1))
         return F.cross_entropy(logits, labels), logits, labels
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return self._run(batch)[0]
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         loss, logits, labels = self._run(batch)
         self.outputs.append((logits.argmax(-1) == labels, loss))
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         hits, losses = zip(*self.outputs)
         self.log_dict(
             {"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()}
@@ -267,7 +264,7 @@ class Glue(Kind):
 class Graphs:
     """A batch of graphs, as PyTorch Geometric's: one tensor of nodes, one of edges."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items):
         nodes, edges, self.y = zip(*items)
         starts = torch.tensor([0, *map(len, nodes)]).cumsum(0)
         self.x = torch.cat(nodes)
@@ -275,7 +272,7 @@ class Graphs:
         self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
         self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
 
-    def to(self, device: Any, **_: Any) -> Any:
+    def to(self, device, **_):
         for name in ("x", "y", "edges", "graph"):
             setattr(self, name, getattr(self, name).to(device))
         return self
@@ -293,12 +290,12 @@ class GraphNet(Kind):
         )
     )
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(4, 6)
         self.outer = nn.Linear(6, 2)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         hidden = self.inner(batch.x).relu()
         senders, receivers = batch.edges
         hidden = hidden.index_add(0, receivers, hidden[senders])
@@ -306,7 +303,7 @@ class GraphNet(Kind):
         sums = zeros.index_add(0, batch.graph, hidden)
         return F.cross_entropy(self.outer(sums), batch.y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
 
 
@@ -315,12 +312,12 @@ class SeveralLoaders(Regression):
         lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
     )
 
-    def validation_step(  # type: ignore[override]
+    def validation_step(
         self,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+        batch,
+        batch_idx,
+        dataloader_idx=0,
+    ):
         self.log("val_loss", self.loss(batch))
 
 
@@ -328,19 +325,19 @@ class Hooked(Autoencoder):
     """Scales batches by another factor in training than in validation, logs the lowest validation loss so far, and
     changes a validation batch in place."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.best = torchmetrics.MinMetric()
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         factor = 9.0 if self.trainer.training else 0.5
         return factor * x, y
 
-    def on_validation_epoch_start(self) -> None:
+    def on_validation_epoch_start(self):
         self.sum = torch.zeros(())
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         assert self.trainer.validating
         assert not self.training
 
@@ -351,8 +348,8 @@ class Hooked(Autoencoder):
         self.log("val_loss", loss, on_step=True, on_epoch=True)
 
         if self.logger is not None:
-            self.logger.experiment.add_scalar("by_hand", loss)  # type: ignore[attr-defined]
+            self.logger.experiment.add_scalar("by_hand", loss)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.best.update(self.sum)
         self.log("best", self.best.compute())

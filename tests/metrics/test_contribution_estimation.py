@@ -1,7 +1,5 @@
 """ContributionEstimation (FedCE) against the formulas, worked out by hand from the clients' models."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -201,27 +199,6 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
     )
 
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
-
-
-@pytest.mark.slow
-def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path):
-    # F1, averaged over samples, is the accuracy.
-    f1 = torchmetrics.F1Score("multiclass", num_classes=3)
-    performances = {
-        "accuracy": {},
-        "f1": {"performance": f1},
-        "logged": {"performance": "val_acc", "mode": "max"},
-    }
-
-    scores = {}
-    for name, options in performances.items():
-        metric = ContributionEstimation(**copy.deepcopy(options))
-        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1)
-        fit(loop, tmp_path, data=make_data(batch_size=64), rounds=1)
-        scores[name] = metric.scores
-
-    assert_close(scores["f1"], scores["accuracy"])
-    assert_close(scores["logged"], scores["accuracy"])
 
 
 def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):

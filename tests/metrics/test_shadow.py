@@ -9,12 +9,12 @@ import torch
 from torch.testing import assert_close
 
 from flsv import FederatedLoop
-from flsv.aggregation import CGSV, ShapleyWeighted
+from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
 from flsv.functional.intervals import one_seed_stderr
-from flsv.metrics import CosineGradientShapley, ShadowShapley, SurrogateFederatedShapley
+from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
@@ -34,7 +34,6 @@ from helpers.models import Plain, network, sgd
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS = {
-    "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
     "evaluated": lambda: {
         "aggregator": ShapleyWeighted("ssv"),
         "metrics": {"ssv": SurrogateFederatedShapley()},
@@ -52,7 +51,6 @@ FEDERATIONS = {
             Alignment(0.7, clients=[2]),
         ]
     },
-    "not measured": lambda: {"uploads": [Scaling(1e4, clients=[1])], "filters": [OutlierFilter()]},
 }
 
 

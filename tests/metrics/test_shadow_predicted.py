@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError
 
 from flsv import FederatedLoop, Reporting
@@ -31,18 +30,10 @@ ROUNDS, CLIENTS, TOKENS = 3, 3, 12
 SILENT = Reporting(table=False, figures=0, files=False)
 
 
-class Probabilities(Plain):
-    def forward(self, x):
-        return self.net(x).softmax(-1)
+class Regression(L.LightningModule):
+    """It predicts one number for each sample."""
 
-    def training_step(self, batch, batch_idx):
-        return nn.functional.nll_loss(self(batch[0]).clamp_min(1e-6).log(), batch[1])
-
-
-class OneNumber(L.LightningModule):
-    """A regression, or a classifier of class 0 against the rest, of one number for each sample."""
-
-    def __init__(self, binary: bool):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.net = nn.Sequential(
@@ -50,18 +41,12 @@ class OneNumber(L.LightningModule):
             nn.Tanh(),
             nn.Linear(8, 1),
         )
-        self.binary = binary
 
     def forward(self, x):
         return self.net(x).squeeze(-1)
 
     def training_step(self, batch, batch_idx):
-        loss = (
-            nn.functional.binary_cross_entropy_with_logits
-            if self.binary
-            else nn.functional.mse_loss
-        )
-        return loss(self(batch[0]), batch[1])
+        return nn.functional.mse_loss(self(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
         self.log("val_mean", self(batch[0]).mean())
@@ -70,22 +55,15 @@ class OneNumber(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def make_regression_data(binary: bool) -> FederatedDataModule:
+def make_regression_data() -> FederatedDataModule:
     draw = make_generator(2)
     x = torch.randn(160, FEATURES, generator=draw)
     noise = torch.randn(160, generator=draw)
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
 
-    if binary:
-        y = (y > 0).float()
-
     sizes = [60, 30, 70]
     sets = {}
-    for name, inputs, targets in zip(
-        "abc",
-        x.split(sizes),
-        y.split(sizes),
-    ):
+    for name, inputs, targets in zip("abc", x.split(sizes), y.split(sizes)):
         sets[name] = torch.utils.data.TensorDataset(inputs, targets)
 
     return FederatedDataModule(clients=sets, batch_size=8, splits=Splits(server_val=0.3))
@@ -129,11 +107,6 @@ def make_text_data() -> FederatedDataModule:
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
 
-def score_each_sample(metric, out: Tensor, y: Tensor) -> Tensor:
-    scores = [metric.clone()(predictions, y) for predictions in out]
-    return torch.stack(scores).double()
-
-
 def negative_losses(out: Tensor, y: Tensor) -> Tensor:
     losses = [nn.functional.cross_entropy(logits, y) for logits in out]
     return -torch.stack(losses).double()
@@ -157,14 +130,6 @@ OF_CLASSES = [
     ({"performance": "negative_loss"}, negative_losses),
     ({"per_class": True}, recalls),
 ]
-F1 = (
-    {"performance": MulticlassF1Score(CLASSES)},
-    partial(score_each_sample, MulticlassF1Score(CLASSES)),
-)
-AUROC = (
-    {"performance": BinaryAUROC()},
-    lambda out, y: score_each_sample(BinaryAUROC(), out[..., 1] - out[..., 0], y.int()),
-)
 LIKELIHOOD = (
     {"performance": MeanLogLikelihood()},
     lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double(),
@@ -178,15 +143,8 @@ CASES = {
         OF_CLASSES,
         True,
     ),
-    "probabilities": (
-        lambda: Probabilities(network(batch_norm=False)),
-        make_three_clients,
-        [F1],
-        True,
-    ),
-    "a logit": (lambda: OneNumber(True), lambda: make_regression_data(True), [AUROC], True),
     "labels' log-probabilities": (Adapted, make_text_data, [LIKELIHOOD], True),
-    "a regression": (lambda: OneNumber(False), lambda: make_regression_data(False), [ERROR], False),
+    "a regression": (Regression, make_regression_data, [ERROR], False),
 }
 
 
@@ -196,13 +154,6 @@ def outputs_of(module, x: Tensor) -> Tensor:
 
     if isinstance(module, Adapted):
         return torch.stack([(1 - out.exp()).log(), out], -1)
-
-    if isinstance(module, Probabilities):
-        return out.clamp_min(1e-6).log()
-
-    if getattr(module, "binary", False):
-        # A logit of one class is the difference to the other's, which is 0.
-        return torch.stack([torch.zeros_like(out), out], -1)
 
     return out
 

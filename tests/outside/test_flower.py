@@ -257,37 +257,26 @@ def test_arrays_without_names_are_in_the_modules_order():
     assert dict(values) == dict(expected)
 
 
-@pytest.fixture
-def folder_of_two_rounds(tmp_path):
-    """The folder of a Flower run of two clients."""
-    sizes = {1: 10, 2: 20}
-    run_with_values(
-        Grid(sizes, sizes, names=("Boston", "Lyon")),
-        rounds=2,
-        metrics={"value": CumulativeShapley(), "cssv": ClassSpecificShapley()},
-        folder=tmp_path,
-    )
-    return tmp_path
+def test_report_of_single_rounds_says_not_to_pay(tmp_path):
+    run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
 
-
-def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
-    with refused("single rounds that FedAvg ran"):
-        write_report(folder_of_two_rounds, budget=Budget(100))
-
-    page = write_report(folder_of_two_rounds, budget=Budget(100, by="value")).read_text()
+    page = write_report(tmp_path, budget=Budget(100)).read_text()
 
     assert "Do not pay by these values" in page
     assert "These are values of single rounds that FedAvg ran" in page
     assert "<span>share" not in page
 
 
-def test_flower_run_writes_event_files_of_the_run_and_of_each_client(folder_of_two_rounds):
+def test_flower_run_writes_event_files_of_the_run_and_of_each_client(tmp_path):
+    sizes = {1: 10, 2: 20}
+    run_with_values(Grid(sizes, sizes, names=("Boston", "Lyon")), rounds=2, folder=tmp_path)
+
     folder_names = set()
-    for event_file in folder_of_two_rounds.rglob("events.out*"):
+    for event_file in tmp_path.rglob("events.out*"):
         folder_names.add(event_file.parent.name)
 
     expected_names = {
-        folder_of_two_rounds.name,
+        tmp_path.name,
         "Boston",
         "Lyon",
     }
@@ -371,8 +360,6 @@ def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
         )
     for name in metrics:
         assert [record[f"{name}/{node}"] for node in sizes] == values[name].tolist()
-    page = write_report(tmp_path).read_text()
-    assert f"values of single rounds that {make_strategy.__name__} ran" in page
 
 
 def test_app_of_the_page_writes_a_run(tmp_path):

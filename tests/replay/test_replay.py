@@ -23,7 +23,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import MoreauSGD
 from flsv.uploads import TopK, Upload
 from flsv.utilities.seeding import generator_for
-from helpers.fits import fit, make_checkpoint_callback, state_vector
+from helpers.fits import fit, fit_and_save, state_vector
 from helpers.loops_by_hand import COHORT, LOCAL_EPOCHS, ROUNDS, SEED, make_unequal_data
 from helpers.models import Plain, network
 
@@ -358,25 +358,9 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
     if case.optimizer is not None:
         module = Plain(copy.deepcopy(net), case.optimizer)
 
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
-
     stopped = copy.deepcopy(module)
-    fit(
-        make_loop(case),
-        tmp_path,
-        stopped,
-        make_unequal_data(),
-        rounds=2,
-        **saving,
-    )
-    fit(
-        make_loop(case),
-        tmp_path / "rest",
-        module,
-        make_unequal_data(),
-        rounds=ROUNDS,
-        ckpt_path=tmp_path / "checkpoints/last.ckpt",
-    )
+    checkpoint = fit_and_save(make_loop(case), tmp_path, stopped, make_unequal_data(), rounds=2)
+    fit(make_loop(case), tmp_path / "rest", module, make_unequal_data(), ROUNDS, checkpoint)
 
     expected = replay(net, case.rule, case.train, case.send)
     tolerance = case.tolerance

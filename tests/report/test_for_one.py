@@ -253,7 +253,6 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
             "others": [graz],
             "column": "samples",
             "text": "60 of 60 are also samples of Graz",
-            "strength": 40.0,
         },
     ]
     folder = change_record(make_run(tmp_path, clients=5), events=events)

@@ -16,22 +16,20 @@ from flsv.functional.joint_shares import CaseValues
 from flsv.report import Budget, write_report
 from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.report.shares import fraction_moved
-from flsv.results import open_run
-from flsv.results.basis import preferred_basis
 from flsv.results.record import write_case_values
 from flsv.results.text import MESSAGES, NO_NUMBER
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of_page
-from helpers.retrained import add_retrained_runs
+from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import (
     NAMES,
+    add_intervals,
     change_record,
     make_game,
     make_repeated_runs,
     make_run,
 )
 
-NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
@@ -47,123 +45,8 @@ def add_retrained_values(folder: Path, **facts) -> Path:
     return add_retrained_runs(folder, RETRAINED_VALUES, by_loss, **{"majority": 0.2} | facts)
 
 
-def make_shadow_run(folder: Path, evaluators: str = "server", **game) -> Path:
-    """The run, with ``sv`` as values of trained coalitions."""
-    metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
-    record = {
-        "by": "accuracy",
-        "start": 0.1,
-        "end": 0.6,
-        "majority": 0.2,
-        "sum": 0.5,
-        "cases": 100,
-    }
-    change_record(
-        folder,
-        metrics={"sv": {**metric, "class": "ShadowShapley", "evaluators": evaluators}},
-        paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
-    )
-
-    return folder
-
-
 def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
-
-
-@pytest.mark.slow
-def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
-    def made(
-        name: str,
-        values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02),
-        **description,
-    ) -> Path:
-        return make_game(tmp_path / name, {"sv": [*values]}, **description)
-
-    gone = made("unfinished")
-    record = json.loads((gone / "run.json").read_text())
-    (gone / "run.json").write_text(
-        json.dumps({name: entry for name, entry in record.items() if name != "ended"})
-    )
-    cases = {
-        made("metric"): {"metric"},
-        gone: {"unfinished", "metric"},
-        made("rounds", of_rounds="NVFlare"): {"rounds"},
-        make_run(tmp_path / "cssv"): {"unsuitable"},
-        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain", "metric"},
-        make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values"},
-        make_shadow_run(made("alone"), alone_only=True): {
-            "one_seed",
-            "alone",
-        },
-        make_shadow_run(made("halved"), halved=True): {
-            "one_seed",
-            "halves",
-        },
-        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking", "one_seed"},
-        make_shadow_run(made("pairs")): {"one_seed"},
-        make_shadow_run(made("scores"), source="scores"): {
-            "one_seed",
-            "scores",
-        },
-        make_shadow_run(made("evaluated_by_clients"), evaluators="clients"): {
-            "evaluated_by_clients",
-            "one_seed",
-        },
-        make_shadow_run(made("guess"), end=0.25): {
-            "majority",
-            "one_seed",
-        },  # 0.2 and 1.6 times 0.04
-        make_shadow_run(made("better"), end=0.28): {"one_seed"},
-        make_shadow_run(made("small", (0.08, 0.04, 0.01, 0.01))): {
-            "one_seed",
-            "small_gain",
-        },
-        add_retrained_values(made("retrained")): set(),
-        add_retrained_values(made("seed"), seeds=[5]): {"one_seed"},
-        add_retrained_values(made("partners"), measure="clients' accuracy"): {
-            "evaluated_by_clients"
-        },
-        add_retrained_values(made("majority"), majority=0.82, end=0.9): {"one_class"},
-        add_retrained_values(made("singles"), alone_only=True): {"alone"},
-        add_retrained_values(made("halves"), halved=True): {"halves"},
-        add_retrained_values(made("others"), ranks_only=True): {"ranking"},
-    }
-    for folder, expected in cases.items():
-        basis = preferred_basis(open_run(folder))
-        assert basis is not None
-        reasons = basis.verdict().reasons
-        assert set(reasons) == expected, folder
-        for client in (None, 1):
-            text = text_of_page(write_report(folder, client))
-            assert all(reason in text for reason in reasons.values())
-            assert basis.verdict().title in text
-            assert ("can be a basis for payment: models" in text) == (not expected)
-
-    assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
-
-
-@pytest.mark.parametrize(
-    ("game", "is_finished", "reason"),
-    [
-        ({}, True, MESSAGES["why_no_values"]["trainings"]),
-        ({"source": "none"}, True, MESSAGES["why_no_values"]["rounds"]),
-        ({}, False, MESSAGES["why_no_values"]["unfinished"]),
-        ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
-    ],
-)
-def test_page_of_a_run_without_values_says_why(tmp_path, game, is_finished, reason):
-    folder = make_shadow_run(make_game(tmp_path, {"sv": [*NO_VALUES]}), end=0.58, **game)
-    if not is_finished:
-        record = json.loads((folder / "run.json").read_text())
-        del record["ended"]
-        (folder / "run.json").write_text(json.dumps(record))
-
-    front = front_page_of(folder, budget=Budget(1000.0))
-
-    assert f"There are no values. {reason}" in front
-    assert MESSAGES["against"]["no_gain"] not in front
-    assert "1,000" not in front
 
 
 def test_first_page_after_retraining_shows_retrained_values_only(tmp_path):
@@ -194,14 +77,7 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     pair = torch.tensor([[size, -size]], dtype=torch.float64)
     values = torch.kron(torch.eye(clients, dtype=torch.float64), pair)
     write_case_values(folder, {"sv": CaseValues(values, is_resampled=True)})
-    path = folder / "contributions.csv"
-    table = pandas.read_csv(path)
-    is_sv = table["metric"] == "sv"
-    table.loc[is_sv, "low"] = table["value"] - 0.03
-    table.loc[is_sv, "high"] = table["value"] + 0.03
-    table.to_csv(path, index=False)
-
-    return make_shadow_run(folder)
+    return make_trained(add_intervals(folder, "sv", 0.03))
 
 
 def test_page_has_one_interval_with_and_without_a_budget(tmp_path):
@@ -330,18 +206,6 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
 
 def test_page_of_a_run_that_was_killed_in_its_first_round_says_so(tmp_path):
     assert "0 rounds (stopped)" in front_page_of(make_run(tmp_path, ended=False, rounds=0))
-
-
-def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
-    folder = make_run(tmp_path)
-    table = folder / "contributions.csv"
-    lines = table.read_text().splitlines()
-    without_lyon = [line for line in lines if line.split(",")[2] != "1"]
-    table.write_text("\n".join(without_lyon) + "\n")
-
-    front = front_page_of(folder)
-    assert f"| Lyon | {NO_NUMBER} |" in front
-    assert MESSAGES["dash"] in front
 
 
 def test_every_metric_has_caveats_for_the_report():

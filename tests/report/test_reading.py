@@ -1,8 +1,6 @@
 """A run's folder: its record from the first round on, and what is read after the fact, whole, cut short, or none."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import lightning as L
@@ -12,8 +10,6 @@ import flsv
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
-from flsv.report import Budget, write_report
-from flsv.report.shares import shares_of
 from flsv.results import open_run
 from flsv.results.basis import basis_of
 from flsv.results.reading import seed_summary
@@ -22,7 +18,6 @@ from flsv.results.run_table import read_contributions
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     change_record,
@@ -45,8 +40,7 @@ def test_open_run_reads_values_and_names(tmp_path):
     assert run.metrics == ("cssv",)
     assert run.ended
     assert run.final("cssv") == last_values
-    assert run.columns("cssv") == ["0", "1"]
-    assert run.column_name("cssv", "1") == "class 1"
+    assert run.columns("cssv") == {"0": "class 0", "1": "class 1"}
     assert run.taken_part() == [4, 4, 4]
 
 
@@ -56,14 +50,6 @@ def test_open_run_reads_values_and_names(tmp_path):
 def test_run_of_one_round_says_so(tmp_path, planned, text):
     folder = change_record(make_run(tmp_path, rounds=1), rounds=planned)
     assert open_run(folder).rounds_text == text
-
-
-def test_run_is_opened_by_its_table(tmp_path):
-    folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
-
-    run = open_run(folder / "contributions.csv")
-
-    assert run.table.equals(open_run(folder).table)
 
 
 def test_read_run_gives_a_table_with_names_of_clients_and_classes(tmp_path):
@@ -89,38 +75,9 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path):
         open_run(tmp_path)
 
 
-def test_folder_of_repeated_runs_is_read_as_their_first_run(tmp_path):
-    first_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    assert open_run(tmp_path).folder == first_run
-    assert "mean of 2 runs" in text_of_page(write_report(tmp_path))
-
-
-@pytest.mark.parametrize("folder", ["other/lightning_logs/version_0", "seed_0/version_1", "alone"])
-def test_run_below_a_repeat_that_does_not_list_it_has_its_own_values(tmp_path, folder):
+def test_single_run_of_a_repeat_has_its_own_values(tmp_path):
     make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    unlisted = make_game(tmp_path / folder, {"sv": [0.0, 0.9]})
-    shares = shares_of(open_run(unlisted), Budget(100.0))
-    assert shares.basis.values == [0.0, 0.9]
-    assert shares.basis.inputs.seeds == 1
-
-
-def test_folder_of_repeated_runs_ignores_older_runs_that_it_does_not_list(tmp_path):
-    stopped_run = make_game(tmp_path / "seed_0" / "stopped", {"sv": [0.0, 0.9]})
-    os.utime(stopped_run / "contributions.csv", (0, 0))
-    first_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    assert open_run(tmp_path).folder == first_run
-
-
-@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
-def test_moved_or_copied_folder_of_repeated_runs_has_the_same_means(tmp_path, move):
-    folder = tmp_path / "runs"
-    archive = tmp_path / "archive"
-    make_repeated_runs(folder, [0.4, 0.1], [0.2, 0.1])
-    move(folder, archive)
-    run = open_run(archive / "seed_1")
-    basis = basis_of(run, "sv")
-
-    assert basis.values == pytest.approx([0.3, 0.1])
+    assert basis_of(open_run(tmp_path / "seed_1")).values == pytest.approx([0.2, 0.1])
 
 
 RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"
@@ -135,20 +92,26 @@ RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"
     ],
 )
 def test_listed_runs_of_another_experiment_are_refused(tmp_path, config, other_config, difference):
-    reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    other_run = tmp_path / "seed_1"
-    (reported_run / "config.yaml").write_text(f"seed_everything: 0\n{config}")
-    (other_run / "config.yaml").write_text(f"seed_everything: 1\n{other_config}")
+    make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    (tmp_path / "seed_0" / "config.yaml").write_text(f"seed_everything: 0\n{config}")
+    (tmp_path / "seed_1" / "config.yaml").write_text(f"seed_everything: 1\n{other_config}")
 
     with refused(f"with another seed.*{difference}"):
-        basis_of(open_run(reported_run), "sv")
+        open_run(tmp_path)
 
 
-def test_listed_run_of_more_rounds_is_refused(tmp_path):
-    reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
-    change_record(tmp_path / "seed_1", rounds=4)
-    with refused("it has 4 rounds, and not 5"):
-        basis_of(open_run(reported_run), "sv")
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"rounds": 4}, "it has 4 rounds, and not 5"),
+        ({"hashes": {"server": "other"}}, "does not have the data of"),
+    ],
+)
+def test_listed_runs_of_other_rounds_or_data_are_refused(tmp_path, changes, difference):
+    make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
+    change_record(tmp_path / "seed_1", **changes)
+    with refused(difference):
+        open_run(tmp_path)
 
 
 @pytest.mark.parametrize(

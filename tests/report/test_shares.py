@@ -1,35 +1,27 @@
 """Shares of a budget: by which values, to the last cent, with their intervals, on every page the same."""
 
-import json
 import math
 import re
-import shutil
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
-import pandas
 import pytest
 import torch
 
-from flsv import FederatedLoop, allocate
+from flsv import allocate
 from flsv.cli import main
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
 from flsv.results import open_run
 from flsv.results.basis import basis_of
 from flsv.results.text import MESSAGES, NO_NUMBER
 from helpers import refused
-from helpers.data import toy_data
-from helpers.fits import fit
 from helpers.pages import text_of_page, words_in
-from helpers.retrained import add_retrained_runs
+from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import (
-    change_record,
+    add_intervals,
     make_fault_event,
     make_game,
-    make_repeated_runs,
     make_run,
     read_rows,
 )
@@ -37,49 +29,16 @@ from helpers.runs import (
 NAN = float("nan")
 
 
-@pytest.fixture(scope="module")
-def fitted_run(tmp_path_factory):
-    """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
-    folder = tmp_path_factory.mktemp("fitted")
-    games = {"sv": CumulativeShapley, "decayed": DecayedShapley}
-    metrics = {name: kind(performance="negative_loss") for name, kind in games.items()}
-    metrics["cssv"] = ClassSpecificShapley()
-    fit(
-        FederatedLoop(metrics=metrics, seed=3),
-        folder,
-        data=toy_data(),
-        rounds=2,
-    )
-
-    return folder
-
-
-def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts) -> Path:
-    """A run's folder with some of its metrics only, and more in its record."""
-    shutil.copytree(fitted, folder)
-    all_metrics = json.loads((folder / "run.json").read_text())["metrics"]
-    change_record(folder, metrics={name: all_metrics[name] for name in metrics}, **facts)
-
-    removed_metrics = [name for name in all_metrics if name not in metrics]
-    path = folder / "contributions.csv"
-    remaining_lines = []
-    for line in path.read_text().splitlines(keepends=True):
-        column = line.split(",")[1]
-        metric, _, _ = column.partition("/")
-        if metric not in removed_metrics:
-            remaining_lines.append(line)
-    path.write_text("".join(remaining_lines))
-    return folder
+SHARED = [0.3, 0.25, -0.1]  # values of Boston, Lyon and Graz
 
 
 def read_share_rows(folder: Path) -> list[dict[str, str]]:
     return read_rows(folder / "shares.csv")
 
 
-@pytest.mark.fast_rows
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
-def test_amounts_sum_to_the_budget(fitted_run, rule):
-    run = open_run(fitted_run)
+def test_amounts_sum_to_the_budget(tmp_path, rule):
+    run = open_run(make_game(tmp_path, {"sv": SHARED}))
 
     table = shares_of(run, Budget(1000.01, "sv", rule)).table
 
@@ -90,69 +49,56 @@ def test_amounts_sum_to_the_budget(fitted_run, rule):
     assert amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
 
 
-def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
-    folder = copy_part_of_run(fitted_run, tmp_path / "run", "sv", "cssv")
+def test_pages_and_file_have_the_same_amounts(tmp_path, capsys):
+    folder = make_game(tmp_path / "run", {"sv": SHARED})
     options = "--budget 1000.01 --rule shift --currency EUR"
     command = ["report", str(folder), *options.split()]
 
-    assert main(command) == 0  # the only metric to pay by is taken
+    assert main(command) == 0
 
     printed = words_in(capsys.readouterr().out)
     assert "with one reservation: No model was trained" in printed
-    assert read_share_rows(folder)[0]["verdict"] in printed
-
     outcome = read_share_rows(folder)
+    assert outcome[0]["verdict"] in printed
+
     expected = shares_of(
         open_run(folder),
         Budget(1000.01, "sv", "shift", "EUR"),
     )
 
     assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
-    assert {row["of"] for row in outcome} == {"seed 3, 2 of 2 rounds"}
+    assert {row["of"] for row in outcome} == {"seed 77123, 3 of 5 rounds"}
 
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of_page(folder / "report.html")
 
-    for part in ("Shares of 1,000.01 EUR", "sv; seed 3, 2 of 2 rounds", *shown):
+    for part in ("Shares of 1,000.01 EUR", "sv; seed 77123, 3 of 5 rounds", *shown):
         assert part in text
-    assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
 
-    client_text = text_of_page(folder / "clients" / "1" / "report.html")
+    client_text = text_of_page(folder / "clients" / "Lyon" / "report.html")
     assert [amount in client_text for amount in shown] == [False, True, False]
     assert "Your share of 1,000.01 EUR" in client_text
     assert not list((folder / "clients").rglob("shares.csv"))
 
 
 @pytest.mark.parametrize(
-    ("metrics", "values_name", "message"),
+    ("facts", "values_name", "message"),
     [
-        (
-            ["cssv"],
-            None,
-            "documentation advises against as a basis for payment. flsv retrain RUN adds",
-        ),
-        (
-            ["sv", "decayed", "cssv"],
-            None,
-            "has values by sv, decayed and cssv. Say which of them to share the budget out by: sv or decayed",
-        ),
-        (["sv"], "cssv", r"Budget\(by='cssv'\): .* has values by sv"),
-        (["sv"], "retrained", "flsv retrain RUN adds retrained"),
-        ([], None, "no contribution was measured"),
+        ({}, "cssv", r"Budget\(by='cssv'\): .* has values by sv"),
+        ({}, "retrained", "flsv retrain RUN adds retrained"),
+        ({"metrics": {}}, None, "no contribution was measured"),
     ],
 )
-def test_budget_without_a_clear_basis_is_refused(
-    fitted_run, tmp_path, metrics, values_name, message
-):
-    folder = copy_part_of_run(fitted_run, tmp_path / "run", *metrics)
+def test_budget_without_a_basis_is_refused(tmp_path, facts, values_name, message):
+    folder = make_game(tmp_path, {"sv": SHARED}, **facts)
     with refused(message):
         write_report(folder, budget=Budget(100.0, values_name))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
 
-def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp_path):
-    folder = copy_part_of_run(fitted_run, tmp_path / "run", "cssv")
+def test_shares_use_retrained_values_first_and_name_their_rounds(tmp_path):
+    folder = make_game(tmp_path, {"sv": SHARED})
     add_retrained_runs(
         folder,
         [0.3, 0.1, math.nan],
@@ -164,12 +110,12 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     )
 
     assert (
-        "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds."
+        "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 5 rounds."
         in text
     )
 
     cell = re.search(
-        r"\| client 0 \| 0.300 \[0.286 to 0.314\] \| \| 75.0 % "
+        r"\| Boston \| 0.300 \[0.286 to 0.314\] \| \| 75.0 % "
         r"\[([\d.]+) to ([\d.]+)\] \| 75 JPY \[72 to 78\] \|",
         text,
     )
@@ -178,7 +124,7 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     # Two million draws of NumPy, with the scale of Student's t with 3 degrees of freedom.
     assert float(cell[1]) == pytest.approx(72.4, abs=0.1)
     assert float(cell[2]) == pytest.approx(77.7, abs=0.1)
-    assert f"| client 2 | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
+    assert f"| Graz | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
     assert MESSAGES["dash"] in text
     rows = read_share_rows(folder)
     assert [row["amount"] for row in rows] == ["75", "25", ""]
@@ -187,35 +133,13 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
 
     client_text = text_of_page(write_report(folder, 2, budget=Budget(100.0)))
     assert MESSAGES["dash"] in client_text
-    assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
+    assert basis_of(open_run(folder), "sv").key == "sv"  # unless another is asked for
 
 
-def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
-    values_of_seeds = [[0.4, 0.1, 0.0], [0.6, 0.1, -0.4]]
-    run = open_run(make_repeated_runs(tmp_path, *values_of_seeds))
-
-    basis = shares_of(run, Budget(100.0)).basis
-
-    means = np.mean(values_of_seeds, axis=0).tolist()
-    assert basis.title == "sv, mean of 2 runs"
-    assert basis.origin == "seeds 0 and 1, 3 of 5 rounds"
-    assert basis.values == pytest.approx(means)
-    first_client = basis.estimates.loc[0]
-    assert first_client["low"] < means[0] < first_client["high"]
-
-
-def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):
-    run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
-    change_record(tmp_path / "seed_1", hashes={"server": "other"})
-
-    with refused("does not have the data of"):
-        shares_of(run, Budget(100.0))
-
-
-def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
-    plain = copy_part_of_run(fitted_run, tmp_path / "plain", "sv")
+def test_outliers_are_reported_without_changing_amounts(tmp_path):
+    plain = make_game(tmp_path / "plain", {"sv": SHARED})
     events = [make_fault_event(2, 1, 2)]
-    suspicious = copy_part_of_run(fitted_run, tmp_path / "found", "sv", events=events)
+    suspicious = make_game(tmp_path / "found", {"sv": SHARED}, events=events)
 
     for folder in (plain, suspicious):
         write_report(folder, budget=Budget(100.0))
@@ -233,19 +157,8 @@ def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
 
 
 def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
-    folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
-    path = folder / "contributions.csv"
-    frame = pandas.read_csv(path)
-    measured = frame["metric"] == "sv"
-    frame.loc[measured, "low"] = frame["value"] - 1
-    frame.loc[measured, "high"] = frame["value"] + 1
-    frame.to_csv(path, index=False)
+    folder = add_intervals(make_trained(make_game(tmp_path, {"sv": [3.0, 1.0]})), "sv", 1)
 
-    description = open_run(folder).record["metrics"]["sv"]
-    change_record(
-        folder,
-        metrics={"sv": {**description, "class": "ShadowShapley"}},
-    )
     outcome = shares_of(open_run(folder), Budget(100.0))
     low = outcome.table["share_low"]
     high = outcome.table["share_high"]
@@ -265,46 +178,23 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
     assert alone.table[["share_low", "share_high"]].isna().all(axis=None)
 
 
-def make_stopped_run(folder: Path) -> Path:
-    make_game(folder, {"sv": [0.3, 0.2]})
-    record = json.loads((folder / "run.json").read_text())
-    del record["ended"]
-    (folder / "run.json").write_text(json.dumps(record))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("make", "reason", "values_name"),
-    [
-        (make_run, "unsuitable", "cssv"),
-        (make_stopped_run, "unfinished", None),
-    ],
-)
-def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_name, capsys):
-    folder = make(tmp_path)
+def test_what_the_verdict_forbids_stands_nowhere(tmp_path, capsys):
+    folder = make_run(tmp_path)  # its only metric is unsuitable
     (folder / "shares.csv").write_text("client,amount\n1,100.00\n")  # of an earlier report
-    options = ["--by", values_name] if values_name else []
 
-    assert main(["report", str(folder), "--budget", "100", *options]) == 0
+    assert main(["report", str(folder), "--budget", "100"]) == 0
 
-    detail = values_name or "3 of 5 rounds"
-    sentence = MESSAGES["against"][reason].format(detail)
+    sentence = MESSAGES["against"]["unsuitable"].format("cssv")
     verdict = f"Do not pay by these values: {sentence}"
-
     assert verdict in words_in(capsys.readouterr().out)
-    (written,) = {row["verdict"] for row in read_share_rows(folder)}
-    assert written.startswith(verdict)
+    assert {row["verdict"] for row in read_share_rows(folder)} == {verdict}
     assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
-
-    shares = shares_of(open_run(folder), Budget(100.0, values_name))
-    assert shares.verdict.forbids_payment
-    assert shares.table["amount"].isna().all()
+    assert shares_of(open_run(folder), Budget(100.0)).table["amount"].isna().all()
 
     for client in (None, 1):
-        page = text_of_page(write_report(folder, client, budget=Budget(100.0, values_name)))
+        page = text_of_page(write_report(folder, client, budget=Budget(100.0)))
         front = page.partition("\nAppendix\n")[0]
         assert sentence in front
-        assert "Do not pay by these values:" in front
         assert "amount" not in front
         assert "Shares of" not in front
 

@@ -21,7 +21,7 @@ from flsv.results.verdict import Verdict
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page, words_in
-from helpers.retrained import CLASS, add_retrained_runs
+from helpers.retrained import CLASS, add_retrained_runs, make_trained
 from helpers.runs import (
     change_record,
     make_game,
@@ -41,21 +41,7 @@ def assert_says(verdict: Verdict, text: str):
         assert verdict.title in text
 
 
-# ---- one verdict on twelve kinds of runs
-
-
-def make_one_seed(folder: Path) -> Path:
-    """A run whose single seed has trained each client alone."""
-    run = make_game(folder, {"value": [0.3, 0.2, 0.1]})
-    record = json.loads((run / "run.json").read_text())
-    performance = record["paid_in"]["value"]
-    performance["source"] = "outputs"
-    performance["alone_only"] = True
-    return change_record(
-        run,
-        metrics={"value": CLASS},
-        paid_in={"value": performance},
-    )
+# ---- the reasons for each kind of run
 
 
 def stop(run: Path) -> Path:
@@ -63,6 +49,99 @@ def stop(run: Path) -> Path:
     del record["ended"]
     (run / "run.json").write_text(json.dumps(record))
     return run
+
+
+def make_valued(folder: Path, *values: float, **facts: Any) -> Path:
+    return make_game(folder, {"sv": [*(values or (0.4, 0.1, 0.05, 0.02))]}, **facts)
+
+
+def make_retrained(folder: Path, **facts: Any) -> Path:
+    values = [0.1, 0.3, 0.05, 0.15]
+    return add_retrained_runs(make_valued(folder), values, **{"majority": 0.2, **facts})
+
+
+def trained(folder: Path, *values: float, **facts: Any) -> Path:
+    return make_trained(make_valued(folder, *values), **facts)
+
+
+NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
+REASONS: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
+    "metric": (make_valued, {"metric"}),
+    "unfinished": (lambda folder: stop(make_valued(folder)), {"unfinished", "metric"}),
+    "rounds": (lambda folder: make_valued(folder, of_rounds="NVFlare"), {"rounds"}),
+    "cssv": (make_run, {"unsuitable"}),
+    "no gain": (
+        lambda folder: make_valued(folder, 0.04, -0.1, 0.05, -0.02),
+        {"no_gain", "metric"},
+    ),
+    "no values": (lambda folder: trained(folder, *NO_VALUES, end=0.58), {"no_values"}),
+    "alone": (lambda folder: trained(folder, alone_only=True), {"one_seed", "alone"}),
+    "halved": (lambda folder: trained(folder, halved=True), {"one_seed", "halves"}),
+    "ranking": (
+        lambda folder: trained(folder, alone_only=True, source="scores"),
+        {"ranking", "one_seed"},
+    ),
+    "pairs": (trained, {"one_seed"}),
+    "scores": (lambda folder: trained(folder, source="scores"), {"one_seed", "scores"}),
+    "clients": (
+        lambda folder: trained(folder, evaluators="clients"),
+        {"evaluated_by_clients", "one_seed"},
+    ),
+    # The most frequent class is 0.2 of the samples, and 1.6 times 0.04 are not clearly more.
+    "guess": (lambda folder: trained(folder, end=0.25), {"majority", "one_seed"}),
+    "better": (lambda folder: trained(folder, end=0.28), {"one_seed"}),
+    "small": (
+        lambda folder: trained(folder, 0.08, 0.04, 0.01, 0.01),
+        {"one_seed", "small_gain"},
+    ),
+    "retrained": (make_retrained, set()),
+    "retrained once": (lambda folder: make_retrained(folder, seeds=[5]), {"one_seed"}),
+    "retrained at clients": (
+        lambda folder: make_retrained(folder, measure="clients' accuracy"),
+        {"evaluated_by_clients"},
+    ),
+    "one class": (lambda folder: make_retrained(folder, majority=0.82, end=0.9), {"one_class"}),
+    "retrained alone": (lambda folder: make_retrained(folder, alone_only=True), {"alone"}),
+    "retrained halves": (lambda folder: make_retrained(folder, halved=True), {"halves"}),
+    "retrained others": (lambda folder: make_retrained(folder, ranks_only=True), {"ranking"}),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
+    make, expected_reasons = REASONS[kind]
+    basis = preferred_basis(open_run(make(tmp_path)))
+    assert basis is not None
+    assert set(basis.verdict().reasons) == expected_reasons
+
+
+@pytest.mark.parametrize(
+    ("game", "ends", "reason"),
+    [
+        ({}, True, MESSAGES["why_no_values"]["trainings"]),
+        ({"source": "none"}, True, MESSAGES["why_no_values"]["rounds"]),
+        ({}, False, MESSAGES["why_no_values"]["unfinished"]),
+        ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
+    ],
+)
+def test_verdict_says_why_there_are_no_values(tmp_path, game, ends, reason):
+    folder = trained(tmp_path, *NO_VALUES, end=0.58, **game)
+    if not ends:
+        stop(folder)
+
+    basis = preferred_basis(open_run(folder))
+
+    assert basis is not None
+    assert basis.verdict().reasons["no_values"] == f"There are no values. {reason}"
+
+
+# ---- one verdict on twelve kinds of runs
+
+
+def make_one_seed(folder: Path) -> Path:
+    """A run whose single seed has trained each client alone."""
+    run = make_game(folder, {"value": [0.3, 0.2, 0.1]})
+    return make_trained(run, alone_only=True, start=0.25, end=0.85, majority=None, cases=None)
 
 
 def kill(run: Path) -> Path:
@@ -99,7 +178,6 @@ def warn_of_a_unit(run: Path) -> Path:
         what="data_warning",
         column="creatinine",
         text="another unit?",
-        strength=99.0,
     )
 
 

@@ -35,8 +35,8 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.results.curves import Curves
-from flsv.results.round_result import Row, RunResult
-from flsv.results.rows import draw_metric
+from flsv.results.round_result import RunResult
+from flsv.results.rows import client_rows, draw_metric
 from flsv.results.run_table import frame
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
@@ -54,14 +54,6 @@ class Named(FederatedDataModule):
     @property
     def client_names(self) -> tuple[str, ...]:
         return NAMES
-
-
-def test_rounds_without_a_run_are_written(tmp_path):
-    """As those of another framework, which have no beginning and no end."""
-    logger = TensorBoardLogger(tmp_path)
-    board = TensorBoard(logger, Curves({"value": MeanMetric()}, NAMES, CLASSES))
-    board.flush()
-    board.close()
 
 
 def make_named_data() -> FederatedDataModule:
@@ -189,18 +181,6 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
-def test_curves_per_class_can_be_left_out(tmp_path):
-    reporting = Reporting(per_class=False, figures=0, table=False)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
-
-    fit(loop, tmp_path, rounds=2, logger=make_logger(tmp_path))
-
-    scalars = read_scalars(tmp_path / "run")
-    for client in range(3):
-        tags = scalars[f"client {client}"].keys()
-        assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
-
-
 def make_tab_context(folder: Path) -> TBContext:
     """Return what TensorBoard's tabs read a folder with."""
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 100})
@@ -267,7 +247,7 @@ def write_end(
 ):
     """Write the end of a run of five rounds, in the folder North-South for clients of these names.
 
-    Clients' values are 0, 1, ... The first has the interval from -1 to the model's ``accuracy``.
+    Clients' values are 0, 1, ...
     """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
@@ -275,23 +255,7 @@ def write_end(
     settings = {"clients": len(names)}
     sink.write_settings(0, settings, partition=plt.figure)
 
-    rows = []
-    intervals = [(-1.0, accuracy), (float("nan"), float("nan"))]
-    for client, name in enumerate(names):
-        low, upper = intervals[client]
-        row = Row(
-            round=4,
-            metric="gain",
-            client=client,
-            column="",
-            value=float(client),
-            client_name=name,
-            class_name="",
-            low=low,
-            high=upper,
-        )
-        rows.append(row)
-
+    rows = client_rows(4, "gain", {i: float(i) for i in range(len(names))}, names)
     game = {"by": "accuracy", "start": None, "end": accuracy}
     result = RunResult(
         round_index=4,
@@ -422,24 +386,17 @@ def picture_rounds(
     return [picture.step for picture in read_events(folder / "run").Images("Contributions/value")]
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
 @pytest.mark.parametrize(
-    ("figures", "max_part", "rounds"),
+    ("metric", "figures", "max_part", "rounds"),
     [
-        (1, 0.0, [0, 1, 2]),
-        (None, 0.0, [2]),
-        (None, 1.0, [0, 1, 2]),
+        (ClassSpecificShapley, None, 0.0, [2]),
+        pytest.param(ClassSpecificShapley, None, 1.0, [0, 1, 2], marks=pytest.mark.slow),
+        pytest.param(ShadowShapley, 1, 0.0, [0, 1, 2], marks=pytest.mark.slow),
     ],
-    ids=["asked for", "no time", "all the time"],
+    ids=["no time", "all the time", "asked for"],
 )
 def test_pictures_are_drawn_when_asked_for_and_before_the_end_in_a_part_of_the_time(
-    tmp_path,
-    monkeypatch,
-    metric,
-    figures,
-    max_part,
-    rounds,
+    tmp_path, monkeypatch, metric, figures, max_part, rounds
 ):
     monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
 

@@ -1,12 +1,8 @@
 """What a terminal shows: round and client on the trainer's bar, whichever it is; and the last table after the bar, as
 wide as the terminal, never with a number cut."""
 
-import io
-import math
 import re
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +11,15 @@ from pandas import Series
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
-from flsv.results.reading import Run
-from flsv.results.run_table import frame
+from flsv.results.reading import open_run
 from flsv.results.terminal import print_contributions, print_table, shown_clients
 from flsv.results.text import MESSAGES
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 from helpers.pages import words_in
+from helpers.retrained import make_trained
+from helpers.runs import add_intervals, make_game
 
 
 class Shows(Plain):
@@ -95,22 +92,15 @@ class LogsByGroup(Plain):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("metrics", "head", "classes"),
+    ("metrics", "head"),
     [
-        (
-            {"sv": CumulativeShapley(), "value": ShadowShapley()},
-            "client samples value share",
-            False,
-        ),  # the nearest
-        (
-            {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()},
-            "client samples sv share",
-            False,
-        ),
-        ({"cssv": ClassSpecificShapley()}, "client samples cssv", True),
+        # The nearest to retraining.
+        ({"sv": CumulativeShapley(), "value": ShadowShapley()}, "client samples value share"),
+        ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share"),
+        ({"cssv": ClassSpecificShapley()}, "client samples cssv"),
     ],
 )
-def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path, capsys):
+def test_final_table_has_the_documented_columns(metrics, head, tmp_path, capsys):
     module = LogsByGroup(network(batch_norm=False))
     fit(
         FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1
@@ -119,7 +109,7 @@ def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path
     table = text[text.index("Contributions") :]
 
     assert table.splitlines()[1].split() == head.split()
-    assert ("cssv by class" in table) == classes
+    assert ("cssv by class" in table) == (list(metrics) == ["cssv"])
     assert (
         "Model:   val/f1 0.5" in table.splitlines()
     )  # and no contribution, of whenever it is, nor a learning rate
@@ -142,64 +132,27 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     assert len(printed_cells) == 20
 
 
-def test_table_of_few_clients_shows_all():
-    values = Series(range(20), dtype=float)
-
-    assert shown_clients(values, 20) == list(range(20))
-
-
-def test_table_without_values_shows_the_first_and_last_ten_clients():
+def test_tables_of_few_clients_and_of_many_without_values():
+    assert shown_clients(Series(range(20), dtype=float), 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
-
-
-NAMES_OF_FIVE = [str(client) for client in range(5)]
-
-
-def print_of_run(
-    values: list[float],
-    half_width: float = math.nan,
-    metric_class: str = "ShadowShapley",
-    **entries: Any,
-) -> str:
-    """What a terminal of 100 columns shows of a run of 20 rounds, whose record has further entries."""
-    rows = []
-    for client, value in enumerate(values):
-        name = NAMES_OF_FIVE[client]
-        interval = (value - half_width, value + half_width)
-        rows.append([19, "value", client, "", value, name, "", *interval])
-    record = {
-        "metrics": {
-            "value": {
-                "class": metric_class,
-                "to_pay_by": True,
-                "columns": None,
-                "higher_is_better": True,
-            }
-        },
-        "clients": NAMES_OF_FIVE,
-        "samples": [20] * 5,
-        "settings": {},
-        "events": [],
-        "rounds": 20,
-        "ended": "2026-01-02T04:04:05+00:00",
-    }
-    run = Run(Path("runs"), {**record, **entries}, frame(rows))
-
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(io.StringIO()) as out,
-    ):
-        patch.setenv("COLUMNS", "100")
-        print_contributions(run, [])
-    return out.getvalue()
 
 
 VALUES = [0.193, 0.204, 0.126, 0.112, 0.191]
 
 
-def test_table_has_values_and_shares_and_says_for_what_intervals_are():
-    without_intervals = print_of_run(VALUES)
-    with_intervals = print_of_run(VALUES, half_width=0.04)
+def print_of_run(folder: Path, capsys) -> str:
+    """What a terminal of 100 columns shows of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "100")
+        print_contributions(open_run(folder), [])
+    return capsys.readouterr().out
+
+
+def test_table_has_values_and_shares_and_says_for_what_intervals_are(tmp_path, capsys):
+    folder = make_trained(make_game(tmp_path, {"value": VALUES}))
+
+    without_intervals = print_of_run(folder, capsys)
+    with_intervals = print_of_run(add_intervals(folder, "value", 0.04), capsys)
 
     assert without_intervals.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert MESSAGES["intervals"]["none"] in words_in(without_intervals)
@@ -207,10 +160,10 @@ def test_table_has_values_and_shares_and_says_for_what_intervals_are():
     assert max(map(len, with_intervals.splitlines())) <= 100
 
 
-def test_values_that_are_mostly_chance_are_printed_without_shares():
-    tenth = [value / 10 for value in VALUES]
+def test_values_that_are_mostly_chance_are_printed_without_shares(tmp_path, capsys):
+    folder = make_trained(make_game(tmp_path, {"value": VALUES}))
 
-    printed = print_of_run(tenth, half_width=1)
+    printed = print_of_run(add_intervals(folder, "value", 1), capsys)
 
     assert printed.splitlines()[1].split() == ["client", "samples", "value"]
     assert "Do not pay by these values: All data together did not" in words_in(printed)

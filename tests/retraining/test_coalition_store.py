@@ -67,7 +67,7 @@ def train_missing(
     missing = store.missing(0, ALL_COALITIONS)
     training = CoalitionTraining(
         trainer,
-        TrainingJob(members=(), seed=0),
+        TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
         num_samples=[1, 1, 1],
     )
     training.train(ALL_COALITIONS, store, say)
@@ -280,19 +280,43 @@ def test_kill_before_the_settings_are_written_leaves_a_folder_to_go_on_in(tmp_pa
     assert missing_of(make_store_of_two_rounds(tmp_path), (1,)) == []
 
 
-def test_coalitions_are_stored_when_a_disk_that_was_full_has_space_again(tmp_path, monkeypatch):
-    def fail_to_write(folder, settings):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def fail_to_write(*args, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+SCORES_OF_CLIENT_0 = "the scores of client 0 with seed 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "missing"),
+    [
+        ("write_settings", SCORES_OF_CLIENT_0, [(0,)]),
+        ("write_coalition", SCORES_OF_CLIENT_0, [(0,)]),
+        ("write_untrained", "the scores of untrained models", []),
+        ("write_labels", "the labels of the validation samples", []),
+    ],
+)
+def test_what_cannot_be_written_to_a_full_disk_is_held_and_named(
+    tmp_path, monkeypatch, name, title, missing
+):
     store = make_store_of_two_rounds(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(coalition_store, "write_settings", fail_to_write)
+        patch.setattr(coalition_store, name, fail_to_write)
         add_models(store, (0,), SCORES)
-    add_models(store, (1,), SCORES)
+        store.add_untrained({})
+        store.add_labels(torch.zeros(1))
+    add_models(store, (1,), SCORES)  # the disk has space again
 
-    with warns("could not be stored: the scores of client 0 with seed 7 .*No space left"):
+    with warns(f"could not be stored: .*{title}.*No space left"):
         store.write_table(NAMES)
-    assert missing_of(make_store_of_two_rounds(tmp_path), (0,), (1,)) == [(0,)]
+    assert missing_of(store, (0,), (1,)) == []
+    assert missing_of(make_store_of_two_rounds(tmp_path), (0,), (1,)) == missing
+
+
+def test_table_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
+    with warns("table of the coalitions' scores could not be written.*No space left"):
+        make_store(tmp_path).write_table(NAMES)
 
 
 def test_copy_that_was_killed_has_settings_and_no_part_of_a_file(tmp_path, monkeypatch):

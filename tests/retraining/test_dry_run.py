@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from flsv.metrics import ShadowShapley
 from helpers import refused, warns
 from helpers.fits import fit, state_vector
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
-from helpers.models import loop_of
 
 
 def saves_best():
@@ -179,31 +177,6 @@ def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
         fit_valued(tmp_path / "valued", valued_module)
 
     assert torch.equal(state_vector(valued_module), weights)
-
-
-# ---- waiting
-
-
-class WaitsAlone(Base):
-    """Waits for ever in the second round of a coalition of one client."""
-
-    def on_train_epoch_start(self):
-        if self.current_epoch == 0:
-            return
-        cohort = loop_of(self).state.cohort
-        if len(cohort) == 1:
-            threading.Event().wait()
-
-
-@pytest.mark.slow
-def test_coalition_that_waits_for_ever_is_given_up_by_name(
-    tmp_path,
-    monkeypatch,
-):
-    monkeypatch.setattr("flsv.retraining.coalition_plan.MAX_EXTRA_WAIT", 1.0)
-
-    with warns("client 0, client 1, client 2: TimeoutError"):
-        fit_valued(tmp_path, WaitsAlone())
 
 
 # ---- callbacks that read a validation's values

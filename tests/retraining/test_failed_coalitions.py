@@ -3,11 +3,9 @@
 import errno
 
 import pytest
-import torch
 
 from flsv.metrics import CumulativeShapley
 from flsv.report import write_report
-from flsv.retraining import coalition_store
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.scoring import ModelScoring
 from flsv.values.coalition_files import read_coalitions
@@ -15,7 +13,6 @@ from helpers import warns
 from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.pages import text_of_page
-from helpers.retrained import stored_coalitions
 
 
 class FailingAlone(Base):
@@ -47,63 +44,6 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert resumed.contributions["shadow"].isnan().all()
     record = resumed.metrics["shadow"].payment_record()
     assert "no batch norm" in record["why_no_values"]
-
-
-def fail_to_write(*args, **options):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("members", "coalition"),
-    [
-        ((1,), "client 1"),
-        ((0, 1, 2), "clients 0, 1 and 2"),  # the run itself
-    ],
-)
-def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
-    tmp_path, monkeypatch, members, coalition
-):
-    expected = fit_valued(tmp_path / "expected", Base())
-    write_coalition = coalition_store.write_coalition
-
-    def write_on_full_disk(folder, training, models):
-        if training.members == members:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_coalition(folder, training, models)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(coalition_store, "write_coalition", write_on_full_disk)
-        with warns(f"could not be stored: the scores of {coalition} with seed .*No space left"):
-            loop = fit_valued(tmp_path / "full", Base())
-
-    values = expected.contributions["shadow"]
-    assert values.isfinite().all()
-    assert torch.equal(loop.contributions["shadow"], values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["write_settings", "write_untrained", "write_labels"])
-def test_other_files_of_coalitions_that_cannot_be_written_end_no_run(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(coalition_store, name, fail_to_write)
-
-    with warns("could not be stored: .*No space left"):
-        loop = fit_valued(tmp_path, Base())
-
-    assert loop.contributions["shadow"].isfinite().all()
-    has_settings = name != "write_settings"
-    # Without settings nobody could tell which training the scores are of.
-    assert bool(stored_coalitions(tmp_path)) is has_settings
-
-
-@pytest.mark.slow
-def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
-    with warns("table of the coalitions' scores could not be written.*No space left"):
-        loop = fit_valued(tmp_path, Base())
-
-    assert loop.contributions["shadow"].isfinite().all()
-    assert stored_coalitions(tmp_path) == {(0,), (1,), (2,)}
 
 
 def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):

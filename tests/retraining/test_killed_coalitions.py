@@ -11,7 +11,7 @@ import pytest
 from flsv import ClassifierClient
 from flsv.cli import main
 from helpers.forked import Forked
-from helpers.runs import read_rows, write_config
+from helpers.runs import read_rows, write_config_of_two_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -65,12 +65,8 @@ COALITION = "coalitions/*/*.pt"
 #: The function that arranges a kill, and its arguments. Each of six coalitions has a file.
 MOMENTS = {
     "first step": (kill_in_step, 1),
-    "step in the middle": (kill_in_step, 60),
     "first coalition, nothing written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 1, 0),
     "first coalition, half written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 1),
-    "second coalition, all written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 2, 1),
-    "third coalition, moved": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 3, None),
-    "last coalition, half written": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 6),
     "last coalition, moved": (kill_in_writing, COALITION, NUM_FILES_OF_RUN + 6, None),
     "table, half written": (kill_in_writing, "coalitions.csv"),
     "values of samples, half written": (kill_in_writing, "case_values.pt"),
@@ -118,16 +114,7 @@ def results_in(folder):
 def prepared_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
     shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
-    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False}
-    write_config(
-        folder / CONFIG,
-        trainer={**trainer, "enable_model_summary": False},
-        federation={
-            "metrics": {"shadow": shadow},
-            "reporting": {"table": False, "figures": 0},
-        },
-        seed_everything=3,
-    )
+    write_config_of_two_rounds(folder / CONFIG, {"shadow": shadow})
     return folder
 
 

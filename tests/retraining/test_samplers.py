@@ -166,9 +166,6 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(tmp_path, samp
 
     with refused(match):
         fit(loop, tmp_path, module, make_three_clients(), 1)
-    trainer = trainer_for(loop, tmp_path, 1)
-    with refused(match):
-        flsv.retrain(trainer, module, make_three_clients())
 
 
 def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(

@@ -3,7 +3,7 @@
 import pytest
 
 from flsv.aggregation import FedAvg
-from flsv.testing import check_metric, parametrize_with_checks
+from flsv.testing import check_part, parametrize_with_checks
 from flsv.testing.checks import PartCheck, equal
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
@@ -45,7 +45,7 @@ def test_every_check_has_a_part_with_its_fault():
 
 def test_a_claim_that_does_not_exist_is_refused():
     with refused(r"FaultyNorm: claims = \['truth'\], expected"):
-        check_metric(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
+        check_part(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
 @parametrize_with_checks([faulty_parts.Norm()])
@@ -58,22 +58,22 @@ def test_checks_pass_for_an_aggregator_that_trusts_nobody():
 
 
 def test_expected_failure_of_a_part_with_its_fault_is_allowed():
-    check_metric(faulty_parts.COUNTS, expected_failures={"resumes": "meant"})
+    check_part(faulty_parts.COUNTS, expected_failures={"resumes": "meant"})
 
 
 def test_expected_failure_that_passes_or_does_not_exist_is_refused():
     faultless = faulty_parts.Norm()
 
     with pytest.raises(AssertionError, match="passes inputs_stay: take it out"):
-        check_metric(faultless, expected_failures={"inputs_stay": "meant"})
+        check_part(faultless, expected_failures={"inputs_stay": "meant"})
 
     with refused(r"expected_failures=\['guide'\]: Norm has the checks"):
-        check_metric(faultless, expected_failures={"guide": "meant"})
+        check_part(faultless, expected_failures={"guide": "meant"})
 
 
 def test_object_that_is_no_part_has_no_checks():
-    with refused(r"of Metric, Aggregator, ClientAlgorithm, ClientSampler\."):
-        parametrize_with_checks([3])
+    with refused(r"3 has no checks: expected an object of Metric, "):
+        check_part(3)
 
 
 def test_a_refusal_that_nobody_has_declared_is_a_failure():

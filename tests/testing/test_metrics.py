@@ -50,7 +50,7 @@ def test_merged_metrics_are_as_one_but_those_that_depend_on_the_order_of_rounds(
         metric = case.updated(ROUND_INDICES[HALF:-1])
         metric.merge_state(case.updated_by_half())
         case.updated(ROUND_INDICES[-1:], metric)  # intervals are of the last update
-        fits.expect_same(results_of(metric), case.all_results, rtol=1e-4)
+        fits.expect_same(results_of(metric), case.results(), rtol=1e-4)
 
     assert refusing == {"CosineGradientShapley", "OneRoundShapley"}
 

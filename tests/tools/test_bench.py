@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from pathlib import Path
 
 import pandas
 import pytest
@@ -10,7 +9,6 @@ import yaml
 from bench import main
 
 from benchmark.federation import FOLDER
-from flsv.utilities.atomic_files import FolderLock
 from helpers.runs import read_rows
 
 
@@ -126,30 +124,3 @@ def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys
     captured = capsys.readouterr()
     assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
     assert "there is no federation to run" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--seeds 0", "0: expected a whole number of at least 1"),
-        ("--metric cssvv", "Did you mean cssv or ssv?"),
-        ("--federations my_federatoin.yaml", "Did you mean my_federation.yaml"),
-    ],
-)
-def test_bench_error_names_the_wrong_option_or_value(line, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("my_federation.yaml").write_text("{}")
-    try:
-        status = main(line.split())
-    except SystemExit as stopped:
-        status = stopped.code
-
-    assert status == 2
-    assert message in capsys.readouterr().err
-
-
-def test_bench_in_a_folder_that_another_run_has_locked_is_refused(tmp_path, capsys):
-    command = ["--metric", "size", "--federations", "digits_sizes", "--out", str(tmp_path)]
-    with FolderLock(tmp_path):
-        assert main(command) == 2
-    assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err

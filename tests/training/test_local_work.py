@@ -13,7 +13,7 @@ from flsv.training.algorithms import FedRep
 from flsv.utilities.seeding import generator_for
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import assert_resumes, fit, fit_by_both_engines
+from helpers.fits import fit
 from helpers.loops_by_hand import SEED, KeepsRounds, make_network_without_norm
 from helpers.models import Plain, Plainest
 
@@ -120,18 +120,6 @@ class DecaysToZero(Plainest):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_run_of_unequal_work_resumes_bitwise(tmp_path, work):
-    make_loop = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
-    make_data = partial(toy_data, SIZES)
-    make_module = partial(Plainest, MOMENTUM)
-
-    loop = assert_resumes(make_loop, tmp_path, make_module, make_data, accumulate_grad_batches=2)
-
-    assert (loop.participations == loop.round_index).all()  # all clients in all rounds
-
-
 def last_rates(loop):
     """Each client's learning rate after its last step."""
     rates = []
@@ -150,12 +138,6 @@ def test_schedules_follow_each_clients_own_steps(tmp_path, work):
     fit(loop, tmp_path, DecaysToZero(), toy_data(SIZES), rounds=2)
 
     assert last_rates(loop) == pytest.approx([0, 0, 0], abs=1e-9)
-
-
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])
-def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path, work):
-    fit_by_both_engines(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flsv.federation import FederatedLoop
-from helpers.fits import assert_resumes, fit, state_vector
+from helpers.fits import fit, state_vector
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
 from helpers.models import Plain, network
 
@@ -139,8 +139,3 @@ def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, polic
     expected = fedavg_by_hand(keeps_state=policy == "persist")
     difference = state_vector(module.net) - state_vector(expected)
     assert difference.abs().max() < 1e-6
-
-
-@pytest.mark.slow
-def test_modes_and_averages_that_clients_keep_resume_bitwise(tmp_path):
-    assert_resumes(lambda: make_loop(optimizer_state="persist"), tmp_path, InValidationHooks)

@@ -99,7 +99,6 @@ class OneClient(L.LightningDataModule):
         self.data.setup("fit")
 
     def train_dataloader(self):
-        assert self.trainer is not None
         stream = generator_for(SEED, "shuffle", self.trainer.current_epoch, self.client, 0)
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 

@@ -1,5 +1,5 @@
 """What somebody writes with flsv, under `mypy --strict`: a metric and an aggregator of their own, a run of
-them, and values without a loop. tests/typing/test_typing.py checks it, and that it runs."""
+them, and values without a loop. tests/typing/test_typing.py checks it."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """Values from a run's folder alone, by the query, are those that the metric has shown in the run, digit by digit."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from flsv.values.query import (
     values,
     values_by_round,
 )
-from helpers import refused
+from helpers import make_generator, refused
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import CLASSES
 from helpers.fits import fit
@@ -207,6 +208,30 @@ def test_means_over_seeds_are_those_of_the_seeds_values():
     _mean, low, high = mean_over_seeds(seeds)
     assert table["low"].tolist() == low.tolist()
     assert table["high"].tolist() == high.tolist()
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_rounds_have_the_values_that_they_have_if_all_rounds_are_valued(averages):
+    masks = few_coalitions(NUM_CLIENTS, "all")
+    generator = make_generator()
+    models = {}
+    for members in members_of(masks):
+        rounds = range(12) if members else [NO_ROUND]
+        models[members] = {
+            index: ScoredModel({"accuracy": torch.rand(1, generator=generator).tolist()})
+            for index in rounds
+        }
+    make_game = partial(Game, masks, measure="accuracy", averages=averages)
+
+    all_values = values_by_round(SeedScores(models), make_game(range(12)))
+    some_values = values_by_round(SeedScores(models), make_game([0, 4, 9, 10, 11]))
+
+    # Means are over the rounds just before that have values, of which round 4 has none.
+    compared_rounds = [0, 11] if averages else [*some_values]
+    for index in compared_rounds:
+        assert torch.equal(some_values[index].values, all_values[index].values)
+    assert torch.equal(some_values[11].stderr, all_values[11].stderr)
+    assert torch.equal(some_values[4].values, some_values[4].estimate)
 
 
 def test_untrained_models_narrow_the_interval_only_if_their_scores_are_known():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.sources.base import (
     DATA_SETS,
@@ -140,21 +140,14 @@ def read_path(
     files = reading.files
     is_name = is_whole and known_as(source) is not None
     path = None if is_name else find_place(source, files.root)
-    if path is not None and path.is_dir() and not is_whole:
-        path = _only_table(path) or path
-
     if path is not None and is_table_file(path):
         from flsv.data.tables.source import read_table
 
         return read_table(path, reading, client)
-    if path is not None and path.is_dir() and has_class_folders(path):
-        images = image_folder(path, files.image_size)
-        if is_whole:
-            warn_of_empty_classes(path, images)
-        return images
-
     name = str(source)
     if not is_whole:
+        if path is not None and path.is_dir() and has_class_folders(path):
+            return image_folder(path, files.image_size)
         raise ConfigurationError(
             f"{name!r} was not found, or cannot be read (looked at {looked_at(name, files.root)}). Expected "
             f"{READABLE_KINDS}."
@@ -167,17 +160,6 @@ def read_path(
         if type(part) is TensorDataset:
             part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
     return data
-
-
-def _only_table(folder: Path) -> Path | None:
-    """Return the table's file in a client's folder, or None if there are none or several."""
-    tables = []
-    for path in _visible(folder):
-        if is_table_file(path):
-            tables.append(path)
-    if len(tables) != 1:
-        return None
-    return tables[0]
 
 
 #: Options with which the user sets the folder of the data, for messages.
@@ -219,20 +201,17 @@ def load_image_data(
     hint = import_error_text(name)
     names_here = [path_here.name for path_here in Path().glob("[!.]*")]
     question = nearest(name, [*DATA_SETS, *names_here])
-    if question and not hint:
-        raise ConfigurationError(f"No data set {name!r} was found.{question}")
     raise ConfigurationError(
-        f"No data set {name!r} was found.{hint} Expected {', '.join(DATA_SETS)}, the path of an .npz or CSV file, or "
-        f"of a folder of images or with data by client (looked at {looked_at(name, root)}). Set the folder that "
-        f"contains it by {SETTING_OF_ROOT}."
+        f"No data set {name!r} was found.{hint or question} Expected {', '.join(DATA_SETS)}, the path of an .npz or "
+        f"CSV file, or of a folder of images or with data by client (looked at {looked_at(name, root)}). Set the "
+        f"folder that contains it by {SETTING_OF_ROOT}."
     )
 
 
 def npz(path: Path) -> SourceData:
     """Load an ``.npz`` file with arrays as of MedMNIST: ``train_images``, ``train_labels``, ``test_...``, ``val_...``.
 
-    8-bit pixels are scaled to -1 .. 1, as usual for MedMNIST. Any further array ``train_<name>`` becomes an attribute
-    ``<name>`` of the training data. The ``val_...`` arrays may be missing.
+    8-bit pixels are scaled to -1 .. 1, as usual for MedMNIST. The ``val_...`` arrays may be missing.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -263,15 +242,6 @@ def npz(path: Path) -> SourceData:
             f"{path}: the images are {' and '.join(sorted(kinds))} each. Give all of them the same shape and type."
         )
     sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
-    train = sets["train"]
-    for name, array in arrays.items():
-        attribute = name.removeprefix("train_")
-        if (
-            name.startswith("train_")
-            and array.shape[:1] == (len(train),)
-            and not hasattr(train, attribute)
-        ):
-            setattr(train, attribute, array)
     return SourceData(**sets)
 
 
@@ -280,19 +250,15 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)
     has_whole_numbers = labels.dtype.kind in "biu"
-    if not has_label_per_image or not has_whole_numbers:
-        description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
-        raise ConfigurationError(
-            f"{path}: {split}_labels are {description}, but one whole number for each image is expected."
-        )
     is_gray = images.ndim == 3
     has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
     has_pixels = images.dtype.kind == "f" or images.dtype == np.uint8
     are_images = (is_gray or has_channels) and has_pixels
-    if not are_images:
-        description = f"{path}: {split}_images are {images.dtype} {list(images.shape)}"
+    if not (are_images and has_label_per_image and has_whole_numbers):
         raise ConfigurationError(
-            f"{description}: expected uint8 or floating-point numbers, [N, H, W], [N, H, W, 1 or 3]."
+            f"{path}: {split}_images are {images.dtype} {list(images.shape)}, and {split}_labels are {labels.dtype} "
+            f"{list(labels.shape)}. Expected uint8 or floating-point numbers, [N, H, W] or [N, H, W, 1 or 3], and one "
+            "whole number for each image."
         )
     label_vector = labels.reshape(-1)
     if images.dtype == np.uint8:
@@ -378,8 +344,6 @@ def unreadable_images(*datasets: Any) -> list[str]:
             paths += [path for path, _ in dataset.samples]
         elif isinstance(dataset, ConcatDataset):
             pending += dataset.datasets
-        elif isinstance(dataset, Subset):
-            pending.append(dataset.dataset)
 
     with ThreadPoolExecutor() as threads:  # decoders release Python's lock
         errors = threads.map(_error_of_image, sorted(set(paths)))
@@ -424,8 +388,8 @@ def folder_by_client(path: Path) -> dict[str, Path]:
         raise ConfigurationError(
             f"{path} contains {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. "
             "Expected images as train/<class>/*.png, test/<class>/*.png and optionally val/<class>/*.png; images "
-            "as <class>/*.png; images by client as <client>/<class>/*.png; or tables by client, as <client>.csv or as "
-            "one file in each <client>/. Folders or tables val and test beside the clients' are the server's."
+            "as <class>/*.png; images by client as <client>/<class>/*.png; or tables by client, as <client>.csv. "
+            "Folders or tables val and test beside the clients' are the server's."
         )
     return tables or folders
 

@@ -18,10 +18,8 @@ TABLE_SUFFIXES = (
 )
 
 
-def is_table_file(path: Any) -> bool:
-    """Return whether ``path`` is the ``Path`` of a table's file."""
-    if not isinstance(path, Path):
-        return False
+def is_table_file(path: Path) -> bool:
+    """Return whether ``path`` is a table's file."""
     suffix = path.suffix.lower()
     return suffix in TABLE_SUFFIXES and path.is_file()
 

@@ -37,7 +37,7 @@ TRUTHS = "truth values"
 CATEGORIES = "categories"
 DAYS = "days since "
 DAYS_SINCE_1970 = "days since 1970"
-#: Key for all columns or files that are not named.
+#: Name for all columns that are not named.
 REST = "*"
 #: A text of a YAML file. Without quotation marks, no, 01067 and 1e9 are a truth value and numbers.
 Text = Annotated[str, "Write texts in quotation marks."]
@@ -152,12 +152,11 @@ class Column:
         return f"{self.kind} from {low:g} to {high:g} {self.unit}".strip()
 
     @property
-    def became(self) -> str:
-        """Features that the column becomes, for messages."""
+    def read_as(self) -> str:
+        """Kind of the column, or the number of its categories, for messages."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
-        texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
-        return texts.get(self.kind, self.kind)
+        return self.kind
 
     def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
         """Return the texts that mean a missing value. The usual ones hold for text files: in a DataFrame, NA is a
@@ -236,11 +235,11 @@ _RULES: Rules = (
     ),
     (lambda a: _are_distinct(a.classes), "classes={classes}: a class occurs twice."),
     (
-        lambda a: not {a.target, a.patient}.intersection(a.columns),
-        "the target {target!r} or the patient {patient!r} is among the columns, which become features.",
+        lambda a: a.target not in a.columns,
+        "the target {target!r} is among the columns, which become features.",
     ),
     (
-        lambda a: not (a.columns.keys() & a.excluded.keys()) - {REST},
+        lambda a: a.columns.keys().isdisjoint(a.excluded),
         "a column is both among the columns and among the excluded ones.",
     ),
     (
@@ -261,7 +260,7 @@ class Dictionary:
     Args:
         target: the column to predict.
         task: whether the values of the target are classes, or numbers.
-        columns: each column that becomes features. ``"*"``: columns that are not named.
+        columns: each column that becomes features.
         classes: classes of the target, the positive one of two last.
         positive: the positive one of two classes. None: the larger number or ``True``.
         class_counts: number of rows of each class, if the dictionary was inferred.
@@ -270,7 +269,6 @@ class Dictionary:
         target_scale: number by which the difference is divided.
         excluded: columns that are not used, each with the reason. A reason that begins with a question mark is a
             question, which somebody has to answer. ``"*"``: all columns that are not named.
-        patient: column whose rows stay together when some are held out.
         read: format of text files, by the client's or the file's name. ``"*"``: all others.
 
     Raises:
@@ -287,7 +285,6 @@ class Dictionary:
     target_mean: float = 0.0
     target_scale: Positive = 1.0
     excluded: Mapping[str, str] = field(default_factory=dict)
-    patient: str | None = None
     read: Mapping[str, FileFormat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -327,10 +324,6 @@ class Dictionary:
             f"{listed(missing_parts, 20)} are missing. flsv data --write infers these. Sites write what they know into "
             "their own dictionaries, run flsv data --write again, and merge again"
         )
-
-    def column(self, name: str) -> Column:
-        """Return what the dictionary says of a column, or of columns that are not named."""
-        return self.columns.get(name) or self.columns.get(REST) or Column()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -375,7 +368,7 @@ class Dictionary:
 
         if misfits:
             title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
-            remedy = "Correct the fields, or the dictionary, which all sites share."
+            remedy = "Correct the fields, or the dictionary that all sites share, such as the files' formats (read)."
             raise ConfigurationError(
                 "\n".join([title, *misfits, remedy]),
                 without_data=self.message_without_values(unfit_columns),
@@ -460,12 +453,8 @@ class Dictionary:
                 plain[name] = {key: _changed_options(record) for key, record in records.items()}
         return plain
 
-    def to_text(self, comments: Mapping[str, str] | None = None) -> str:
-        """Return the dictionary in YAML, with one line for each column and all texts in quotation marks.
-
-        ``comments`` are written behind the columns that they are keyed by.
-        """
-        comments = comments or {}
+    def to_text(self) -> str:
+        """Return the dictionary in YAML, with one line for each column and all texts in quotation marks."""
         lines = list(_HEAD)
         plain = self.to_plain()
         columns = plain.pop("columns")
@@ -478,8 +467,7 @@ class Dictionary:
                 continue
             lines.append(f"{title}:")
             for name, value in section.items():
-                comment = f"  # {comments[name]}" if name in comments else ""
-                lines.append(f"  {_quoted(name)}: {_quoted(value)}{comment}")
+                lines.append(f"  {_quoted(name)}: {_quoted(value)}")
         return "\n".join(lines) + "\n"
 
     @classmethod

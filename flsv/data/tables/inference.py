@@ -41,8 +41,6 @@ MIN_ROWS = 5
 MAX_CATEGORIES = 50
 #: Smallest number of values that are compared.
 MIN_COMPARED = 20
-#: Smallest number of values among which any value may be isolated, and not only a code of missing values.
-MIN_VALUES = 50
 #: Largest number of different units behind a column's numbers. Texts with more are categories.
 MAX_UNITS = 3
 #: Smallest number of different values of an identifier: of a column with such a name, and of one with running numbers.
@@ -76,10 +74,10 @@ class Question(ConfigurationError):
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """Description of a table's column: its features, and which training rows have no value, bool ``[N]``."""
+    """Description of a table's column: how it is read, and which training rows have no value, bool ``[N]``."""
 
     name: str
-    became: str
+    read_as: str
     is_missing: np.ndarray
 
 
@@ -98,7 +96,7 @@ class TableWarning:
 def infer(
     table: Table,
     dictionary: Dictionary,
-    rows_by_site: Mapping[str, np.ndarray] | None = None,
+    rows_by_site: Mapping[str, np.ndarray],
     leaves_site: bool = False,
 ) -> dict[str, Dictionary]:
     """Infer a complete dictionary for each site whose rows a table has.
@@ -106,17 +104,14 @@ def infer(
     Args:
         table: the table, whose rows have a target.
         dictionary: what the user has written, at least the target.
-        rows_by_site: positions of each site's rows. None: all rows belong to the site that has the table's name.
+        rows_by_site: positions of each site's rows.
         leaves_site: whether the dictionary is sent to others. Then it hides counts below five, and numbers are rounded.
 
     Returns:
         Each site's dictionary.
     """
     for name in (dictionary.target, *dictionary.columns):
-        if name != REST:
-            table.check_has(name, "the data dictionary")
-    if rows_by_site is None:
-        rows_by_site = {table.name: np.arange(len(table))}
+        table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
     columns_by_site: dict[str, dict[str, Column]] = {}
@@ -124,7 +119,7 @@ def infer(
         columns_by_site[site] = {}
     for name in _column_names(table, dictionary):
         try:
-            column, values = _read_column(table, name, dictionary.column(name))
+            column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
@@ -149,13 +144,10 @@ def infer(
 
 def _column_names(table: Table, dictionary: Dictionary) -> list[str]:
     """Return the columns to infer: those that the dictionary names, and all others unless it excludes them."""
-    excluded_names = {dictionary.target, dictionary.patient, *dictionary.excluded}
-    names = []
-    for name in table.frame:
-        is_excluded_by_rest = REST in excluded_names and name not in dictionary.columns
-        if name not in excluded_names and not is_excluded_by_rest:
-            names.append(name)
-    return names
+    if REST in dictionary.excluded:
+        return [name for name in table.frame if name in dictionary.columns]
+    other_names = {dictionary.target, *dictionary.excluded}
+    return [name for name in table.frame if name not in other_names]
 
 
 def with_target(dictionary: Dictionary, table: Table, leaves_site: bool = False) -> Dictionary:
@@ -269,14 +261,11 @@ def isolated_numbers(numbers: np.ndarray) -> np.ndarray:
     """Return the numbers that are farther from all others than these are from each other, ascending, or none.
 
     The gap between them and the others has to be wider than the range of the others. This is enough for a code of
-    missing values (9, 99, -999, ...), and for negative numbers if the others are not negative. Other numbers are
-    isolated only among at least 50 numbers, of which at least 20 are different:
+    missing values (9, 99, -999, ...). Other numbers are isolated only beside at least 20 different numbers. If none is
+    negative, the gap also has to be wider than the range in ``log(1 + x / s)``, where ``s`` is the median distance from
+    the median. So no number of a skewed distribution, such as of money, is isolated.
 
-    - If no number is negative, the gap has to be wider than the range also in ``log(1 + x / s)``, where ``s`` is the
-      others' median distance from their median. So no number of a skewed distribution, such as of money, is isolated.
-    - If some numbers are negative, the gap has to be wider than three times the range.
-
-    Zeros are never isolated.
+    Negative numbers that are all one code are isolated without a gap. Zeros never are.
 
     Example:
         >>> isolated_numbers(np.array([*range(60), 99, -999.0]))
@@ -292,35 +281,30 @@ def isolated_numbers(numbers: np.ndarray) -> np.ndarray:
     if _is_code(negative_numbers):
         return negative_numbers
 
-    logarithms = _logarithms(numbers, _typical_distance(numbers))
+    logarithms = _logarithms(numbers)
     split = int(np.argmax(np.diff(logarithms))) + 1  # the first number after the widest gap
     few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
-    gap = numbers[split] - numbers[split - 1]
-    range_of_others = np.ptp(other_numbers)
-    is_wide_gap = gap > range_of_others > 0
     are_zeros = not few_numbers.any()
-    if are_zeros or not is_wide_gap:
+    if are_zeros or not _has_wide_gap(numbers, split):
         return none
     if _is_code(few_numbers):
         return few_numbers
     if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
         return none
-    if few_numbers[-1] < 0 <= other_numbers[0]:
-        return few_numbers
-    if len(numbers) < MIN_VALUES:
-        return none
-
-    if numbers[0] < 0:
-        are_isolated = gap > 3 * range_of_others
-    else:
-        unit = _typical_distance(other_numbers)
-        gap_of_logarithms = np.diff(_logarithms(numbers, unit)).max()
-        are_isolated = gap_of_logarithms > np.ptp(_logarithms(other_numbers, unit))
-    return few_numbers if are_isolated else none
+    return few_numbers if _has_wide_gap(logarithms, split) else none
 
 
-def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
-    """Return ``log(1 + x / unit)`` of ascending numbers, or the numbers themselves if one is negative."""
+def _has_wide_gap(numbers: np.ndarray, split: int) -> bool:
+    """Return whether the gap before ``numbers[split]`` is wider than the range of the larger part of the numbers."""
+    _, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
+    gap = numbers[split] - numbers[split - 1]
+    return bool(gap > np.ptp(other_numbers) > 0)
+
+
+def _logarithms(numbers: np.ndarray) -> np.ndarray:
+    """Return ``log(1 + x / s)`` of ascending numbers, or the numbers themselves if one is negative."""
+    distances = np.abs(numbers - np.median(numbers))
+    unit = np.median(distances) or distances.mean()
     if numbers[0] < 0 or not unit:
         return numbers
     return np.log1p(numbers / unit)
@@ -329,12 +313,6 @@ def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
 def _is_code(numbers: np.ndarray) -> bool:
     distinct_numbers = set(numbers.tolist())
     return len(distinct_numbers) == 1 and bool(_NINES.fullmatch(f"{distinct_numbers.pop():.15g}"))
-
-
-def _typical_distance(numbers: np.ndarray) -> float:
-    """Return the median distance from the median, or the mean distance if the median one is 0."""
-    distances = np.abs(numbers - np.median(numbers))
-    return float(np.median(distances) or distances.mean())
 
 
 def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False) -> Column:

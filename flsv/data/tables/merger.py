@@ -36,8 +36,6 @@ from flsv.utilities.errors import ConfigurationError, listed
 # Above these, a site's column differs so much from the others' that there is a data warning.
 #: Ratio of means and deviations that are in two units, if there are many rows.
 MAX_RATIO = 2.1
-#: Ratio of deviations.
-MAX_RATIO_OF_DEVIATIONS = 4.0
 #: Difference of means, in deviations.
 MAX_SHIFT = 2.0
 #: Difference of the shares of missing values.
@@ -54,7 +52,7 @@ _CLIENTS = "the clients"
 #: Name of the rows that no client trains on.
 _UNTRAINED = ""
 #: Arguments that are equal in all dictionaries that are merged.
-_SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive")
+_SHARED_SETTINGS = ("target", "task", "standardize_target", "positive")
 
 
 def merge(dictionary_by_site: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableWarning]]:
@@ -323,15 +321,6 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
             text = f"the values are {ratio_of_means:.3g} times those {usual_source}: are they in another unit?"
             return _Difference(2 * size / allowed_size, text)
 
-    ratio_of_scales = scale / usual_scale
-    is_compact = usual_scale < abs(usual_mean) / 2
-    if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
-        text = (
-            f"the standard deviation is {scale:.3g}, {usual_source} {usual_scale:.3g}: are some values in another "
-            "unit, or codes of missing values?"
-        )
-        return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
-
     shift = abs(mean - usual_mean) / max(scale, usual_scale)
     return _Difference(
         shift / MAX_SHIFT, f"the mean is {mean:.4g}, {usual_source} {usual_mean:.4g}"
@@ -373,11 +362,10 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
 
     counts = _counts_by_class(dictionary_by_site)
     class_orders = {dictionary.classes for dictionary in dictionary_by_site.values()}
-    has_order = len(class_orders) == 1 and (merged.positive is not None or len(counts) != 2)
-    if has_order:
+    if len(class_orders) == 1:
         classes = tuple(first_dictionary.classes or ())
     else:
-        classes = classes_by_site(counts, merged.target, merged.positive, len(class_orders) > 1)
+        classes = classes_by_site(counts, merged.target, merged.positive)
     totals = counts.sum(axis=1).loc[list(classes)]
     class_counts = [int(total) for total in totals]
     dictionary = replace(
@@ -398,22 +386,19 @@ def _counts_by_class(dictionary_by_site: Mapping[str, Dictionary]) -> pd.DataFra
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
 
-def classes_by_site(
-    counts: pd.DataFrame, target: str, positive: Any, are_compared: bool = True
-) -> tuple[str, ...]:
+def classes_by_site(counts: pd.DataFrame, target: str, positive: Any) -> tuple[str, ...]:
     """Return all classes, the positive one of two last, by each site's number of rows of each class."""
     classes = in_order(list(counts.index))
-    if are_compared:
-        owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-        check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
-        _check_classes(counts, target)
-        if positive is not None and len(classes) > 2:
-            classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
-            raise ConfigurationError(
-                f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} "
-                "needs exactly two. If sites code the same classes in two ways, use the same words in all tables. If "
-                "not, remove pos_label."
-            )
+    owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
+    check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
+    _check_classes(counts, target)
+    if positive is not None and len(classes) > 2:
+        classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
+        raise ConfigurationError(
+            f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} needs "
+            "exactly two. If sites code the same classes in two ways, use the same words in all tables. If not, "
+            "remove pos_label."
+        )
     return positive_last(classes, positive)
 
 
@@ -501,7 +486,13 @@ def infer_all(
 
     merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
     for table in held_out:
-        dictionaries_of_table = infer(table, dictionary, leaves_site=is_site)
+        all_rows = {table.name: np.arange(len(table))}
+        dictionaries_of_table = infer(
+            table,
+            dictionary,
+            rows_by_site=all_rows,
+            leaves_site=is_site,
+        )
         merged, warnings_beside_clients = _widened(
             merged, dictionaries_of_table, subject_site=table.name
         )
@@ -539,32 +530,11 @@ def compare(
         ConfigurationError: fields do not fit the dictionary, or it is not clear whether they are the numbers that it
             expects.
     """
-    has_codes = {}
-    for name, column in dictionary.columns.items():
-        table.check_has(name, "the data dictionary")
-        if column.has_numbers:
-            try:
-                unknown_column = Column(gaps=column.gaps, unit=column.unit)
-                has_codes[name] = kind_of(table, name, unknown_column) == CATEGORIES
-            except Question as question:
-                raise ConfigurationError(
-                    f"{site}: {name}: {question}",
-                    without_data=dictionary.message_without_values(
-                        [f"{name!r} ({column.description})"]
-                    ),
-                ) from question
-
     values = dictionary.values(table)
     data_warnings: list[TableWarning] = []
     for name, column in dictionary.columns.items():
-        if has_codes.get(name):
-            raise ConfigurationError(
-                f"{site}: the values of {name} begin with a zero or a plus, as codes do, but the data dictionary "
-                f"expects {column.kind}. Set kind: categories, or exclude the column.",
-                without_data=dictionary.message_without_values(
-                    [f"{name!r} ({column.description})"]
-                ),
-            )
+        if column.has_numbers:
+            _check_still_numbers(dictionary, table, site, name)
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
         site_column = inferred_column(unlimited_column, values[name])
         # A column that was written by hand has no count.
@@ -574,3 +544,21 @@ def compare(
             name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}"
         )
     return values, data_warnings
+
+
+def _check_still_numbers(dictionary: Dictionary, table: Table, site: str, name: str) -> None:
+    """Raise ConfigurationError if fields that can be read as numbers may be codes, or other numbers."""
+    column = dictionary.columns[name]
+    unknown_column = Column(gaps=column.gaps, unit=column.unit)
+    try:
+        if kind_of(table, name, unknown_column) == CATEGORIES:
+            raise Question(
+                f"the values begin with a zero or a plus, as codes do, but the data dictionary expects {column.kind}. "
+                "Set kind: categories, or exclude the column."
+            )
+    except Question as question:
+        description = f"{name!r} ({column.description})"
+        raise ConfigurationError(
+            f"{site}: {name}: {question}",
+            without_data=dictionary.message_without_values([description]),
+        ) from question

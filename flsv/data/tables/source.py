@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -32,9 +32,8 @@ _INTEGER = re.compile(r"0|-?[1-9]\d*")
 class OpenQuestions(ConfigurationError):
     """Error for tables with columns whose meaning is not clear. ``dictionary`` has the questions."""
 
-    def __init__(self, dictionary: Dictionary, data_warnings: Sequence[TableWarning]) -> None:
+    def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
-        self.data_warnings = data_warnings
         questions = "\n  ".join(dictionary.questions)
         super().__init__(
             f"The meaning of some columns is not clear:\n  {questions}\n"
@@ -263,7 +262,7 @@ class _TablesSource:
         cards = []
         for name, column in dictionary.columns.items():
             is_missing = [values_of_table[name].isna() for values_of_table in values[:num_tables]]
-            cards.append(ColumnCard(name, column.became, np.concatenate(is_missing)))
+            cards.append(ColumnCard(name, column.read_as, np.concatenate(is_missing)))
 
         held_out_sets = {}
         for (name, table), features_of_table in zip(self._held_out.items(), features[num_tables:]):
@@ -294,13 +293,12 @@ class _TablesSource:
             is_site=self._is_inferred_at_site,
         )
         if dictionary.questions:
-            raise OpenQuestions(dictionary, data_warnings)
+            raise OpenQuestions(dictionary)
         if not dictionary.columns:
             raise ConfigurationError(
                 "All columns are excluded, so that there is nothing to predict from. Name at least one of them in the "
                 "data dictionary: columns."
             )
-        _log(dictionary)
         return dictionary, data_warnings
 
     def _rows_by_table(
@@ -359,18 +357,6 @@ class _TablesSource:
                 words = table.words(name).astype(object)
                 texts[title] = words.fillna("").tolist()
         return texts
-
-
-def _log(dictionary: Dictionary) -> None:
-    names_by_kind: dict[str, list[str]] = {}
-    for name, column in dictionary.columns.items():
-        names_by_kind.setdefault(column.kind, []).append(name)
-    lines = [
-        f"By the data dictionary {dictionary.hash}, inferred from the training rows, columns are read as"
-    ]
-    for kind, names in names_by_kind.items():
-        lines.append(f"  {kind}: {listed(names, 20)}")
-    rank_zero_info("\n".join(lines))
 
 
 def as_dictionary(options: DictionaryOptions) -> Dictionary:

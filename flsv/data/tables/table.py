@@ -59,7 +59,7 @@ def read_text_file(
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the fields of a text file as they are written, and the line in which each row ends, int64 ``[N]``."""
     text = _text_of(path, file_format.encoding)
-    separator = file_format.sep or _frequent_separator(path, text)
+    separator = file_format.sep or _frequent_separator(text)
     csv.field_size_limit(_MAX_FIELD_LENGTH)
     reader = csv.reader(StringIO(text, newline=""), delimiter=separator)
     names: list[str] = []
@@ -73,7 +73,6 @@ def read_text_file(
         line = f"{path}, line {reader.line_num}"
         if not names:
             names = stripped_fields
-            _check_distinct(names, str(path))
             continue
         if len(fields) != len(names):
             raise ConfigurationError(
@@ -90,19 +89,12 @@ def read_text_file(
 
 
 def _text_of(path: Path, encoding: str) -> str:
-    data = path.read_bytes()
-    name = path.name
-    if b"\0" in data and "16" not in encoding:
-        raise ConfigurationError(
-            f"{path} contains zero bytes, as text in UTF-16 does. Name the encoding in the data dictionary: "
-            f'read: {{"{name}": {{"encoding": "utf-16"}}}}.'
-        )
     try:
-        text = data.decode(encoding)
+        text = path.read_bytes().decode(encoding)
     except (UnicodeError, LookupError) as error:
         raise ConfigurationError(
             f"{path} cannot be decoded as {encoding}: {error}. Save it in UTF-8, or name its encoding in the data "
-            f'dictionary. Excel in Western Europe writes cp1252: read: {{"{name}": {{"encoding": "cp1252"}}}}.'
+            f'dictionary. Excel in Western Europe writes cp1252: read: {{"{path.name}": {{"encoding": "cp1252"}}}}.'
         ) from error
     if not text.strip():
         raise ConfigurationError(
@@ -111,11 +103,10 @@ def _text_of(path: Path, encoding: str) -> str:
     return text
 
 
-def _frequent_separator(path: Path, text: str) -> str:
+def _frequent_separator(text: str) -> str:
     header = text.lstrip("\r\n").splitlines()[0]
     unquoted_parts = header.split('"')[::2]
-    separators = "\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|"
-    return max(separators, key="".join(unquoted_parts).count)
+    return max(",;\t|", key="".join(unquoted_parts).count)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class BlendedContribution(
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation. None: equal weights.
         """
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
-        matrix = self._matrix(client_ids, client_updates)
+        matrix = self._matrix(client_updates)
         norms = matrix.norms()
         if aggregation_weights is None:
             weights = torch.ones_like(norms)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from flsv import ClientEvaluation
-from flsv.aggregation import DivergenceWeighted
+from flsv.aggregation import DivergenceWeighted, FedAvg, FedNova
 from flsv.attacks import InnerProductManipulation
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteServer
 from flsv.engines.remote.federation import check_deployment
@@ -19,6 +19,7 @@ from flsv.metrics import (
     ShadowShapley,
     WassersteinContribution,
 )
+from flsv.privacy import GaussianPrivacy
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
@@ -267,13 +268,20 @@ def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path):
     assert addresses == {0: BOSTON_ADDRESS, 2: OSAKA_ADDRESS}
 
 
-def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
+def test_book_with_a_site_of_too_many_or_other_samples_is_refused(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
     book = tmp_path / "book"
     Directory(sites, NAMES, {}, book, wait=0).gather()
 
     with refused(f"book cannot take part: {TOO_MANY_SAMPLES}"):
         Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
+
+    hello = announcement(announce_sizes(train=1000))
+    sites.says["handshake"][LYON_ADDRESS] = Packet("here", hello)
+    with refused(
+        "'Lyon' cannot take part: it has {'train': 1000, .* now, but it had {'train': 1001"
+    ):
+        Directory(sites, NAMES, {}, book, wait=0).gather()
 
 
 def test_samples_that_sites_announce_take_no_memory_at_the_server():
@@ -293,8 +301,8 @@ def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
         remote.fit()
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Ends a run even where scores may fail."""
 
 
 def make_halving_loop():
@@ -309,20 +317,13 @@ def make_halving_loop():
     )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_run(tmp_path_factory):
-    """The folder and the loop of a run of four rounds."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    federation = SitesInProcess(folder, make_halving_loop, make_momentum_module)
-    return folder, federation.fit(rounds=4, server_data=ServerData())
-
-
 @pytest.mark.slow
-def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
-    tmp_path, uninterrupted_run
-):
-    """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
-    killed = SitesInProcess(tmp_path, make_halving_loop, make_momentum_module)
+def test_run_of_a_server_that_is_killed_twice_equals_the_uninterrupted_run(tmp_path, monkeypatch):
+    """It dies after its sites have trained a round that it has not saved, which they train again from before it, and
+    while it writes the rows of coalitions, which it trains again."""
+    whole = SitesInProcess(tmp_path / "whole", make_halving_loop, make_momentum_module)
+    killed = SitesInProcess(tmp_path / "killed", make_halving_loop, make_momentum_module)
+    whole_run = whole.fit(rounds=4, server_data=ServerData())
 
     def kill_in_round_2(address, packet, reply):
         is_last_site = address == OSAKA_ADDRESS
@@ -334,59 +335,31 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     killed.transport.on_reply = kill_in_round_2
     with pytest.raises(Killed), warns("round 3 is discarded"):
         killed.go_on_until(4, server_data=ServerData())
-
     killed.transport.on_reply = pass_on
-    resumed_run = killed.go_on_until(4, server_data=ServerData())
-    assert_same_runs(resumed_run, uninterrupted_run[1])
 
-
-class KilledAtOnce(BaseException):
-    """Ends a run even where scores may fail."""
-
-
-@pytest.mark.slow
-def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
-    tmp_path, uninterrupted_run, monkeypatch
-):
-    killed = SitesInProcess(tmp_path, make_halving_loop, make_momentum_module)
     add = CoalitionStore.add
 
-    def kill_in_round_2(store, seed, members, models):
+    def kill_at_row_2(store, seed, members, models):
         if 2 in models:
-            raise KilledAtOnce
+            raise Killed
         add(store, seed, members, models)
 
-    monkeypatch.setattr(CoalitionStore, "add", kill_in_round_2)
-    with pytest.raises(KilledAtOnce):
-        killed.go_on_until(4, server_data=ServerData())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(CoalitionStore, "add", kill_at_row_2)
+        with pytest.raises(Killed):
+            killed.go_on_until(4, server_data=ServerData())
 
     resumed_run = killed.go_on_until(4, server_data=ServerData())
-    whole_folder, whole_run = uninterrupted_run
     assert_same_runs(resumed_run, whole_run)
     table, whole_table = [
-        (folder / "coalitions.csv").read_text() for folder in (tmp_path, whole_folder)
+        (folder / "coalitions.csv").read_text() for folder in (killed.tmp, whole.tmp)
     ]
     assert table == whole_table
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    ("settings", "difference"),
-    [
-        (
-            {"local_epochs": 2},
-            "training: the site has .*local_epochs=2.*, the server .*local_epochs=1",
-        ),
-        (
-            {"client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]},
-            r"at clients: .*FedProx\(.*, TopK\(",
-        ),
-    ],
-)
-def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
-    tmp_path, settings, difference
-):
+def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(tmp_path):
+    settings = {"local_epochs": 2, "client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]}
+    difference = r"at clients: the site has .*FedProx\(.*, TopK\(.*, the server 'nothing'"
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     right_site = remote.transport.sites[LYON_ADDRESS]
     wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
@@ -410,24 +383,6 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     assert loop.participations.tolist() == [2, 1, 2]
 
 
-def test_site_refuses_requests_for_what_are_no_functions_of_flsv(tmp_path):
-    packet = Packet(
-        "query",
-        {
-            "function": "os:getcwd",
-            "arguments": {"tuple": []},
-            "round": 0,
-            "rounds": 1,
-            "clients": 3,
-            "client": 0,
-        },
-    )
-    reply = make_site(tmp_path, 0, make_shapfed_loop).respond(packet)
-
-    assert reply.kind == "failed"
-    assert "'os:getcwd' is not a function" in reply.plain["error"]
-
-
 def test_round_without_replies_is_recorded_for_every_site(tmp_path):
     federation = SitesInProcess(tmp_path, make_shapfed_loop)
     federation.transport.change_replies("train", lambda reply: None)
@@ -442,6 +397,10 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
     events = [(event["client"], event["what"]) for event in record["events"]]
     expected = [(client, "is excluded: no reply within 1 s") for client in range(3)]
     assert events == expected
+
+
+class HalfNova(FedNova):
+    """An aggregator of one's own, which inherits that it divides by reported steps."""
 
 
 @pytest.mark.parametrize(
@@ -463,7 +422,17 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
             {"evaluation": ClientEvaluation(keep_trained=True)},
             "neither the models that sites have trained",
         ),
+        (
+            {
+                "evaluation": ClientEvaluation(every=1),
+                "uploads": [GaussianPrivacy(1.0, 1.0)],
+                "aggregator": FedAvg(),
+                "metrics": {},
+            },
+            "if updates have noise, their scores",
+        ),
         ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "do not get each other's"),
+        ({"aggregator": HalfNova(), "metrics": {}}, "numbers of steps. The server cannot check"),
     ],
 )
 def test_settings_that_remote_sites_cannot_support_are_refused(options, words):

@@ -13,7 +13,7 @@ from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
+from flsv import ClassifierClient, FederatedDataModule
 from flsv.aggregation import FedAvg
 from flsv.configuration.requests import REQUESTED_FUNCTIONS
 from flsv.contrib import InRunValues
@@ -21,7 +21,6 @@ from flsv.core import Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site, site as site_module
-from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
@@ -225,12 +224,6 @@ def test_strategy_that_lets_private_clients_tell_more_is_refused(options):
     make_private_loop(noise=0.0, **options)
     with refused(r"GaussianPrivacy\(.*only their noised updates"):
         make_private_loop(**options)
-
-
-def test_evaluation_at_private_sites_is_refused_before_training():
-    config = make_private_loop(evaluation=ClientEvaluation(every=1)).config
-    with refused("if updates have noise, their scores"):
-        check_deployment(config, {}, {})
 
 
 def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(tmp_path, caplog):

@@ -122,23 +122,22 @@ def test_data_are_set_up_once_at_each_site(tmp_path):
     assert [partitioner.num_calls for partitioner in partitioners] == [1, 1, 1]
 
 
-def test_site_without_a_dictionary_is_refused(tmp_path):
-    reasons = {
-        "the meaning of some columns of its table is not clear": None,
-        "its table has no data": DICTIONARY,
-    }
-    for reason, dictionary in reasons.items():
-        federation = Hospitals(tmp_path, dictionary=dictionary)
-        with refused(f"Boston' cannot take part: {reason}"):
-            federation.directory()
-        assert "patient" not in str([reply.plain for reply in federation.replies])
+WITHOUT_CATEGORIES = replace(MERGED, columns={**MERGED.columns, "ward": Column(kind="categories")})
 
 
-def test_site_whose_dictionary_has_no_categories_of_a_column_names_it(tmp_path):
-    columns = {**MERGED.columns, "ward": Column(kind="categories")}
-    federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
-    with refused("Boston' cannot take part: .*categories of 'ward' are missing.* merge again"):
+@pytest.mark.parametrize(
+    ("dictionary", "reason"),
+    [
+        (None, "the meaning of some columns of its table is not clear"),
+        (DICTIONARY, "its table has no data"),
+        (WITHOUT_CATEGORIES, ".*categories of 'ward' are missing.* merge again"),
+    ],
+)
+def test_site_without_a_complete_dictionary_is_refused(tmp_path, dictionary, reason):
+    federation = Hospitals(tmp_path, dictionary=dictionary)
+    with refused(f"Boston' cannot take part: {reason}"):
         federation.directory()
+    assert "patient" not in str([reply.plain for reply in federation.replies])
 
 
 def test_site_with_data_of_several_clients_is_refused(tmp_path):
