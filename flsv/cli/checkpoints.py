@@ -222,8 +222,9 @@ class WritePredictions(BasePredictionWriter):
 
 def _row_names(trainer: L.Trainer, data: FederatedDataModule) -> Mapping[str, Sequence[str]]:
     """Return the columns that name the predicted rows of a table, ``{column: texts}``, or no columns."""
-    predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
-    for dataset in (predicted_set, data.division.source.test):
+    predicted_set = getattr(trainer.predict_dataloaders, "dataset", None)
+    datasets: tuple[Any, ...] = (predicted_set, data.division.source.test)
+    for dataset in datasets:
         if hasattr(dataset, "row_names"):
             return dataset.row_names
     return {}
