@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from flsv.cli import main
 from flsv.cli.data import notes_on_data
-from flsv.data import FederatedDataModule, Files
+from flsv.data import FederatedDataModule
 from helpers import pages, warns
 from helpers.runs import write_table
 
@@ -206,23 +205,3 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     )
     message = "1 of 60 rows have no value in the target 'ill' (labels) and are excluded."
     assert printed == f"warning: {file}: {message}\n"
-
-
-def write_images(folder, num_images):
-    """Images of which flsv reads some when it sets up the data, from the first to the last."""
-    folder.mkdir(parents=True)
-    for index in range(num_images):
-        pixels = np.full((4, 4, 3), index, np.uint8)
-        image = Image.fromarray(pixels)
-        image.save(folder / f"{index:03}.png")
-
-
-def test_folder_without_images_is_named(tmp_path):
-    write_images(tmp_path / "ill", num_images=40)
-    write_images(tmp_path / "well", num_images=40)
-    (tmp_path / "notes").mkdir()
-    data = FederatedDataModule(str(tmp_path), files=Files(image_size=4))
-
-    with warns("folders without images: 'notes'"):
-        data.setup("fit")
-    assert data.num_classes == 3  # the folder without images is a class, too

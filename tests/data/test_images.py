@@ -21,6 +21,7 @@ from flsv.data.sources.named import (
     vision,
 )
 from flsv.utilities.errors import ConfigurationError
+from helpers import warns
 from helpers.data import set_up_data
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -235,6 +236,16 @@ def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, name, w
         ConfigurationError, match=rf"dog/{name} cannot be read as an image: .*{message}"
     ):
         list(folder(tmp_path).train)
+
+
+def test_class_without_images_is_named_and_stays_a_class(tmp_path):
+    write_images(tmp_path / "cat", number=6, value=0)
+    write_images(tmp_path / "dog", number=6, value=51)
+    (tmp_path / "notes").mkdir()
+
+    with warns("folders without images: 'notes'"):
+        data = deal(str(tmp_path))
+    assert data.num_classes == 3
 
 
 def test_image_folders_of_other_test_classes_are_refused(tmp_path):
