@@ -187,12 +187,13 @@ def test_sites_know_their_own_number_of_passes(tmp_path):
     [
         (partial(make_shadow_loop, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
         (
-            partial(make_shadow_loop, optimizer_state="persist", uploads=[TopK(0.1)]),
+            partial(
+                make_shadow_loop,
+                optimizer_state="persist",
+                uploads=[TopK(0.1)],
+                sampler=UniformSampler(2),
+            ),
             {"make_module": make_momentum_module},
-        ),
-        (
-            partial(make_shadow_loop, sampler=UniformSampler(2), local_epochs=2),
-            {"make_module": partial(make_module_of, Dropping)},
         ),
         (make_evaluation_loop, {"client_val": 0.4}),
     ],
