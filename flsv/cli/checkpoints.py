@@ -41,11 +41,19 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(filename=Path(BEST_FILE).stem)
         self._earlier_best: Path | None = None
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         if self._has_monitored_value(trainer):
             super().on_validation_end(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         if self._has_monitored_value(trainer):
             super().on_train_epoch_end(trainer, pl_module)
 
@@ -222,8 +230,9 @@ class WritePredictions(BasePredictionWriter):
 
 def _row_names(trainer: L.Trainer, data: FederatedDataModule) -> Mapping[str, Sequence[str]]:
     """Return the columns that name the predicted rows of a table, ``{column: texts}``, or no columns."""
-    predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
-    for dataset in (predicted_set, data.test_set):
+    predicted_set = getattr(trainer.predict_dataloaders, "dataset", None)
+    datasets: tuple[Any, ...] = (predicted_set, data.division.source.test)
+    for dataset in datasets:
         if hasattr(dataset, "row_names"):
             return dataset.row_names
     return {}

@@ -78,7 +78,7 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
 
 def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of each column's features, and the fraction of its values that are missing at each client."""
-    cards = data.column_cards
+    cards = data.division.source.columns
     column_names = pd.Index([card.name for card in cards], name="column")
     frame = pd.DataFrame(index=column_names)
     frame[READ_AS] = [card.read_as for card in cards]
@@ -141,7 +141,7 @@ def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
         rows = validation_set["rows"]
         count = "" if rows is None else f", {rows:,} samples"
         print(f"The server validates on {validation_set['of']}{count}.")
-    if data.column_cards:
+    if data.division.source.columns:
         missing_fractions = missing_table(data).set_index(READ_AS, append=True)
         if len(missing_fractions.columns) > _MAX_SHOWN:
             missing_fractions = pd.DataFrame(
@@ -172,7 +172,9 @@ def check_images(data: FederatedDataModule) -> None:
     """Raise ConfigurationError if image files cannot be read, since a fit would end at the first of them."""
     validation_loader = data.val_dataloader()
     validation_set = getattr(validation_loader, "dataset", None)
-    errors = unreadable_images(data._source.train, validation_set, data.test_set)
+    errors = unreadable_images(
+        data.division.source.train, validation_set, data.division.source.test
+    )
     if errors:
         raise ConfigurationError(f"{len(errors)} image files cannot be read: {listed(errors, 4)}")
 
@@ -267,7 +269,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", sample_table(data).reset_index())
-        if data.column_cards:
+        if data.division.source.columns:
             save_table(out / "columns.csv", missing_table(data).reset_index())
         if len(data_warnings):
             save_table(out / "data_warnings.csv", data_warnings)
@@ -277,7 +279,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of the data warnings about tables, and about samples that occur more than once."""
     rows = []
-    for data_warning in data.table_warnings:
+    for data_warning in data.division.source.data_warnings:
         rows.append((data_warning.site, data_warning.column, data_warning.text))
     for copies in copies_in(data):
         client_name = data.client_names[copies.client]

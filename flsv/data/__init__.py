@@ -1,7 +1,7 @@
 """Data for a federation: sources, partitioners, corruptions, and the data module that combines them.
 
-``SourceData`` has the samples, labels and groups that a user has given. ``FederatedData`` has them after they were
-divided among the server and the clients. ``FederatedDataModule`` adds the user's arguments and Lightning's hooks.
+``SourceData`` has the samples, labels and groups that a user has given. A ``Division`` says which of them the server
+and each client have. ``FederatedDataModule`` makes it in ``setup``, and shows it to Lightning and to the engines.
 
 No code in this package uses a model.
 

@@ -57,10 +57,11 @@ def copies_in(data: FederatedData) -> list[Copies]:
     Tables, arrays, texts and image folders are compared. For other data sets the list is empty, since their samples
     would have to be read one by one.
     """
-    hashes = data.hashes_of_samples()
-    if hashes is None:
+    division = data.division
+    sample_hashes = division.sample_hashes
+    if sample_hashes is None:
         return []
-    return find_copies(hashes)
+    return find_copies([sample_hashes[samples.numpy()] for samples in division.splits.train])
 
 
 def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:

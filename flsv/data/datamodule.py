@@ -18,13 +18,13 @@ from torch.utils.data import ConcatDataset
 
 from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
-from flsv.data.division import divide, without_flagged
+from flsv.data.division import Division, divide, without_flagged
 from flsv.data.federated_data import FederatedData
 from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, SourceData, known_as
+from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -225,15 +225,15 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         vars(copied).update(vars(self), trainer=None)
         if self._module is not None:
             samples: list[Any] = []
-            if self._divided is not None and self._source.train_loader is not None:
-                samples = parts_of_samples(self._source.train_loader.dataset)
+            if self._division is not None and self.division.source.train_loader is not None:
+                samples = parts_of_samples(self.division.source.train_loader.dataset)
             users_copy = copy_of_data_module(self._module, samples)
             vars(copied).update(source=users_copy, _module=users_copy, _is_shown=False)
         return copied
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        if self._divided is None:
+        if self._division is None:
             return text
         return f"{text}: {self.num_samples.tolist()} training samples"
 
@@ -288,7 +288,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._is_partitioner_undecided = False
         # The labels of a table are in its samples.
         labels = None if source.has_target_column else self.labels
-        divided = divide(
+        division = divide(
             source,
             self.partitioner,
             self.splits,
@@ -299,19 +299,20 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        check_first_batches(divided, compare_labels=labels is None)
-        warn_of_random_evaluation(divided)
-        self._divided = divided
+        check_first_batches(division, compare_labels=labels is None)
+        warn_of_random_evaluation(division)
+        self._division = division
         self._needs_setup = False
-        if divided.data_warnings:
+        data_warnings = division.source.data_warnings
+        if data_warnings:
             rank_zero_warn(
-                f"The tables may contain errors, which flsv data prints: {listed(divided.data_warnings, 3)}"
+                f"The tables may contain errors, which flsv data prints: {listed(data_warnings, 3)}"
             )
         if self.splits.drop_flagged is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
             unflagged_by_client = self.splits.drop_flagged.unflagged(self, generator)
-            self._divided = without_flagged(divided, unflagged_by_client)
+            self._division = without_flagged(division, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
@@ -383,12 +384,12 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         """Return a loader of the test set, which contains no client's samples."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
-        test = self._source.test
+        test = self.division.source.test
         if test is None:
             raise ConfigurationError(
                 f"{self._source_name} has no test data. Set test=, or source=(train, test)."
             )
-        return make_loader(test, **self._source.eval_options)
+        return make_loader(test, **self.division.source.eval_options)
 
     def predict_dataloader(self) -> Any:
         """Return the wrapped data module's prediction loader, or else the test loader."""
@@ -401,7 +402,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
     @property
     def num_clients(self) -> int:
         """Number of clients. Before ``setup`` it is known only if the partitioner has it as an argument."""
-        if self._divided is None and not self._is_partitioner_undecided:
+        if self._division is None and not self._is_partitioner_undecided:
             num_clients = self.partitioner.num_clients
             if num_clients is not None:
                 return num_clients
@@ -412,7 +413,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         """Number of classes. Before ``setup``, and for data without classes, it is the attribute ``num_classes`` of a
         wrapped data module, if any.
         """
-        if self._divided is None or self.no_classes:
+        if self._division is None or self.no_classes:
             num_classes = getattr(self._module, "num_classes", None)
             if isinstance(num_classes, int):
                 return num_classes
@@ -425,49 +426,50 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.counted_clients = members
         if self._module is None:
             return
-        assert self._source.train_loader is not None
+        assert self.division.source.train_loader is not None
         # The module may have made its loader already, so its method is replaced.
         vars(self._module)["train_dataloader"] = partial(
             self.shown_loader, members, self._count_batches
         )
-        is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
+        is_kept = torch.ones(len(self.division.classes.labels), dtype=torch.bool)
         for client in set(range(self.num_clients)) - set(members):
-            for indices in self._source.splits.clients[client].values():
+            for indices in self.division.splits.clients[client].values():
                 is_kept[indices] = False
         if not is_kept.all():
             rows = is_kept.nonzero()[:, 0]
-            restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
+            restrict_to_rows(self._module, self.division.source.train_loader.dataset, rows)
 
     def _count_batches(self) -> int:
         return len(self._train_loader(self.members, None))
 
-    def to_device(self, trainer: L.Trainer) -> SourceData | None:
+    def to_device(self, trainer: L.Trainer) -> Division | None:
         """Return the samples, on the trainer's accelerator if ``Loader.on_device`` is set and there is memory for them.
 
         Return None before ``setup``.
         """
-        source = self._divided
+        division = self._division
         device = trainer.strategy.root_device
-        if source is None or device.type == "cpu" or not self.loader.on_device:
-            return source
+        if division is None or device.type == "cpu" or not self.loader.on_device:
+            return division
         shown = self if self._module is None else self._module
         for hook in _BATCH_HOOKS:
             if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, shown):
-                return source
+                return division
 
+        source = division.source
         device_module = torch.get_device_module(device)
         if not source.tensors or not hasattr(device_module, "mem_get_info"):
-            return source
+            return division
         free_bytes, _ = device_module.mem_get_info(device)
         num_bytes = sum(tensor.nbytes for tensor in source.tensors)
         if num_bytes > free_bytes / 4:  # leave memory for models and activations
-            return source
-        return source.to_device(device)
+            return division
+        return replace(division, source=source.to_device(device))
 
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
-        num_divided = len(self._source.classes.labels)
-        num_samples = _current_length(self._source.train)
+        num_divided = len(self.division.classes.labels)
+        num_samples = _current_length(self.division.source.train)
         if num_samples > num_divided and not self._has_grown:
             self._has_grown = True
             rank_zero_warn(
@@ -497,9 +499,9 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             }
         if reading.label is not None:
             settings["labels"] = reading.label
-        if self._divided is None:
+        if self._division is None:
             return settings
-        source = self._divided
+        source = self.division.source
         if source.dictionary is not None:
             settings["dictionary"] = source.dictionary.hash
         draws = source.draws
@@ -529,15 +531,16 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
         size_found_by_setup = None
-        if self._divided is not None:
-            size_found_by_setup = self._source.train_options["batch_size"]
+        if self._division is not None:
+            size_found_by_setup = self.division.source.train_options["batch_size"]
         return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
-        if self._divided is not None and size is not None:
-            train_options = {**self._source.train_options, "batch_size": size}
-            self._divided = replace(self._source, train_options=train_options)
+        if self._division is not None and size is not None:
+            train_options = {**self.division.source.train_options, "batch_size": size}
+            source = replace(self.division.source, train_options=train_options)
+            self._division = replace(self.division, source=source)
         self._batch_size = size
 
 

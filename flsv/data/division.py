@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from flsv.data.groups import client_called, column, named_groups
-from flsv.data.labels import check_positive, dataset_labels, find_classes
+from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner
+from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
@@ -28,6 +31,28 @@ if TYPE_CHECKING:
 MIN_EVAL_BATCH_SIZE = 256
 
 
+@dataclass(frozen=True)
+class Division:
+    """Samples that are divided among the server and the clients.
+
+    Args:
+        source: the samples, and the options of their loaders.
+        classes: labels and names of the classes, after corruptions.
+        splits: indices of the server's and each client's samples.
+        is_changed: whether corruptions changed each training sample, bool ``[N]``.
+    """
+
+    source: SourceData
+    classes: Classes
+    splits: FederatedSplits
+    is_changed: Tensor
+
+    @cached_property
+    def sample_hashes(self) -> np.ndarray | None:
+        """Hash of each training sample, uint64 ``[N]``. None if samples are read one by one."""
+        return hash_samples(self.source.train, torch.arange(len(self.classes.labels)))
+
+
 def divide(
     source: SourceData,
     partitioner: Partitioner,
@@ -39,7 +64,7 @@ def divide(
     pos_label: Any = None,
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
-) -> SourceData:
+) -> Division:
     """Find the classes of a source, divide its samples among the server and the clients, and apply corruptions."""
     dealing_parts: list[Any] = [partitioner, *corruptions]
     parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
@@ -57,14 +82,13 @@ def divide(
     )
     if has_streams(source.train):
         classes = replace(classes, missing_reason="a stream is not read before training")
-    source = replace(source, classes=classes)
     if pos_label is not None:
         check_positive(classes.names, pos_label)
         source = replace(source, pos_label=pos_label)
-    splits = _split(source, partitioner, options, groups)
+    splits = _split(source, classes, partitioner, options, groups)
     if source.make_features is not None:
         samples_by_client = dict(zip(splits.names, splits.train))
-        source = replace(source.make_features(samples_by_client), classes=classes)
+        source = source.make_features(samples_by_client)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
@@ -74,14 +98,15 @@ def divide(
     source = _with_options(source, loader, batch_size)
     _check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, source)
-    source = _apply_corruptions(source, splits, corruptions)
-    return replace(
+    source = replace(
         source,
         val=_of_known_classes(source.val, unknown),
         test=_of_known_classes(source.test, unknown),
         split_columns={},  # not needed any more
-        splits=splits,
     )
+    is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
+    division = Division(source, classes, splits, is_changed)
+    return _apply_corruptions(division, corruptions) if corruptions else division
 
 
 def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
@@ -119,7 +144,11 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
 
 
 def _split(
-    source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
+    source: SourceData,
+    classes: Classes,
+    partitioner: Partitioner,
+    options: Splits,
+    groups: Any,
 ) -> FederatedSplits:
     if source.is_by_client and not partitioner.keeps_groups:
         names_of_clients = listed(source.group_names, show=repr)
@@ -137,7 +166,6 @@ def _split(
         options = replace(options, server_val=0.0)
     if has_streams(source.train):
         _check_streams(source, partitioner, options)
-    classes = source.classes
     pool = source.indices
     if pool is None:
         pool = torch.arange(len(classes.labels))
@@ -260,20 +288,16 @@ def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
         )
 
 
-def _apply_corruptions(
-    source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
-) -> SourceData:
+def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) -> Division:
     """Apply the corruptions, and mark the samples that they changed in ``is_changed``."""
-    classes = source.classes
-    is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
-    if not corruptions:
-        return replace(source, is_changed=is_changed)
-
-    clean_inputs, *other_columns = _columns(source)
+    classes = division.classes
+    is_changed = division.is_changed.clone()
+    clean_inputs, *other_columns = _columns(division)
     inputs = clean_inputs
     labels = classes.labels.clone()
-    samples_by_client = splits.train
-    chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
+    samples_by_client = division.splits.train
+    num_clients = len(samples_by_client)
+    chosen_clients = [corruption.chosen(num_clients) for corruption in corruptions]
     for client in sorted(set().union(*chosen_clients)):
         samples = samples_by_client[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
@@ -299,13 +323,17 @@ def _apply_corruptions(
     if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
-    train = TensorDataset(inputs, *other_columns)
-    classes = replace(classes, labels=labels)
-    return replace(source, train=train, classes=classes, is_changed=is_changed)
+    return Division(
+        source=replace(division.source, train=TensorDataset(inputs, *other_columns)),
+        classes=replace(classes, labels=labels),
+        splits=division.splits,
+        is_changed=is_changed,
+    )
 
 
-def _columns(source: SourceData) -> list[Tensor]:
+def _columns(division: Division) -> list[Tensor]:
     """Return the training samples as tensors ``[N, ...]``, with the inputs first, and labels, if any, last."""
+    source = division.source
     collate_fn = source.train_options.get("collate_fn")
     tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
     if tensors is None:
@@ -317,10 +345,10 @@ def _columns(source: SourceData) -> list[Tensor]:
         columns = list(tensors)
     else:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if source.classes.missing_reason:
+    if division.classes.missing_reason:
         return columns  # the data have no labels
     last_column = columns[-1].flatten().cpu().long()
-    if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
+    if len(columns) == 1 or not torch.equal(last_column, division.classes.labels):
         raise ConfigurationError(
             "corruptions need samples (x, ..., label), but the last part of these samples is not their label. Change "
             "the order of the parts."
@@ -371,9 +399,9 @@ def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[
     return Subset(dataset, known_samples.tolist())
 
 
-def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -> SourceData:
+def without_flagged(division: Division, unflagged_by_client: Sequence[Tensor]) -> Division:
     """Keep only the training samples that are not flagged, bool ``[m]`` for each client."""
-    splits = source.splits
+    splits = division.splits
     client_splits = []
     for client, is_unflagged in enumerate(unflagged_by_client):
         client_split = splits.clients[client]
@@ -386,5 +414,5 @@ def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -
         client_splits.append({**client_split, "train": unflagged_samples})
 
     splits = replace(splits, clients=tuple(client_splits))
-    check_full_batches(splits, source)
-    return replace(source, splits=splits)
+    check_full_batches(splits, division.source)
+    return replace(division, splits=splits)

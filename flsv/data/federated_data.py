@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flsv._lightning.evaluation import list_loaders
+from flsv.data.division import Division
 from flsv.data.labels import are_two_words
 from flsv.data.loaders import TensorBatches, drawn_order, make_loader, samples_of
 from flsv.data.partition import partition_counts
 from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
-from flsv.data.sources.base import SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HeldOut, SplitName, Splits
 from flsv.data.streams import StreamSamples, has_streams, part_of
@@ -29,7 +28,6 @@ from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.inference import ColumnCard, TableWarning
 
 
 class FederatedData:
@@ -44,19 +42,20 @@ class FederatedData:
     trainer: L.Trainer | None
     _source_name: str
     _held_out: dict[str, Any]
-    #: All samples, and the indices of each client's. None before ``setup``.
-    _divided: SourceData | None = None
+    #: None before ``setup``.
+    _division: Division | None = None
     #: The members of a coalition while it is trained, the only clients that :attr:`class_counts` counts. None: all.
     counted_clients: Sequence[int] | None = None
 
     @property
-    def _source(self) -> SourceData:
-        if self._divided is None:
+    def division(self) -> Division:
+        """The samples, their classes, and which of them the server and each client have."""
+        if self._division is None:
             raise RuntimeError(
                 "The data are not loaded yet. Pass the data module to a Trainer, or call prepare_data() and "
                 "setup('fit') first."
             )
-        return self._divided
+        return self._division
 
     @property
     def num_clients(self) -> int:
@@ -82,8 +81,8 @@ class FederatedData:
         Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``. While a coalition is
         trained, the other clients' rows are 0.
         """
-        classes = self._source.classes
-        counts = partition_counts(self._source.splits.train, classes.labels, len(classes.names))
+        classes = self.division.classes
+        counts = partition_counts(self.division.splits.train, classes.labels, len(classes.names))
         if self.counted_clients is not None:
             is_counted = torch.zeros(len(counts), 1, dtype=torch.long)
             is_counted[list(self.counted_clients)] = 1
@@ -118,7 +117,7 @@ class FederatedData:
     @property
     def no_classes(self) -> str | None:
         """Reason why the training samples have no classes, as text. None if they have classes."""
-        return self._source.classes.missing_reason
+        return self.division.classes.missing_reason
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -126,7 +125,7 @@ class FederatedData:
 
         For data without classes it is ``("samples",)``.
         """
-        return self._source.classes.names
+        return self.division.classes.names
 
     @property
     def positive_class(self) -> str | None:
@@ -137,42 +136,22 @@ class FederatedData:
     @property
     def needs_pos_label(self) -> bool:
         """Return whether the user has to name the positive one of two classes, since their names are words."""
-        return self._source.pos_label is None and are_two_words(self.class_names)
+        return self.division.source.pos_label is None and are_two_words(self.class_names)
 
     @property
     def client_names(self) -> tuple[str, ...]:
         """Names of the clients: keys of ``clients``, folders or groups, or else the clients' ids."""
-        return self._source.splits.names
+        return self.division.splits.names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, such as ``(1, 28, 28)``."""
-        return self._source.input_shape
-
-    @property
-    def column_cards(self) -> tuple[ColumnCard, ...]:
-        """Description of each column of a table. Empty for data that are not tables."""
-        return self._source.columns
+        return self.division.source.input_shape
 
     @property
     def dictionary(self) -> Dictionary | None:
         """The data dictionary by which a table is read. None for other data."""
-        return self._source.dictionary
-
-    @property
-    def has_inferred_dictionary(self) -> bool:
-        """Return whether the data dictionary, or a part of it, was inferred from the samples."""
-        return self._source.is_inferred
-
-    @property
-    def missing_from_dictionary(self) -> str:
-        """What is missing in the user's data dictionary. Empty if it is complete."""
-        return self._source.missing_from_dictionary
-
-    @property
-    def table_warnings(self) -> tuple[TableWarning, ...]:
-        """Data warnings about the clients' tables."""
-        return self._source.data_warnings
+        return self.division.source.dictionary
 
     @property
     def server_val_indices(self) -> Tensor:
@@ -180,25 +159,25 @@ class FederatedData:
 
         Empty if the source has its own validation data.
         """
-        return self._source.splits.server_val
+        return self.division.splits.server_val
 
     @property
     def val_loaders(self) -> Iterable[Any]:
         """The server's validation batches, or an empty list if there are none."""
-        source = self._source
+        source = self.division.source
         if source.val is not None:
             return make_loader(source.val, **source.eval_options)
-        if len(source.splits.server_val):
-            return make_loader(source.train, source.splits.server_val, **source.eval_options)
+        if len(self.server_val_indices):
+            return make_loader(source.train, self.server_val_indices, **source.eval_options)
         return [] if source.val_loaders is None else source.val_loaders
 
     def client_indices(self, client: int, split: SplitName = "train") -> Tensor:
         """Return the sorted indices of a client's samples in the training data, int64 ``[n]``."""
-        return self._source.splits.clients[client][split]
+        return self.division.splits.clients[client][split]
 
     def client_labels(self, client: int, split: SplitName = "train") -> Tensor:
         """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
-        return self._source.classes.labels[self.client_indices(client, split)]
+        return self.division.classes.labels[self.client_indices(client, split)]
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64."""
@@ -213,7 +192,7 @@ class FederatedData:
 
         This is the ground truth for tests and figures. The server never receives it.
         """
-        return self._source.is_changed[self.client_indices(client)]
+        return self.division.is_changed[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
         """Return ``{participant: hash}`` of the samples of the server and of each client.
@@ -221,21 +200,14 @@ class FederatedData:
         The server's are its validation samples, and a client's those of all its splits.
         """
         hashes = {"server": loader_hash(self.val_loaders)}
-        sample_hashes = self._source.sample_hashes
-        for client, client_split in enumerate(self._source.splits.clients):
+        sample_hashes = self.division.sample_hashes
+        for client, client_split in enumerate(self.division.splits.clients):
             indices = torch.cat(list(client_split.values()))
             if sample_hashes is None:
-                hashes[str(client)] = content_hash(self._source.train, indices)
+                hashes[str(client)] = content_hash(self.division.source.train, indices)
             else:
                 hashes[str(client)] = digest(sample_hashes[indices.numpy()]).hex()
         return hashes
-
-    def hashes_of_samples(self) -> list[np.ndarray] | None:
-        """Return the hashes of each client's training samples, or None if they cannot be hashed."""
-        sample_hashes = self._source.sample_hashes
-        if sample_hashes is None:
-            return None
-        return [sample_hashes[indices.numpy()] for indices in self._source.splits.train]
 
     @property
     def malicious(self) -> list[int]:
@@ -262,8 +234,9 @@ class FederatedData:
             shuffle: whether training samples are shuffled.
         """
         if split != "train" or not shuffle:
+            source = self.division.source
             indices = self.client_indices(client, split)
-            return make_loader(self._source.train, indices, **self._source.eval_options)
+            return make_loader(source.train, indices, **source.eval_options)
         if generator is None:
             generator = generator_for(self.splits.seed, "client", client)
         return self._train_loader([client], generator)
@@ -274,7 +247,7 @@ class FederatedData:
         """Return a loader of training batches, not shuffled if the trainer has ``overfit_batches``."""
         if self._overfits:
             generator = None
-        source = self._source
+        source = self.division.source
         rows = torch.cat([self.client_indices(client) for client in clients])
         # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
         part = part_of(source.train, row=int(rows[0]))
@@ -298,7 +271,7 @@ class FederatedData:
         if clients is None:
             clients = self.members
         rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
-        return loader_as(self._source, rows, num_batches)
+        return loader_as(self.division.source, rows, num_batches)
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
         """Return the positions of a client's training samples in the order of its loader, int64 ``[n]``."""
@@ -310,7 +283,7 @@ class FederatedData:
         indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
-        draws = self._source.draws
+        draws = self.division.source.draws
         if draws is not None:
             draws = draws.restricted_to(indices)
         return drawn_order(len(indices), generator, draws)
@@ -323,15 +296,7 @@ class FederatedData:
     @property
     def has_streams(self) -> bool:
         """Return whether a client has a stream."""
-        return has_streams(self._source.train)
-
-    @property
-    def test_set(self) -> Any:
-        """Test data, or None if there are none or a wrapped data module has its own test loader.
-
-        Test data from a table have the attribute ``row_names``.
-        """
-        return self._source.test
+        return has_streams(self.division.source.train)
 
     def validation(self) -> dict[str, Any] | None:
         """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
+from flsv.data.division import Division
 from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors
 from flsv.data.loaders import loader_of_batches
-from flsv.data.sources.base import SourceData
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
@@ -29,13 +29,14 @@ MAX_SAMPLES = 512
 MAX_SAMPLES_OF_CLIENT = 16
 
 
-def check_first_batches(source: SourceData, compare_labels: bool) -> None:
-    """Read a batch of each client. Compare its length and, with ``compare_labels``, its labels with the source.
+def check_first_batches(division: Division, compare_labels: bool) -> None:
+    """Read a batch of each client. Compare its length and, with ``compare_labels``, its labels with the division.
 
     Raises:
         ConfigurationError: a batch has other labels, or fewer rows than samples.
     """
-    classes = source.classes
+    source = division.source
+    classes = division.classes
     compare_labels = compare_labels and not classes.missing_reason
     collates_by_default = has_default_collate(source.train_options)
     if source.tensors or has_streams(source.train):
@@ -43,7 +44,7 @@ def check_first_batches(source: SourceData, compare_labels: bool) -> None:
     if collates_by_default and not compare_labels:
         return
 
-    splits = source.splits
+    splits = division.splits
     max_samples = max(1, MAX_SAMPLES // len(splits.clients))
     max_samples = min(MAX_SAMPLES_OF_CLIENT, max_samples)
     rows_by_client = [_evenly_spaced(rows, max_samples) for rows in splits.train]
@@ -88,12 +89,13 @@ def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> No
     )
 
 
-def warn_of_random_evaluation(source: SourceData) -> None:
+def warn_of_random_evaluation(division: Division) -> None:
     """Warn if samples that flsv holds out for evaluation change at random, as by augmentation for training."""
+    source = division.source
     if source.tensors:
         return
-    held_out = [source.splits.server_val]
-    for client_split in source.splits.clients:
+    held_out = [division.splits.server_val]
+    for client_split in division.splits.clients:
         held_out += [client_split["val"], client_split["test"]]
     rows = torch.cat(held_out)[:8]  # a few are enough, since all samples are read in the same way
     if len(rows) == 0:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -232,8 +231,8 @@ class Classes:
     Without classes, all labels are 0.
     """
 
-    labels: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.long))
-    names: tuple[str, ...] = ()
+    labels: Tensor
+    names: tuple[str, ...]
     missing_reason: str | None = None
 
 

@@ -234,7 +234,7 @@ def samples_of(loader: Any) -> tuple[Any, Tensor | None]:
     """
     if isinstance(loader, TensorBatches):
         return TensorDataset(*loader.tensors), loader.indices
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     if not hasattr(dataset, "__len__"):
         return dataset, None
     sampler = getattr(loader, "sampler", None)

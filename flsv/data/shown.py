@@ -25,7 +25,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     Subset,
-    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
@@ -217,27 +216,15 @@ def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
     return ChainDataset(streams)
 
 
-def _sampler(
-    dataset: Any,
-    source: SourceData,
-    rows: Tensor,
-) -> Sampler[int]:
-    """Return a sampler of rows, of the class of the user's sampler where flsv draws in the same way."""
-    draws = source.draws
-    if draws is not None:
-        draws = draws.restricted_to(rows)
-        return WeightedRandomSampler(
-            draws.weights,  # type: ignore[arg-type]  # accepts tensors
-            draws.count,
-            draws.replacement,
-        )
-
-    users_sampler = getattr(source.train_loader, "sampler", None)
-    if isinstance(users_sampler, SubsetRandomSampler):
-        return SubsetRandomSampler(range(len(dataset)))
-    if isinstance(users_sampler, RandomSampler) and dataset is users_sampler.data_source:
-        return users_sampler
-    return RandomSampler(dataset)
+def _sampler(dataset: Any, source: SourceData, rows: Tensor) -> Sampler[int]:
+    if source.draws is None:
+        return RandomSampler(dataset)
+    draws = source.draws.restricted_to(rows)
+    return WeightedRandomSampler(
+        draws.weights,  # type: ignore[arg-type]  # accepts tensors
+        draws.count,
+        draws.replacement,
+    )
 
 
 # ---- a data module in a coalition

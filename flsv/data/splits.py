@@ -249,9 +249,6 @@ class FederatedSplits:
         return [client["train"] for client in self.clients]
 
 
-NOT_DIVIDED = FederatedSplits(torch.arange(0), (), ())
-
-
 def split_federation(
     labels: Tensor,
     num_classes: int,

@@ -43,7 +43,7 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
     """Return one event for each data-quality warning about a federation's tables."""
     client_of_name = {name: client for client, name in enumerate(data.client_names)}
     events = []
-    for data_warning in data.table_warnings:
+    for data_warning in data.division.source.data_warnings:
         event = Event(
             client=client_of_name.get(data_warning.site),  # None: the server's tables
             what=DATA_WARNING,

@@ -186,7 +186,7 @@ class LightningFit(Rounds):
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         trainer = self.trainer
         run_state = self.run_state
-        self._change((self.data, "_divided", self.data.to_device(trainer)))
+        self._change((self.data, "_division", self.data.to_device(trainer)))
 
         make_engine = self._engine_class()
         engine = make_engine(

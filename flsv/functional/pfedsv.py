@@ -237,12 +237,10 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     is_relevant = truth.to(relevance.device)[has_score] > 0
     num_relevant = int(is_relevant.sum())
     num_irrelevant = int((~is_relevant).sum())
-    if num_relevant == 0 or num_irrelevant == 0:
-        return torch.tensor(float("nan"), dtype=torch.float64)
 
     # The Mann-Whitney statistic, from the ranks of the relevant pairs. Tied scores get the mean of their ranks.
     ranks = torch.from_numpy(rankdata(scores.cpu()))
     rank_sum = ranks[is_relevant.cpu()].sum()
     lowest_sum = num_relevant * (num_relevant + 1) / 2
     num_pairs = num_relevant * num_irrelevant
-    return (rank_sum - lowest_sum) / num_pairs
+    return (rank_sum - lowest_sum) / num_pairs  # 0 / 0 is NaN

@@ -108,9 +108,8 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
     accuracies = accuracies[:, ~has_nan]
 
     first_client = accuracies[:, :1]
-    is_constant = (accuracies == first_client).all(1)
-    num_pairs = accuracies.shape[1]
-    if num_pairs < 2 or is_constant.any():
+    is_constant = (accuracies == first_client).all(1)  # also with fewer than two clients
+    if is_constant.any():
         undefined = standalone.new_tensor(torch.nan)
         return undefined.to(dtype)
 

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from flsv.models.linear import Classes, Shape, dense_stack, image_shape, pooled_positions
-from flsv.utilities.declared import Count, Share, checked
+from flsv.utilities.declared import Count, checked
 
 
 def conv_stack(
@@ -135,7 +135,6 @@ class McMahanCNN(ConvNet):
     Args:
         num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 4x4.
-        hidden: width of the fully connected layer.
 
     Raises:
         ConfigurationError: there are fewer than two classes, the shape is not that of an image, or images are too
@@ -150,13 +149,12 @@ class McMahanCNN(ConvNet):
         self,
         num_classes: Classes = 10,
         input_shape: Shape = (1, 28, 28),
-        hidden: Count = 512,
     ) -> None:
         layers = [(5, 2)] * 2  # kernel and padding of each convolution
         num_positions = pooled_positions("McMahanCNN", input_shape, layers)
         channels = [input_shape[0], 32, 64]
         features = conv_stack(channels, kernel=5, padding=2)
-        classifier = dense_stack([64 * num_positions, hidden, num_classes])
+        classifier = dense_stack([64 * num_positions, 512, num_classes])
         super().__init__(features, classifier)
 
 
@@ -189,12 +187,10 @@ class ShapFedCNN(ConvNet):
     Args:
         num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 8x8.
-        channels: output channels of each convolution, at least one.
-        hidden: widths of the fully connected layers before the classifier.
 
     Raises:
-        ConfigurationError: there are fewer than two classes or no convolutions, the shape is not that of an image, or
-            images are too small.
+        ConfigurationError: there are fewer than two classes, the shape is not that of an image, or images are too
+            small.
 
     Example:
         >>> sum(p.numel() for p in ShapFedCNN().parameters())
@@ -205,14 +201,11 @@ class ShapFedCNN(ConvNet):
         self,
         num_classes: Classes = 2,
         input_shape: Shape = (1, 28, 28),
-        channels: Sequence[Count] = (16, 32, 64),
-        hidden: Sequence[Count] = (120, 84),
     ) -> None:
-        layers = [(3, 1)] * len(channels)  # kernel and padding of each convolution
+        layers = [(3, 1)] * 3  # kernel and padding of each convolution
         num_positions = pooled_positions("ShapFedCNN", input_shape, layers)
-        features = conv_stack([input_shape[0], *channels], kernel=3, padding=1)
-        num_features = channels[-1] * num_positions
-        classifier = dense_stack([num_features, *hidden, num_classes])
+        features = conv_stack([input_shape[0], 16, 32, 64], kernel=3, padding=1)
+        classifier = dense_stack([64 * num_positions, 120, 84, num_classes])
         super().__init__(features, classifier)
 
 
@@ -285,11 +278,10 @@ class ShapleyFLCifarCNN(ConvNet):
     Args:
         num_classes: number of classes M, at least 2.
         input_shape: (channels, height, width) of one image, at least 4x4.
-        dropout: dropout probability of both dropout layers.
 
     Raises:
-        ConfigurationError: there are fewer than two classes, the shape is not that of an image, images are too small,
-            or ``dropout`` is out of range.
+        ConfigurationError: there are fewer than two classes, the shape is not that of an image, or images are too
+            small.
 
     Example:
         >>> sum(p.numel() for p in ShapleyFLCifarCNN().parameters())
@@ -300,14 +292,13 @@ class ShapleyFLCifarCNN(ConvNet):
         self,
         num_classes: Classes = 10,
         input_shape: Shape = (3, 32, 32),
-        dropout: Share = 0.2,
     ) -> None:
         layers = [(3, 1)] * 2  # kernel and padding of each convolution
         num_positions = pooled_positions("ShapleyFLCifarCNN", input_shape, layers)
         channels = [input_shape[0], 16, 32]
         features = conv_stack(channels, kernel=3, padding=1)
         widths = [32 * num_positions, 512, num_classes]
-        classifier = dense_stack(widths, dropout=dropout)
+        classifier = dense_stack(widths, dropout=0.2)
         super().__init__(features, classifier)
 
 

@@ -130,6 +130,10 @@ class RegressorClient(ReadyClient):
         self.log_dict(values, batch_size=len(y))
 
 
+#: Number of different characters, which are bytes.
+NUM_CHARACTERS = 256
+
+
 class CharacterModel(ReadyClient):
     """LightningModule of a character-level language model: embedding, gated recurrent units, linear layer.
 
@@ -137,7 +141,8 @@ class CharacterModel(ReadyClient):
     from Decentralized Data", AISTATS 2017, section 3: "The model takes a series of characters as input and embeds each
     of these into a learned 8 dimensional space. The embedded characters are then processed through 2 LSTM layers, each
     with 256 nodes. Finally the output of the second LSTM layer is sent to a softmax output layer with one node per
-    character." Here the units are gated recurrent units, the sizes are arguments, and characters are bytes of UTF-8.
+    character." Here a layer of gated recurrent units is the only one, its sizes are arguments, and characters are bytes
+    of UTF-8.
 
     Batches are ``(characters int64 [B, L + 1],)``: the first L characters predict the last L. ``training_step`` returns
     the mean cross-entropy per character in nats. Validation logs it as ``val_loss``, and in bits as
@@ -146,9 +151,7 @@ class CharacterModel(ReadyClient):
 
     Args:
         width: length of the vector that embeds a character.
-        hidden: number of units of a recurrent layer.
-        layers: number of recurrent layers.
-        characters: number of different characters, 256 for bytes.
+        hidden: number of units of the recurrent layer.
         optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``.
         scheduler: function that returns a learning-rate scheduler of the optimizer, stepped once an epoch. None:
             constant learning rate.
@@ -166,21 +169,19 @@ class CharacterModel(ReadyClient):
         self,
         width: Count = 32,
         hidden: Count = 128,
-        layers: Count = 1,
-        characters: Count = 256,
         optimizer: OptimizerCallable = lambda params: torch.optim.Adam(params, lr=0.002),
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
         # The same arguments as plain values, in the order of the parameters.
         checked = check_arguments("CharacterModel", CharacterModel.__init__, locals())
-        width, hidden, layers, characters = checked.values()
-        self.save_hyperparameters("width", "hidden", "layers", "characters")
+        width, hidden = checked.values()
+        self.save_hyperparameters("width", "hidden")
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
-        self.embedding = nn.Embedding(characters, width)
-        self.recurrent = nn.GRU(width, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, characters)
+        self.embedding = nn.Embedding(NUM_CHARACTERS, width)
+        self.recurrent = nn.GRU(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, NUM_CHARACTERS)
 
     def forward(self, characters: Tensor) -> Tensor:
         """Compute logits ``[B, L, characters]`` of the character that follows each of the characters ``[B, L]``."""

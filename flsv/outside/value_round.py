@@ -270,7 +270,8 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
         metrics = PartialFederatedShapley(performance=LOSS, mode="min")
     elif metrics is None:
         metrics = PartialFederatedShapley()
-    return dict(MetricCollection(metrics))
+    named_metrics: Any = MetricCollection(metrics)
+    return dict(named_metrics.items())
 
 
 def _games(

@@ -20,6 +20,3 @@ Which = Literal[
 ]
 #: These, or halves of unlike clients, see :func:`flsv.functional.choose_halvings`.
 Trainings = Literal[Which, "halves"]
-#: Who trains in a round of a coalition if the run draws a cohort in each round: as many members as the run's cohort
-#: has, or all members.
-Participation = Literal["drawn", "all"]

@@ -1,8 +1,8 @@
 """Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
 
 It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
-own checkpoint of its last one, with the federation's weights in it and, unless clients keep it, without the optimizer's
-state: what else goes on from round to round (epochs, schedules, callbacks) is Lightning's to say.
+own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
+from round to round (epochs, schedules, callbacks) is Lightning's to say.
 """
 
 import copy
@@ -94,7 +94,6 @@ def fedavg_by_hand(
     folder,
     rounds,
     callbacks=list,
-    keep=False,
     epochs=1,
     members=None,
     **trainer,
@@ -115,7 +114,7 @@ def fedavg_by_hand(
             if r:
                 checkpoint = torch.load(path, weights_only=False)
                 checkpoint["state_dict"] = server.state_dict()
-                for state in [] if keep else checkpoint["optimizer_states"]:
+                for state in checkpoint["optimizer_states"]:
                     state["state"] = {}
                     for group in state["param_groups"]:
                         group.pop("step", None)  # which timm's optimizers count there

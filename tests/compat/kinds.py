@@ -27,7 +27,10 @@ def _mlp(*widths):
 
 
 class GAN(L.LightningModule):
-    """Two optimizers by hand, the generator's in every third batch, and weights that are normalized."""
+    """Two optimizers by hand, the generator's in every third batch, and weights that are normalized.
+
+    That of the last layer is computed anew, by a step of a power iteration, when it is read in training.
+    """
 
     def __init__(self):
         super().__init__()
@@ -285,14 +288,6 @@ class Odd(Small):
         self.outputs.clear()
 
 
-class NormalizedHead(Small):
-    """A last layer whose weight is computed anew, by a step of a power iteration, when it is read in training."""
-
-    def __init__(self):
-        super().__init__()
-        spectral_norm(self.net[-1])
-
-
 class GraphOfPixels(Small):
     """A sparse matrix as an attribute, and one as an unsaved buffer."""
 
@@ -335,6 +330,5 @@ KINDS = {
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(make_images().train, *make_images().val)),
     "dataloader-iter": Kind(Fetches, make_images),
     "odd-parts": Kind(Odd, make_images),
-    "spectral-norm-head": Kind(NormalizedHead, make_images),
     "sparse-tensors": Kind(GraphOfPixels, make_images),
 }

@@ -8,9 +8,10 @@ import torch
 from compat.base import Kind, make_federated_data
 from compat.by_hand import SEED, HandRound, coalition_values, fedavg_by_hand, validate_with_trainer
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
-from helpers.fits import KeepUpdates, plain_trainer
+from helpers.fits import plain_trainer
+from helpers.loops_by_hand import KeepsRounds
 
 ROUNDS = 2
 
@@ -28,16 +29,9 @@ class Pair:
     def check(self):
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance = self.kind.tolerance
-        aggregator = self.loop.aggregator
-
-        assert isinstance(aggregator, KeepUpdates)
-
         first_round, second_round = self.history[:2]
-        for vector, client in zip(
-            aggregator.rounds[0].values(),
-            first_round.clients,
-            strict=True,
-        ):
+        vectors = self.loop.aggregator.rounds[0].client_vectors
+        for vector, client in zip(vectors, first_round.clients, strict=True):
             state = client.state_dict()
             for name, value in self.loop.space.unflatten(vector).items():
                 is_equal = torch.equal(value, state[name].to(value))
@@ -87,7 +81,7 @@ def train_with_values(kind, folder):
 
 def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
     """Train twice."""
-    module, federation = train_federated(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
+    module, federation = train_federated(kind, folder, rounds, aggregator=KeepsRounds(), **loop)
 
     expected, history = fedavg_by_hand(
         kind.module(),
@@ -96,7 +90,6 @@ def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
         folder,
         rounds,
         kind.callbacks,
-        keep=loop.get("optimizer_state") == "persist",
         epochs=loop.get("local_epochs", 1),
         **kind.trainer,
     )
@@ -106,7 +99,7 @@ def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
 def train_federated(kind, folder, rounds=ROUNDS, *, is_first=True, **loop):
     """Train in a federation, which is the first callback, or the last."""
     module = kind.module()
-    federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
+    federation = FederatedLoop(seed=SEED, **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         callbacks = list(kind.callbacks())

@@ -13,15 +13,16 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import PartialFederatedShapley, ShadowShapley
+from flsv.metrics import PartialFederatedShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
 from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
-from helpers.fits import KeepUpdates, assert_resumes, fit, fit_and_save, state_vector
+from helpers.fits import assert_resumes, fit, fit_and_save, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
 from helpers.kinds_of_attributes import CarriesState, FourGenerators
 from helpers.kinds_of_modules import ChangesItself, add_layer, hook_forward, stop_tracking
+from helpers.loops_by_hand import KeepsRounds
 
 KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
 TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
@@ -29,10 +30,10 @@ TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
 
 def update_of_client_2(kind, folder, cohort):
     """Client 2's update in the first of two rounds."""
-    recorder = KeepUpdates()
+    recorder = KeepsRounds()
     two_rounds = replace(kind, rounds=2)
     fit_kind(two_rounds, folder, aggregator=recorder, sampler=FixedCohort(cohort))
-    return recorder.rounds[0][2]
+    return recorder.rounds[0].client_vectors[-1]
 
 
 @pytest.mark.fast_rows("a teacher in a list", "a carried*", "a structure*", "a closure")
@@ -117,10 +118,9 @@ class ChangesPartsOfTheRun(Base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", [PartialFederatedShapley, ShadowShapley])
-def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_path, metric):
+def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_path):
     kind = Kind(ChangesPartsOfTheRun)
-    by_loss = metric(performance="val_loss", mode="min")
+    by_loss = PartialFederatedShapley(performance="val_loss", mode="min")
 
     _, scored = fit_kind(kind, tmp_path, metrics={"value": by_loss})
     _, plain = fit_kind(kind, tmp_path)

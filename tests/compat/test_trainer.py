@@ -71,24 +71,17 @@ class ActsOnBatches(cb.Callback):
             shrink_head(trainer, pl_module)
 
 
-def make_decaying_kind(gamma, interval, frequency=1):
-    return make_small_kind(
-        partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
-    )
-
-
 AS_BY_HAND = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
     "precision-64-true": make_small_kind(),
-    "precision-32-true": make_rounded_kind("32-true", 1e-6),
     "precision-bf16-mixed": make_rounded_kind("bf16-mixed", 1e-6),
     "precision-16-mixed-on-a-cpu": make_rounded_kind("16-mixed", 1e-6),
     "precision-bf16-true": make_rounded_kind("bf16-true", 1e-2),
     "clipping-by-value": make_small_kind(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
-    "limit-share": make_small_kind(limit_train_batches=0.5),
-    "step-schedule": make_decaying_kind(0.9, "step"),
     "plateau-by-step": make_small_kind(PlateauByStep),
-    "every-second-epoch": make_decaying_kind(0.5, "epoch", 2),
+    "every-second-epoch": make_small_kind(
+        partial(Small, partial(lr_scheduler.ExponentialLR, gamma=0.5), "epoch", 2)
+    ),
     "lbfgs": make_small_kind(
         partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))
     ),
@@ -108,7 +101,7 @@ AS_BY_HAND = {
 }
 
 
-@pytest.mark.fast_rows("precision-64-true", "clipping-by-value", "step-schedule")
+@pytest.mark.fast_rows("precision-64-true", "clipping-by-value")
 @pytest.mark.parametrize("option", AS_BY_HAND)
 def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
     train_both_ways(AS_BY_HAND[option], tmp_path).check()
@@ -126,9 +119,8 @@ def test_callback_before_the_loop_acts_on_the_training_client_and_gets_its_hooks
 
 @pytest.fixture(scope="module")
 def plain_state(tmp_path_factory):
-    return train_federated(Kind(Small, make_images), tmp_path_factory.mktemp("plain"))[
-        0
-    ].state_dict()
+    module, _ = train_federated(Kind(Small, make_images), tmp_path_factory.mktemp("plain"))
+    return module.state_dict()
 
 
 #: It refuses the very arguments that would say the same.
@@ -224,9 +216,20 @@ def assert_same_bits(folder, kind, expected, **options):
     return module.trainer
 
 
-def test_fit_without_training_batches_is_refused(tmp_path):
-    with refused("limit_train_batches=0: no client would train"):
-        train_federated(make_small_kind(limit_train_batches=0), tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (make_small_kind(limit_train_batches=0), "limit_train_batches=0: no client would train"),
+        (make_small_kind(max_steps=9), "max_steps=9"),
+        (
+            make_small_kind(Small, partial(cb.StochasticWeightAveraging, 1e-2, 0.5)),
+            "StochasticWeightAveraging",
+        ),
+    ],
+)
+def test_trainer_option_that_rounds_cannot_follow_is_refused(tmp_path, kind, message):
+    with refused(message):
+        train_federated(kind, tmp_path)
 
 
 # ---- beside training

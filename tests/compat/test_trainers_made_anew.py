@@ -1,18 +1,13 @@
 """What goes on from round to round, or ends within one, as with a Trainer made anew for each client and round."""
 
-import math
 from functools import partial
 
-import pytest
 import torch
 from compat.base import DOUBLE, Small, make_federated_data, make_images, make_small_kind
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
-from compat.kinds import KINDS
 from compat.runs import train_both_ways, train_federated
-from lightning.pytorch import callbacks as cb
 from torch.optim import lr_scheduler
 
-from helpers import refused
 from helpers.loops_by_hand import assert_same_state
 from helpers.models import sgd
 
@@ -97,56 +92,17 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     assert_same_state(module, expected, tolerance=1e-12)
 
 
-# ---- a fit that is told to stop
-
-
-def test_max_steps_within_a_round_is_refused(tmp_path):
-    kind = make_small_kind(Small, max_steps=9)
-    with refused("max_steps=9"):
-        train_federated(kind, tmp_path, ROUNDS)
-
-
-def test_stochastic_weight_averaging_is_refused(tmp_path):
-    make_averaging = partial(cb.StochasticWeightAveraging, 1e-2, 0.5)
-    kind = make_small_kind(Small, make_averaging)
-    with refused("StochasticWeightAveraging"):
-        train_federated(kind, tmp_path, ROUNDS)
-
-
-# ---- optimizers that clients keep
-
-
-@pytest.mark.slow
-def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path):
-    """By hand each client's Trainer goes on from the client's own checkpoint."""
-    kind = KINDS["wgan-spectral-norm"]
-
-    pair = train_both_ways(kind, tmp_path, ROUNDS, optimizer_state="persist")
-    without_states = train_by_hand(kind, tmp_path, ROUNDS)
-
-    pair.check()
-    differences = []
-    for parameter, forgetful in zip(pair.module.parameters(), without_states.parameters()):
-        differences.append((parameter - forgetful).abs().max())
-    assert max(differences) > 100 * kind.tolerance  # so that the states matter
-
-
 # ---- several local epochs
 
 
-def make_accumulating_module():
+def make_scheduled_module():
     return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    ("module", "options"),
-    [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (make_accumulating_module, {})],
-)
-def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(tmp_path, module, options):
+def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(tmp_path):
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
-    kind = make_small_kind(module, **options)
+    kind = make_small_kind(make_scheduled_module, accumulate_grad_batches=2)
     pair = train_both_ways(kind, tmp_path, local_epochs=2)
     pair.check()
-    steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))
-    assert pair.module.trainer.global_step == 2 * 2 * steps
+    steps_of_epoch = 2 + 2  # of the two clients
+    assert pair.module.trainer.global_step == 2 * 2 * steps_of_epoch

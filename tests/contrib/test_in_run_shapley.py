@@ -1,7 +1,6 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -28,9 +27,8 @@ from helpers.loops_by_hand import (
     make_in_run_data,
     make_in_run_loop,
     make_network_without_norm,
-    make_sgd,
 )
-from helpers.models import Plain, adam, network
+from helpers.models import Plain, adam, make_sgd, network
 from helpers.runs import read_rows
 
 
@@ -247,19 +245,8 @@ class CountsReports(ContributionMetric):
         return self.counts
 
 
-class NamesItsArgument(InRunShapley):
-    """Values by the project's own loss, whose reports have another name in update."""
-
-    @property
-    def round_fields(self) -> dict[str, Any]:
-        return {**super().round_fields, "values": "in_run_values"}
-
-    def update(self, client_ids, values, **arguments):
-        super().update(client_ids, values, **arguments)
-
-
 def test_clients_follow_the_loss_of_the_metric_that_names_one():
-    metric = NamesItsArgument(loss="val_loss")
+    metric = InRunShapley(loss="val_loss")
     module = Plain(make_network_without_norm())
     info = SimpleNamespace(
         metrics={"reports": CountsReports(), "in_run": metric},

@@ -180,10 +180,6 @@ def test_an_aggregator_weighs_by_the_servers_validation_set(tmp_path):
     torch.testing.assert_close(loop.state.weights, weights)
 
 
-def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
-    assert fit_loop(tmp_path, aggregator=AskingAggregator()).round_index == 1
-
-
 # ---- what is refused before the first round
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
-from flsv.data.copies import Copies, find_copies
+from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
 from helpers.fits import fit
 from helpers.models import Plainest
@@ -249,26 +249,23 @@ def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None
         assert facts_of(copies) == (0, 2, 72)
 
 
-def test_the_only_sample_of_a_client_has_a_hash() -> None:
+def test_a_client_with_one_sample_is_compared() -> None:
     data = FederatedDataModule(
         clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
 
-    hashes = data.hashes_of_samples()
-
-    assert hashes is not None
-    assert [len(samples) for samples in hashes] == [NUM_SAMPLES, 1]
+    assert copies_in(data) == []
 
 
 def test_a_fit_that_tells_nobody_does_not_compare_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(data: Any) -> None:
-        raise AssertionError("samples are hashed")
+        raise AssertionError("samples are compared")
 
-    monkeypatch.setattr(FederatedDataModule, "hashes_of_samples", refuse)
+    monkeypatch.setattr("flsv.federation.data_events.copies_in", refuse)
     silent = Reporting(table=False, files=False)
     loop = FederatedLoop(seed=1, reporting=silent)
     module = Plainest()

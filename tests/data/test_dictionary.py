@@ -71,7 +71,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         "lab missing",
         "ward missing",
     )
-    inputs, labels = data._source.tensors
+    inputs, labels = data.division.source.tensors
     second_row = [(44 - 60) / 15, 0, 0, 1, 1, 0]
     assert inputs[1].tolist() == pytest.approx(second_row)
     assert labels.tolist() == [0, 1, 0, 1] * 2
@@ -82,7 +82,7 @@ def test_classes_of_a_dictionary_object_keep_their_order(tmp_path: Path) -> None
     data = read_clinics(tmp_path, Dictionary("died", classes=("yes", "no")))
 
     assert data.class_names == ("yes", "no")
-    _, labels = data._source.tensors
+    _, labels = data.division.source.tensors
     assert labels.tolist() == [1, 0, 1, 0] * 2
 
 
@@ -90,7 +90,7 @@ def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
     data = read_clinics(tmp_path, dictionary)
-    inputs, _ = data._source.tensors
+    inputs, _ = data.division.source.tensors
     assert inputs[0, 0] == pytest.approx((61 - 60) / 15)
 
     message = r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"
@@ -201,8 +201,8 @@ def test_merged_dictionaries_of_sites_are_nearly_the_dictionary_of_one_process(
     assert merged.class_counts == data.dictionary.class_counts
 
     by_file = hospitals_with("merged.yaml", tmp_path)
-    inputs, labels = by_file._source.tensors
-    inferred_inputs, inferred_labels = data._source.tensors
+    inputs, labels = by_file.division.source.tensors
+    inferred_inputs, inferred_labels = data.division.source.tensors
     assert "ward=rare" not in merged.feature_names
     names = list(data.dictionary.feature_names)
     positions = [names.index(name) for name in merged.feature_names]
@@ -267,7 +267,9 @@ def test_inferred_dictionary_of_a_regression_gives_the_same_targets(tmp_path: Pa
     file.write_text(inferred.dictionary.to_text())
 
     assert inferred.dictionary.columns["age"].kind == "whole numbers"
-    for tensor, inferred_tensor in zip(read(str(file))._source.tensors, inferred._source.tensors):
+    for tensor, inferred_tensor in zip(
+        read(str(file)).division.source.tensors, inferred.division.source.tensors
+    ):
         assert torch.equal(tensor, inferred_tensor)
 
 

@@ -17,7 +17,6 @@ from torch.utils.data import TensorDataset
 from flsv.cli.parser import make_cli
 from flsv.data import (
     FederatedDataModule,
-    GroupPartitioner,
     HeldOut,
     IIDPartitioner,
     OneClient,
@@ -65,7 +64,7 @@ def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataM
 
 def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
     """Indices of each client's training, validation and test samples."""
-    return data._source.splits.clients
+    return data.division.splits.clients
 
 
 def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:
@@ -113,31 +112,17 @@ def test_a_column_chooses_what_is_held_out() -> None:
     assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
 
 
-def test_a_date_divides_training_and_test() -> None:
-    splits = Splits(server_val=0, client_test=HeldOut("visited", since="2024-01-01"))
+@pytest.mark.parametrize(
+    ("held_out", "is_held_out"),
+    [
+        (HeldOut("split", "test"), lambda split: split == "test"),
+        (HeldOut("visited", since="2024-01-01"), lambda day: day >= "2024-01-01"),
+    ],
+)
+def test_shares_are_drawn_from_what_no_column_chooses(held_out: HeldOut, is_held_out: Any) -> None:
+    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=held_out))
 
-    data = make_hospitals(splits)
-
-    assert positions_in_tables(data, "train") == positions_where(
-        "visited", lambda day: day < "2024-01-01"
-    )
-    assert positions_in_tables(data, "test") == positions_where(
-        "visited", lambda day: day >= "2024-01-01"
-    )
-
-
-def test_shares_are_drawn_from_what_no_column_chooses() -> None:
-    splits = Splits(
-        server_val=0.25,
-        client_val=0.2,
-        client_test=HeldOut("split", "test"),
-    )
-
-    data = make_hospitals(splits)
-
-    assert positions_in_tables(data, "test") == positions_where(
-        "split", lambda split: split == "test"
-    )
+    assert positions_in_tables(data, "test") == positions_where(held_out.column, is_held_out)
     num_visits = len(TABLES) * VISITS
     assert len(data.server_val_indices) == 0.25 * num_visits
     for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
@@ -212,8 +197,8 @@ def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
     columns = {"columns": {"age": {}, "split": {}}, "excluded": ["*"]}
     asked_for = make_hospitals(splits, dictionary=columns)
 
-    assert [card.name for card in left_out.column_cards] == ["age"]
-    assert [card.name for card in asked_for.column_cards] == ["split", "age"]
+    assert [card.name for card in left_out.division.source.columns] == ["age"]
+    assert [card.name for card in asked_for.division.source.columns] == ["split", "age"]
 
 
 def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch: Any) -> None:
@@ -233,7 +218,8 @@ def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("since", [2024, datetime.date(2024, 1, 1)])
 def test_year_and_date_of_a_yaml_file_are_dates(since):
     choice = HeldOut("admitted", since=since)
-    assert choice.select(["2023-12-31", "2024-01-01"]).tolist() == [False, True]
+    days = ["2023-12-31", "2024-01-01", "", " "]
+    assert choice.select(days).tolist() == [False, True, False, False]
     assert str(choice).startswith("admitted since 2024")
 
 
@@ -292,25 +278,16 @@ def test_choices_are_checked_at_construction(options: dict[str, Any], message: s
         HeldOut("split", **options)
 
 
-def make_patients_of_six(partitioner: Partitioner, **options: Any) -> FederatedDataModule:
-    data_set: Any = TensorDataset(torch.zeros(60, 2), torch.arange(60) % 2)
-    data_set.patient = [index // 6 for index in range(60)]
-    splits = Splits(server_val=0, client_test=0.3, together="patient")
-    return FederatedDataModule(data_set, partitioner, splits=splits, **options)
-
-
 def make_samples_of_patients(
     patients: Sequence[Any],
     partitioner: Partitioner,
-    server_val: int,
+    **splits: Any,
 ) -> FederatedDataModule:
     labels = torch.arange(len(patients)) % 2
     inputs = torch.zeros(len(patients), 2)
     data_set: Any = TensorDataset(inputs, labels)
     data_set.patient = patients
-    splits = Splits(server_val=server_val, together="patient")
-
-    return FederatedDataModule(data_set, partitioner, splits=splits)
+    return FederatedDataModule(data_set, partitioner, splits=Splits(together="patient", **splits))
 
 
 @pytest.mark.parametrize("gap", [" ", float("nan")])
@@ -319,12 +296,6 @@ def test_samples_of_no_patient_are_refused(gap: Any) -> None:
     data = make_samples_of_patients(patients, IIDPartitioner(2), server_val=2)
     with pytest.raises(ConfigurationError, match="1 of 6 samples have no value"):
         data.setup("fit")
-
-
-def test_blanks_are_no_dates_and_not_held_out() -> None:
-    choice = HeldOut("visited", since="2024-01-01")
-    is_held_out = choice.select(["2024-05-01", "", " "])
-    assert is_held_out.tolist() == [True, False, False]
 
 
 def test_a_gap_does_not_divide_a_patient() -> None:
@@ -339,16 +310,7 @@ def test_a_gap_does_not_divide_a_patient() -> None:
 
 
 def test_clients_that_share_patients_are_refused() -> None:
-    data = make_patients_of_six(IIDPartitioner(3))
+    patients = [index // 6 for index in range(60)]
+    data = make_samples_of_patients(patients, IIDPartitioner(3), server_val=0, client_test=0.3)
     with pytest.raises(ConfigurationError, match="give all samples of a group to one client"):
         data.setup("fit")
-
-
-def test_clients_that_have_whole_patients_are_not_refused() -> None:
-    clients = [index // 30 for index in range(60)]
-    data = make_patients_of_six(GroupPartitioner(), groups=clients)
-
-    data.setup("fit")
-
-    test_sizes = [len(client["test"]) for client in split_indices_of_clients(data)]
-    assert test_sizes == [12, 12]  # two patients reach 30 % of 30

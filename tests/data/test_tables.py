@@ -67,7 +67,7 @@ def test_dates_become_days(tmp_path: Path) -> None:
             dictionary=dictionary,
             server_val=0.0,
         )
-        features = data._source.train.tensors[0]
+        features = data.division.source.train.tensors[0]
         lengths, marks = features.T
         assert data.dictionary.feature_names == ("left", "left missing")
         np.testing.assert_allclose(lengths[:4], expected, atol=1e-6)
@@ -97,7 +97,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
         client_test=0,
     )
 
-    x = data._source.train.tensors[0].numpy()
+    x = data.division.source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
     is_smoker = rows % 5 == 0
     numbers = np.column_stack([is_smoker, rows])
@@ -174,11 +174,11 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         standardized_ages = (ages - mean) / deviation
         return np.column_stack([standardized_ages, *is_in_category])
 
-    x = data._source.train.tensors[0]
+    x = data.division.source.train.tensors[0]
     expected = features(ages, wards)
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
-    x = data._source.test.tensors[0]
+    x = data.division.source.test.tensors[0]
     expected = features(test_ages, test_wards)
     np.testing.assert_allclose(x, expected, atol=1e-5)
 

@@ -190,7 +190,7 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    return Look(data._source.tensors[0], list(map(str, data._source.data_warnings)))
+    return Look(data.division.source.tensors[0], list(map(str, data.division.source.data_warnings)))
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
@@ -213,8 +213,8 @@ def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
-        inputs.append(data._source.tensors[0])
-        data_warnings += map(str, data._source.data_warnings)
+        inputs.append(data.division.source.tensors[0])
+        data_warnings += map(str, data.division.source.data_warnings)
     if val is not None:
         data_of(val, 0, dictionary)
     return Look(torch.cat(inputs), data_warnings)

@@ -3,7 +3,6 @@ the bit (``make emulated``)."""
 
 import os
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,12 @@ from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedEM, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.training.algorithms import SCAFFOLD
-from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, make_checkpoint_callback, state_vector, trainer_for
-from helpers.models import Plain, network, sgd
+from helpers.fits import fit, fit_and_save, make_checkpoint_callback, state_vector, trainer_for
+from helpers.models import Plain, make_sgd, network, sgd
 
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
     from device.emulated import DEVICE, on_the_device
@@ -66,7 +64,7 @@ pytestmark = [
 
 
 def make_plain(kind=Plain):
-    return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
+    return kind(network(batch_norm=False), make_sgd())
 
 
 def make_mixture():
@@ -78,13 +76,16 @@ def make_mixture():
 
 #: The loop's options, and the module.
 FEDERATIONS = {
-    "a logged value": (
-        lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}},
-        Plain,
-    ),
-    "a metric of outputs": (
-        lambda: {"metrics": {"sv": DecayedShapley(performance=MulticlassF1Score(CLASSES))}},
-        Plain,
+    "scores of games, noise": (
+        lambda: {
+            "aggregator": FedAdam(),
+            "uploads": [GaussianPrivacy(1.0, 1.0)],
+            "metrics": {
+                "logged": DecayedShapley(performance="val_acc", mode="max"),
+                "of outputs": DecayedShapley(performance=MulticlassF1Score(CLASSES)),
+            },
+        },
+        make_plain,
     ),
     "pfedsv": (
         lambda: {
@@ -94,12 +95,8 @@ FEDERATIONS = {
         make_plain,
     ),
     "fedem": (lambda: {"personalizer": FedEM()}, make_mixture),
-    "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, Plain),
+    "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, make_plain),
     "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, make_plain),
-    "noise": (
-        lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]},
-        make_plain,
-    ),
     "in-run": (
         lambda: {"metrics": {"value": InRunShapley()}, "client_algorithm": InRunValues()},
         make_plain,
@@ -107,12 +104,12 @@ FEDERATIONS = {
     "coalitions that a server weighs": (
         lambda: {
             "aggregator": CGSV("cgsv"),
-            "metrics": {"value": ShadowShapley(), "cgsv": CosineGradientShapley()},
+            "metrics": {
+                "value": ShadowShapley(),
+                "by clients": ShadowShapley(evaluators="clients"),
+                "cgsv": CosineGradientShapley(),
+            },
         },
-        make_plain,
-    ),
-    "evaluated by clients": (
-        lambda: {"metrics": {"value": ShadowShapley(evaluators="clients")}},
         make_plain,
     ),
     "many at once": (
@@ -127,13 +124,11 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     options, module = FEDERATIONS[name]
     vectors = []
     tables = []
-    held_out = 0.2 if name in ("pfedsv", "evaluated by clients") else 0.0
-
     for folder, trainer_options in (
         (tmp_path / "cpu", {}),
         (tmp_path / "device", device_options()),
     ):
-        data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
+        data = toy_data(client_val=0.2, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
         trained = fit(
             loop,
@@ -154,38 +149,39 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
-def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options):
-    if personalizer is None:
-        strategies = {"metrics": {"sv": CumulativeShapley()}}
-    else:
-        metrics = {"relevance": DomainRelevance()}
-        strategies = {"metrics": metrics, "personalizer": personalizer()}
-    loop = FederatedLoop(optimizer_state="persist", seed=1, **strategies)
-    data = toy_data(client_val=0.2)
-    module = fit(loop, folder, make_plain(), data, rounds, ckpt_path, **options)
-    return state_vector(module).cpu()
+def make_loop_with_states():
+    metrics = {"relevance": DomainRelevance(), "sv": CumulativeShapley()}
+    personalizer = PFedSV("relevance", k=2)
+    return FederatedLoop(
+        metrics=metrics, personalizer=personalizer, optimizer_state="persist", seed=1
+    )
 
 
 @pytest.mark.parametrize("first_device", ["cpu", DEVICE])
-@pytest.mark.parametrize(
-    "personalizer",
-    [None, partial(PFedSV, "relevance", k=2)],
-)
-def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path, personalizer, first_device):
+def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path, first_device):
     if first_device == "cpu":
         options_of_half, options_of_rest = {}, device_options()
     else:
         options_of_half, options_of_rest = device_options(), {}
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
-    checkpoint = tmp_path / "checkpoints/last.ckpt"
+    data = toy_data(client_val=0.2)
 
-    fit_on_either_device(personalizer, tmp_path / "half", 2, **saving, **options_of_half)
-    resumed = fit_on_either_device(
-        personalizer, tmp_path / "rest", 3, ckpt_path=checkpoint, **options_of_rest
+    checkpoint = fit_and_save(
+        make_loop_with_states(), tmp_path, make_plain(), data, 2, **options_of_half
     )
+    resumed = fit(
+        make_loop_with_states(),
+        tmp_path / "rest",
+        make_plain(),
+        data,
+        3,
+        checkpoint,
+        **options_of_rest,
+    )
+    uninterrupted = fit(make_loop_with_states(), tmp_path / "whole", make_plain(), data, 3)
 
-    uninterrupted = fit_on_either_device(personalizer, tmp_path / "whole", 3)
-    torch.testing.assert_close(resumed, uninterrupted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        state_vector(resumed).cpu(), state_vector(uninterrupted), rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,17 +217,6 @@ def test_values_of_ranks_may_differ_by_rounding_on_a_device_only():
     assert not is_rounded(value, rounded)
     assert not is_rounded(value.to(DEVICE), (value + 0.1).to(DEVICE))
     assert not is_rounded(value.to(DEVICE), None)
-
-
-def test_privacy_noise_on_the_device_equals_that_on_the_cpu():
-    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0)
-    update = torch.zeros(20_000)
-    context = UploadContext(client=1, num_clients=3, num_parameters=len(update), round_index=4)
-
-    noise = privacy.apply(update, context)
-    device_noise = privacy.apply(update.to(DEVICE), context)
-
-    torch.testing.assert_close(device_noise.cpu(), noise)
 
 
 # ---- coalitions

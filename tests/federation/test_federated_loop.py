@@ -14,8 +14,8 @@ from flsv.functional import class_specific_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
 from flsv.sampling import FixedCohort
-from helpers.fits import KeepUpdates, fit, make_shapfed_loop
-from helpers.loops_by_hand import SEED
+from helpers.fits import fit, make_shapfed_loop
+from helpers.loops_by_hand import SEED, KeepsRounds
 from helpers.models import Plain
 
 
@@ -46,13 +46,13 @@ def test_replaced_loops_share_no_state(tmp_path):
 
 
 def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path):
-    keep = KeepUpdates()
+    recorder = KeepsRounds()
     metric = ClassSpecificShapley(momentum=0, source="weights")
-    loop = FederatedLoop(keep, {"cssv": metric}, seed=1)
+    loop = FederatedLoop(recorder, {"cssv": metric}, seed=1)
 
     module = fit(loop, tmp_path)
 
-    last_models = torch.stack([keep.rounds[-1][client] for client in range(3)])
+    last_models = recorder.rounds[-1].client_vectors
     rows = loop.space.head.rows
     global_head = rows(loop.space.read(module))
     expected = class_specific_shapley(rows(last_models), global_head)

@@ -12,7 +12,7 @@ from helpers import refused, warns
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, fit_and_save, trainer_for
-from helpers.models import Plainest
+from helpers.models import Plainest, make_sgd
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*bar is not installed"),
@@ -159,10 +159,6 @@ def test_a_further_fit_is_refused_if_coalitions_are_trained(tmp_path):
 
 
 # ---- a run that goes on with other settings
-
-
-def make_sgd(lr):
-    return partial(torch.optim.SGD, lr=lr)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from flsv import FederatedLoop
 from flsv.metrics import CumulativeShapley
@@ -10,14 +10,6 @@ from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from helpers import warns
 from helpers.fits import Cohorts, assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
-
-
-class ModelsAfterRounds(Callback):
-    def __init__(self):
-        self.models = []
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.models.append(state_vector(pl_module).clone())
 
 
 def make_loop(**options):
@@ -41,7 +33,10 @@ def make_diverging(rounds_and_clients):
 
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
     loop = make_loop(metrics={"shapley": CumulativeShapley()})
-    recorder = ModelsAfterRounds()
+    models = []
+    recorder = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
+    )
     with warns("model does not change, and other clients"):
         fit(
             loop,
@@ -51,7 +46,6 @@ def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_p
             callbacks=[recorder],
         )
 
-    models = recorder.models
     assert torch.equal(models[1], models[0])
     assert not torch.equal(models[2], models[1])
 

@@ -1,7 +1,5 @@
 """Divergences of labels against SciPy, and the weights made of them; distances against NumPy."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -58,21 +56,6 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples():
         )
 
     assert weights.tolist() == [100 / 400, 300 / 400]
-
-
-def test_divergence_weights_of_which_one_is_left_do_not_warn():
-    divergences = torch.tensor([0.0, 1.0])
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        weights = divergence_weights(
-            torch.tensor([100, 300]),
-            divergences,
-            a=5.0,
-            b=0.0,
-        )
-
-    assert weights.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

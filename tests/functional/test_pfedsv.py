@@ -167,11 +167,6 @@ def test_models_of_unavailable_clients_are_not_downloaded():
     assert peers == [3, 1]
 
 
-def test_nothing_is_downloaded_where_nobody_else_is_available():
-    only_oneself = [True, False, False]
-    assert choose_top_k_peers([nan] * 3, available=only_oneself) == []
-
-
 def test_top_k_download_with_a_wrong_own_index_raises():
     with pytest.raises(ValueError, match="own"):
         choose_top_k_peers([nan, nan], client=2)

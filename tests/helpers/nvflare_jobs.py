@@ -45,12 +45,16 @@ class Job:
         controller.communicator = Wire(self)
         return controller
 
+    def folder_of(self, name):
+        """Make the workspace of the server or of a site."""
+        folder = self.folder / name
+        for part in ("local", "startup"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        return folder
+
     def context(self, name):
         """Make the context of the server or of a site."""
-        root = self.folder / name
-        for part in ("local", "startup"):
-            (root / part).mkdir(parents=True, exist_ok=True)
-
+        root = self.folder_of(name)
         workspace = Workspace(str(root), name)
         registered_clients = [SimpleNamespace(name=site) for site in NAMES]
         # In place of the server's or site's engine: who takes part, and where files are.

@@ -17,32 +17,37 @@ KEY = bytes(range(32))
 def noise_by_hand(size: int, block: int) -> list[float]:
     """Compute the noise of a block, number by number."""
     pairs = math.ceil(size / 2)
-    stream = hashlib.shake_256(KEY + block.to_bytes(8, "big")).digest(16 * pairs)
+    key = KEY + block.to_bytes(8, "big")
+    stream = hashlib.shake_256(key).digest(16 * pairs)
     uniform = []
     for position in range(0, len(stream), 8):
-        word = int.from_bytes(stream[position : position + 8], "little") % 2**53
-        uniform.append((word + 0.5) / 2**53)
+        end = position + 8
+        word = int.from_bytes(stream[position:end], "little")
+        mantissa = word % 2**53
+        uniform.append((mantissa + 0.5) / 2**53)
 
-    radii = [math.sqrt(-2 * math.log(u)) for u in uniform[:pairs]]
-    angles = [2 * math.pi * u for u in uniform[pairs:]]
-    polar = list(zip(radii, angles))
-    cosines = [radius * math.cos(angle) for radius, angle in polar]
-    sines = [radius * math.sin(angle) for radius, angle in polar]
-
+    cosines = []
+    sines = []
+    for first, second in zip(uniform[:pairs], uniform[pairs:]):
+        radius = math.sqrt(-2 * math.log(first))
+        angle = 2 * math.pi * second
+        cosines.append(radius * math.cos(angle))
+        sines.append(radius * math.sin(angle))
     return (cosines + sines)[:size]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_secret_noise_is_box_and_muller_of_shake_256_of_key_and_block(size):
+    num_blocks = 2
     vector = torch.zeros(BLOCK_SIZE + size, dtype=torch.float64)
     add_secret_noise(vector, 1.0, KEY)
-    first_block, second_block = vector.split(BLOCK_SIZE)
+    blocks = vector.split(BLOCK_SIZE)
 
-    assert stats.kstest(first_block.numpy(), "norm").pvalue > 1e-3
-    expected = noise_by_hand(BLOCK_SIZE, block=0)[-9:]
-    assert first_block[-9:].tolist() == pytest.approx(expected, rel=1e-12)
-    expected = noise_by_hand(size, block=1)
-    assert second_block.tolist() == pytest.approx(expected, rel=1e-12)
+    assert len(blocks) == num_blocks
+    assert stats.kstest(blocks[0].numpy(), "norm").pvalue > 1e-3
+    for number, block in enumerate(blocks):
+        expected = noise_by_hand(len(block), number)
+        assert block.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

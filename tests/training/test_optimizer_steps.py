@@ -20,7 +20,7 @@ from helpers.loops_by_hand import (
     KeepsRounds,
     train_with_own_optimizers,
 )
-from helpers.models import Plain, network
+from helpers.models import Plain, make_sgd, network, sgd
 
 ROUNDS = 3
 
@@ -110,15 +110,11 @@ class Averaged:
         return loss
 
 
-def make_momentum_sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 NESTED = {
-    "sam": lambda parameters: SAM(parameters, make_momentum_sgd),
-    "lookahead": lambda parameters: Lookahead(make_momentum_sgd(parameters), k=2),
-    "own wrapper": lambda parameters: Averaged(make_momentum_sgd(parameters)),
-    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, make_momentum_sgd), k=3),
+    "sam": lambda parameters: SAM(parameters, sgd),
+    "lookahead": lambda parameters: Lookahead(sgd(parameters), k=2),
+    "own wrapper": lambda parameters: Averaged(sgd(parameters)),
+    "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, sgd), k=3),
 }
 
 
@@ -126,7 +122,7 @@ NESTED = {
 
 
 class Stepping(Plain):
-    """Its batches' steps are taken by Lightning, by Lightning's wrapper, or by the optimizer that it wraps."""
+    """Its batches' steps are taken by Lightning, or by the optimizer that it wraps, with a closure or without."""
 
     def __init__(self, make, stepped_by="automatic"):
         super().__init__(network(batch_norm=False), make)
@@ -135,8 +131,8 @@ class Stepping(Plain):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        if self.stepped_by == "wrapper":
-            self.take_step(self.optimizers(), loss)
+        if self.stepped_by == "no closure":
+            self.take_step(self.optimizers(use_pl_optimizer=False), loss)
 
         if self.stepped_by == "closure":
             (optimizer,) = self.trainer.optimizers
@@ -255,7 +251,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     policy,
     created_in,
 ):
-    make = {"plain": make_momentum_sgd, **NESTED}[name]
+    make = {"plain": sgd, **NESTED}[name]
     module = Holding(make, created_in)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, fedavg_by_hand(make, keep=policy == "persist"))
@@ -273,7 +269,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     ("name", "stepped_by"),
     [
         ("plain", "automatic"),
-        ("plain", "wrapper"),
+        ("plain", "no closure"),
         ("sam", "automatic"),
         ("lookahead", "closure"),
         ("own wrapper", "closure"),
@@ -282,7 +278,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
 )
 def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, stepped_by):
     """And each batch is counted as one step."""
-    make = {"plain": make_momentum_sgd, **NESTED}[name]
+    make = {"plain": sgd, **NESTED}[name]
     aggregator = KeepsRounds()
     loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
     module = Stepping(make, stepped_by)
@@ -330,7 +326,7 @@ class PublicSAM(SAM):
 
 def make_module_with_public_sam():
     def make_optimizer(parameters):
-        return PublicSAM(parameters, make_momentum_sgd)
+        return PublicSAM(parameters, sgd)
 
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
 
@@ -361,8 +357,7 @@ class Words(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
     def __init__(self, sparse):
-        optimizer = partial(torch.optim.SGD, lr=0.1)
-        super().__init__(network(batch_norm=False), optimizer)
+        super().__init__(network(batch_norm=False), make_sgd())
         self.words = nn.Embedding(5, 6, sparse=sparse)
         nn.init.constant_(self.words.weight, 0.5)
 

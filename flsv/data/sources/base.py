@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,15 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import (
-    Classes,
-    class_names_of,
-    positive_last,
-)
+from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
-from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.places import data_root, is_columnar
-from flsv.data.splits import NOT_DIVIDED, FederatedSplits
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -91,9 +85,6 @@ class SourceData:
         missing_from_dictionary: what is missing in the user's dictionary.
         data_warnings: data warnings about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
-        classes: labels and names of the classes, after corruptions.
-        splits: indices of the server's and each client's samples.
-        is_changed: whether corruptions changed each training sample, bool ``[N]``.
     """
 
     train: Dataset[Any]
@@ -118,9 +109,6 @@ class SourceData:
     missing_from_dictionary: str = ""
     data_warnings: tuple[TableWarning, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    classes: Classes = field(default_factory=Classes)
-    splits: FederatedSplits = NOT_DIVIDED
-    is_changed: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.bool))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -135,11 +123,6 @@ class SourceData:
             if isinstance(part, Tensor):
                 return tuple(part.shape[1:])
         return ()
-
-    @cached_property
-    def sample_hashes(self) -> np.ndarray | None:
-        """Hash of each training sample, uint64 ``[N]``. None if samples are read one by one."""
-        return hash_samples(self.train, torch.arange(len(self.classes.labels)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule
+from flsv.data.division import Division
 from flsv.data.federated_data import loader_rows
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
@@ -68,12 +69,11 @@ class RemoteData(FederatedDataModule):
         no_server_indices = torch.arange(0)
         is_unchanged = torch.zeros(1, dtype=torch.bool)
         classes = Classes(labels, tuple(class_names), reason_without_classes)
-        self._divided = SourceData(
-            TensorDataset(labels),
+        self._division = Division(
+            source=SourceData(TensorDataset(labels), pos_label=class_names[-1]),
             classes=classes,
             splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
             is_changed=is_unchanged.expand(len(labels)),
-            pos_label=class_names[-1],
         )
 
     def prepare_data(self) -> None:
@@ -92,15 +92,12 @@ class RemoteData(FederatedDataModule):
         server_hash = None if dictionary is None else dictionary.hash
         common_hash({"the sites": self._dictionary_hash, "the server": server_hash})
         if dictionary is not None:
-            classes = self._source.classes
+            division = self.division
+            classes = division.classes
             if dictionary.classes is not None:
                 classes = Classes(classes.labels, tuple(dictionary.classes))
-            self._divided = replace(
-                self._source,
-                classes=classes,
-                dictionary=dictionary,
-                pos_label=dictionary.positive,
-            )
+            source = replace(division.source, dictionary=dictionary, pos_label=dictionary.positive)
+            self._division = replace(division, source=source, classes=classes)
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:
@@ -132,16 +129,13 @@ class RemoteData(FederatedDataModule):
             hashes[str(client)] = contents
         return hashes
 
-    def hashes_of_samples(self) -> None:
-        """Return None, since the samples are at the sites."""
-
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return empty indices and labels, which only the site has."""
         return [torch.arange(0)] * 6
 
-    def to_device(self, trainer: L.Trainer) -> SourceData | None:
+    def to_device(self, trainer: L.Trainer) -> Division | None:
         """Return the placeholders without copying them to the device, where they would take memory."""
-        return self._divided
+        return self._division
 
     @property
     def class_counts(self) -> Tensor:

@@ -210,11 +210,10 @@ class Site:
             raise Refused(
                 f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"
             )
-        if self._data.missing_from_dictionary:
-            raise Refused(
-                f"its data dictionary is not complete: {self._data.missing_from_dictionary}"
-            )
-        if self._data.has_inferred_dictionary:
+        source = self._data.division.source
+        if source.missing_from_dictionary:
+            raise Refused(f"its data dictionary is not complete: {source.missing_from_dictionary}")
+        if source.is_inferred:
             raise Refused(
                 "its table has no data dictionary. Infer its part with flsv data --write, merge all sites' parts with "
                 "flsv data --merge, and pass the same file to all sites and the server: dictionary=..."

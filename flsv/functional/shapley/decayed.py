@@ -107,10 +107,7 @@ def round_factor(
     return factor
 
 
-def round_shares(
-    values: Tensor,
-    epsilon: float = EPSILON,
-) -> tuple[Tensor, bool, bool]:
+def round_shares(values: Tensor) -> tuple[Tensor, bool, bool]:
     """Divide a round's values ``[k]`` by their sum. Also return whether the round is skipped (all values are 0) and
     whether it is flagged (their sum is not positive).
     """
@@ -119,8 +116,8 @@ def round_shares(
     values = values.double()
     total = float(values.sum())
     absolute_total = float(values.abs().sum())
-    is_skipped = absolute_total < epsilon
-    is_flagged = total < epsilon and not is_skipped
+    is_skipped = absolute_total < EPSILON
+    is_flagged = total < EPSILON and not is_skipped
     if is_skipped:
         shares = torch.zeros_like(values)
     elif is_flagged:

@@ -56,16 +56,12 @@ def check_pair(
         )
 
 
-def check_labels(
-    y: Tensor,
-    x: Tensor,
-    name: str = "y",
-) -> None:
+def check_labels(y: Tensor, x: Tensor) -> None:
     """Raise ConfigurationError unless ``y`` has one integer class per row of ``x``."""
     is_integer = not y.is_floating_point() and not y.is_complex()
     if not is_integer or y.shape != x.shape[:1]:
         raise ConfigurationError(
-            f"{name}: expected {len(x)} integer classes, one per sample, but got shape {list(y.shape)} of {y.dtype}."
+            f"y: expected {len(x)} integer classes, one per sample, but got shape {list(y.shape)} of {y.dtype}."
         )
 
 

@@ -12,7 +12,7 @@ from flsv.cli import main
 from helpers.sites import ACCEPTED, start_deployment
 
 pytestmark = pytest.mark.flower
-ROUNDS = 5
+ROUNDS = 4
 
 # A server's callback in the project's file, with the project's folder.
 DIARY = """

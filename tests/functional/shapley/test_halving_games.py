@@ -276,12 +276,8 @@ def test_values_are_those_of_the_mean_of_four_tables():
     )
 
 
-@pytest.mark.parametrize("num_clients", [2, 3])
-def test_two_and_three_players(num_clients):
-    trained = make_trained(num_clients)
-    num_halves = len(trained.masks) - num_clients - 1
-    # Halves of two players are players alone, and of three players one of them.
-    assert num_halves == num_clients - 2
+def test_two_players_have_no_halves_beside_themselves_and_exact_values():
+    trained = make_trained(2)
     masks, outputs, accuracy = game_of(trained)
     utilities = accuracy(outputs)
 
@@ -289,14 +285,10 @@ def test_two_and_three_players(num_clients):
         masks, utilities, outputs, trained.weights, accuracy, logits=True
     ).values
 
-    assert_close(
-        values.sum(),
-        utilities[-1] - utilities[0],
-    )
-    if num_clients == 2:
-        without_others = utilities[1:3] - utilities[0]
-        with_other = utilities[3] - utilities[1:3].flip(0)
-        assert_close(values, (without_others + with_other) / 2)
+    assert len(trained.masks) == 3
+    without_other = utilities[1:3] - utilities[0]
+    with_other = utilities[3] - utilities[1:3].flip(0)
+    assert_close(values, (without_other + with_other) / 2)
 
 
 def test_a_player_whose_model_knows_one_class_has_finite_predictions():

@@ -160,32 +160,24 @@ def test_logits_are_centered_and_those_of_one_client_capped_at_1_5_times_the_med
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
-    trained, outputs, sizes, _ = make_federation(4)
-    labels = torch.arange(NUM_SAMPLES) % NUM_CLASSES
+    trained, outputs, sizes, accuracy = make_federation(4)
 
-    def recalls(outputs):
-        """Return each class' recall, ``[T, M]``."""
-        is_right = (outputs.argmax(-1) == labels).double()
-        recalls = [is_right[:, labels == label].mean(1) for label in range(NUM_CLASSES)]
-        return torch.stack(recalls, 1)
+    def share_of_class_0(outputs):
+        return (outputs.argmax(-1) == 0).double().mean(-1)
 
-    utilities = recalls(outputs)
+    def score_both(outputs):
+        return torch.stack([accuracy(outputs), share_of_class_0(outputs)], dim=1)
 
-    estimate = predicted_shapley(trained, utilities, outputs, sizes, recalls, logits=True)
+    utilities = score_both(outputs)
 
-    assert estimate.values.shape == (4, NUM_CLASSES)
-    assert estimate.disagreement.shape == (4, NUM_CLASSES)
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, score_both, logits=True)
 
-    for label in range(NUM_CLASSES):
-        estimate_of_class = predicted_shapley(
-            trained,
-            utilities[:, label],
-            outputs,
-            sizes,
-            lambda predictions, label=label: recalls(predictions)[:, label],
-            logits=True,
+    assert estimate.disagreement.shape == (4, 2)
+    for column, score in enumerate((accuracy, share_of_class_0)):
+        estimate_of_column = predicted_shapley(
+            trained, utilities[:, column], outputs, sizes, score, logits=True
         )
-        assert_close(estimate.values[:, label], estimate_of_class.values)
+        assert_close(estimate.values[:, column], estimate_of_column.values)
 
 
 def test_predicted_values_of_a_linear_regression_are_exact():
@@ -252,26 +244,10 @@ def test_predicted_shapley_with_wrong_arguments_is_refused():
     trained, outputs, sizes, accuracy = make_federation(3)
     utilities = accuracy(outputs)
 
-    with pytest.raises(ValueError, match="each player alone"):
-        predicted_shapley(
-            trained[:-1],
-            utilities[:-1],
-            outputs[:-1],
-            sizes,
-            accuracy,
-            logits=True,
-        )
-
-    infinite_outputs = outputs * torch.inf
-    with pytest.raises(ValueError, match="finite"):
-        predicted_shapley(trained, utilities, infinite_outputs, sizes, accuracy, logits=True)
-
-    with pytest.raises(ValueError, match="T utilities"):
-        predicted_shapley(
-            trained,
-            utilities[1:],
-            outputs,
-            sizes,
-            accuracy,
-            logits=True,
-        )
+    for message, arguments in {
+        "each player alone": (trained[:-1], utilities[:-1], outputs[:-1]),
+        "finite": (trained, utilities, outputs * torch.inf),
+        "T utilities": (trained, utilities[1:], outputs),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            predicted_shapley(*arguments, sizes, accuracy, logits=True)
