@@ -220,9 +220,8 @@ def make_batches(classes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
-    return ModelEvaluator(
-        net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of
-    )
+    score = performance_of("mine", measure, None)
+    return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
 def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
