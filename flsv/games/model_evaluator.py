@@ -239,14 +239,14 @@ class ModelEvaluator(CopyEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
+    def score_module(self, module: nn.Module) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.score_module`."""
         is_scored_in_itself = not self.copies_module and self.effects.are_none
         with self._scoring():
             if not is_scored_in_itself or is_compiled(module):
                 module = ModuleCopies(module, self.space).load_to_score(is_last=True)
             with evaluation_mode(module):
-                return self._score(1, partial(outputs_of, module), keep)
+                return self._score(1, partial(outputs_of, module), keep=True)
 
     def _score_in_chunks(
         self,

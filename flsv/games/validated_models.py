@@ -104,11 +104,7 @@ class ValidatedModels(CopyEvaluator):
         return Scores(scores)
 
     @torch.no_grad()
-    def score_module(
-        self,
-        module: nn.Module,
-        keep: bool = False,
-    ) -> Scores:
+    def score_module(self, module: nn.Module) -> Scores:
         """Score a module as it is by a validation of one copy."""
         logged_values = self.logged_values(ModuleCopies(module, self.space))
         scores = {}

@@ -145,11 +145,8 @@ class VectorEvaluator(ABC):
         outputs, if possible, from which other coalitions' outputs are predicted.
         """
 
-    def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
-        """Compute the scores of the fit's module in its present state, with all changes that hooks have made.
-
-        Args:
-            module: the fit's module.
-            keep: whether the scores also contain the outputs.
+    def score_module(self, module: nn.Module) -> Scores:
+        """Compute the scores of the fit's ``module`` in its present state, with all changes that hooks have made. The
+        scores also contain its outputs, if possible.
         """
-        return self(self.space.read(module)[None], keep)
+        return self(self.space.read(module)[None], keep=True)

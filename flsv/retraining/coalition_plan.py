@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
-from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.output_score import NUM_UNTRAINED_MODELS, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
@@ -238,7 +236,6 @@ class CoalitionPlan(RunExtension):
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
-        self._store_labels(run.games)
         self._score_untrained(run)
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: model})
@@ -261,18 +258,6 @@ class CoalitionPlan(RunExtension):
                     name = measure_name(metric.measured_by)
                     self._memory["untrained"][name] = utilities.view(NUM_UNTRAINED_MODELS, -1)
         self._store.add_untrained(self._memory.get("untrained", {}))
-
-    def _store_labels(self, games: Any) -> None:
-        """Store the labels of the validation samples if outputs are stored, unless sites train the coalitions."""
-        assert self._store is not None
-        if self._trains_at_sites or not self._store.measures_with_outputs:
-            return
-        for metric in self._metrics.values():
-            evaluator = games.evaluator_of(metric.measured_by)
-            if isinstance(evaluator, ModelEvaluator) and output_score(metric, games):
-                labels = [labels.cpu() for _inputs, labels in evaluator.batches]
-                self._store.add_labels(torch.cat(labels))
-                return
 
     def _check_outputs(self, games: Any) -> None:
         if self._coalitions != "halves":

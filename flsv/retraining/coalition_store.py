@@ -28,7 +28,6 @@ from flsv.values.coalition_files import (
     remove_files,
     rounds_of,
     write_coalition,
-    write_labels,
     write_settings,
     write_table,
     write_untrained,
@@ -58,13 +57,13 @@ class CoalitionStore:
         self,
         run_folder: Path | None,
         measures: Sequence[str],
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any],
         *,
         ranks: Ranks = ALONE,
         outputs: Collection[str] = (),
     ) -> None:
         self.measures = list(measures)
-        self.settings = {name: str(value) for name, value in (settings or {}).items()}
+        self.settings = {name: str(value) for name, value in settings.items()}
         self.ranks = ranks
         # The rounds after which coalitions need models.
         self.rounds: Sequence[int] = (NO_ROUND,)
@@ -92,11 +91,6 @@ class CoalitionStore:
         self.untrained = utilities
         write = partial(write_untrained, utilities=utilities)
         self._write("the scores of untrained models", write)
-
-    def add_labels(self, labels: Tensor) -> None:
-        """Write the labels ``[V, ...]`` of the validation samples."""
-        write = partial(write_labels, labels=labels)
-        self._write("the labels of the validation samples", write)
 
     def _write(self, title: str, write: Callable[[Path], None]) -> None:
         """Write a file, the settings first. An error of the file system is held."""
@@ -171,10 +165,6 @@ class CoalitionStore:
             if not (has_utilities and has_outputs):
                 return False
         return True
-
-    def models(self, seed: int, members: Members) -> Models:
-        """Return a coalition's models by round, or raise KeyError."""
-        return self._models[Training(seed, members)]
 
     def scores(self, seed: int) -> SeedScores:
         """Return the scored models of a seed."""

@@ -43,7 +43,7 @@ class ModelScoring:
         scores_by_key: dict[Hashable, Scores] = {}
         with class_weights:
             for key, evaluator in self.evaluators.items():
-                scores_by_key[key] = evaluator.score_module(module, keep=True)
+                scores_by_key[key] = evaluator.score_module(module)
         for requester, measure in (untrained or {}).items():
             scores = scores_by_key[_key(measure)]
             check_untrained(requester, measure, scores)

@@ -6,7 +6,6 @@ A run's folder has the folder ``coalitions`` with
   members and of the rounds make the name. A file is written completely or not at all.
 - ``settings.json``: the settings by which coalitions were trained, and a hash of the initial weights.
 - ``untrained.csv``: scores of untrained models with different initial weights, a column for each performance measure.
-- ``labels.pt``: the labels of the server's validation samples, if outputs are stored.
 
 ``coalitions.csv`` beside this folder is a table of the scores for people, which flsv does not read.
 """
@@ -42,7 +41,6 @@ NO_CLIENTS = "no clients"
 NO_ROUND = -1
 _SETTINGS_FILE = "settings.json"
 _UNTRAINED_FILE = "untrained.csv"
-_LABELS_FILE = "labels.pt"
 
 #: A model's utilities by performance measure: one number, or one for each class.
 Utilities = Mapping[str, Sequence[float]]
@@ -169,21 +167,6 @@ def read_untrained(folder: Path) -> dict[str, Tensor]:
         numbers = [parse_numbers(row[name]) for row in rows]
         utilities[name] = torch.tensor(numbers, dtype=torch.float64)
     return utilities
-
-
-def write_labels(folder: Path, labels: Tensor) -> None:
-    """Write the labels ``[V, ...]`` of the validation samples."""
-    with replacing(folder / _LABELS_FILE) as file:
-        torch.save(labels, file)
-
-
-def read_labels(folder: Path) -> Tensor | None:
-    """Read the labels ``[V, ...]`` of the validation samples, None without any."""
-    path = folder / _LABELS_FILE
-    if not path.is_file():
-        return None
-    labels: Tensor = torch.load(path, weights_only=True)
-    return labels
 
 
 def remove_coalitions(run_folder: Path) -> None:

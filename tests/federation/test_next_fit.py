@@ -177,15 +177,3 @@ def test_settings_that_changed_on_resume_are_named_in_one_consistency_warning(tm
     assert "batch_size is 16 and was 8" in doubt
     assert "aggregator.server_lr is 0.2 and was 0.1" in doubt
     assert "a global" not in doubt
-
-
-@pytest.mark.slow
-def test_settings_that_changed_in_a_further_fit_of_a_trainer_are_named(tmp_path):
-    trainer, module, loop = fit_once(tmp_path, make_loop)
-    module.make_optimizer = make_sgd(0.7)
-
-    plan_more_rounds(trainer)
-    trainer.fit(module, make_three_clients())
-    (doubt,) = loop.run.coalition_differences
-
-    assert "lr is 0.7 and was" in doubt

@@ -1,6 +1,5 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
-import inspect
 import io
 import json
 import math
@@ -8,9 +7,8 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -274,93 +272,6 @@ def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
         rounds=2,
     )
     return loop.contributions["sv"]
-
-
-class Carry(nn.Module):
-    """A layer with a sum over calls, and its class with a list of all layers, of which a function empties the sums."""
-
-    instances: ClassVar[list[Any]] = []
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(1), persistent=False)
-        self.instances.append(self)
-
-    def forward(self, x):
-        self.total = self.total + x
-        return self.total
-
-    @classmethod
-    def reset(cls):
-        for layer in cls.instances:
-            layer.total = torch.zeros(1)
-
-
-class CountsCalls:
-    """The only object of its class."""
-
-    only: Any = None
-
-    def __new__(cls):
-        if cls.only is None:
-            cls.only = super().__new__(cls)
-            cls.only.num_calls = 0
-        return cls.only
-
-
-class ReachesGlobals(Kept):
-    def __init__(self, layer_class=Carry):
-        super().__init__()
-        self.net = nn.Sequential(self.net, layer_class())
-        self.counter = CountsCalls()
-
-    def forward(self, x):
-        self.counter.num_calls += 1
-        self.net[1].reset()
-        return self.net(x) + self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        loss = nn.functional.cross_entropy(self(x), y)
-        return loss * (1 + 0.01 * self.counter.num_calls)
-
-
-def installed_carry(folder: Path):
-    """Import the layer from a package that is installed in a folder."""
-    packages = folder / "site-packages"
-    packages.mkdir()
-    source = inspect.getsource(Carry)
-    imports = "from typing import *\nimport torch\nfrom torch import Tensor, nn\n"
-    (packages / "carries.py").write_text(imports + source)
-    return import_module("carries").Carry
-
-
-@pytest.mark.slow
-def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(tmp_path, monkeypatch):
-    """Classes of the program, and of a package that is installed."""
-    monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    measure = {"performance": "negative_loss"}
-    metrics = {"sv": CumulativeShapley(**measure), "shadow": ShadowShapley(**measure)}
-    runs = [(Carry, {}), (Carry, metrics), (installed_carry(tmp_path), metrics)]
-    modules = []
-    values = []
-    for layer_class, metrics_of_run in runs:
-        CountsCalls.only = None
-        layer_class.instances.clear()
-        loop = FederatedLoop(metrics=metrics_of_run, seed=1)
-        module = ReachesGlobals(layer_class)
-        fit(loop, tmp_path, module, toy_data(server_val=0.2))
-        assert layer_class.instances == [module.net[1]]
-        modules.append(module)
-        values.append(loop.contributions)
-
-    without_metrics, *with_metrics = modules
-    for module in with_metrics:
-        assert torch.equal(state_vector(module), state_vector(without_metrics))
-    _, values_of_program, values_of_package = values
-    for name, value in values_of_program.items():
-        assert value.isfinite().all()
-        assert torch.equal(values_of_package[name], value)
 
 
 @pytest.fixture(scope="module", params=["negative_loss", "val_loss"])

@@ -72,53 +72,6 @@ def test_torchmetrics_performance_equals_the_metric_alone(tmp_path, kind, metric
     assert not metric.update_called
 
 
-class Probability(OneLogit):
-    def forward(self, x):
-        return self.net(x).sigmoid()
-
-
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", [OneLogit, Probability])
-def test_outputs_in_0_to_1_are_what_the_metric_says(tmp_path, kind):
-    """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
-
-    class WithSmallSteps(kind):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-    torch.manual_seed(1)
-    module = WithSmallSteps()
-    module.net.weight.data *= 0.05
-    module.net.bias.data.fill_(0.3)
-
-    accuracy = torchmetrics.Accuracy(task="binary")
-
-    with refused("'mine'.*logits or probabilities"):
-        play_all_coalitions(
-            tmp_path / "refused",
-            module,
-            partition_in_three(kind.data()),
-            performance=accuracy,
-        )
-
-    accuracies, models = play_all_coalitions(
-        tmp_path,
-        module,
-        partition_in_three(kind.data()),
-        performance=FromOutputs(accuracy, logits=kind is OneLogit),
-    )
-
-    inputs, labels = zip(*kind.data().val_dataloader())
-    x = torch.cat(inputs)
-    y = torch.cat(labels)
-    expected = []
-    for model in models:
-        weight, bias = model[:3], model[3]
-        predicted = x @ weight + bias > 0
-        expected.append(float((predicted == y).float().mean()))
-    assert accuracies.tolist() == pytest.approx(expected)
-
-
 class GlueWithForward(Glue):
     def forward(self, batch):
         raise AssertionError("batches that are no pairs are not given to forward")
@@ -267,9 +220,8 @@ def make_batches(classes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
-    return ModelEvaluator(
-        net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of
-    )
+    score = performance_of("mine", measure, None)
+    return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
 def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
@@ -351,6 +303,27 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
 ):
     with refused(message):
         make_evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
+
+
+@pytest.mark.parametrize("are_logits", [True, False])
+def test_outputs_in_0_to_1_are_what_the_metric_says(are_logits):
+    """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities."""
+    linear = nn.Linear(3, 1)
+    nn.init.constant_(linear.bias, 0.3)
+    linear.weight.data *= 0.05
+    net = linear if are_logits else nn.Sequential(linear, nn.Sigmoid())
+    data = make_batches(2)
+    accuracy = torchmetrics.Accuracy(task="binary")
+
+    with refused("logits or probabilities"):
+        make_evaluator(net, accuracy, data)
+    evaluator = make_evaluator(net, FromOutputs(accuracy, logits=are_logits), data)
+
+    x, y = (torch.cat(parts) for parts in zip(*data))
+    assert ((linear(x) > 0) & (linear(x) < 1)).all()
+    vector = ParameterSpace(net).read(net)
+    value = float(evaluator(vector[None]).value("metric"))
+    assert value == pytest.approx(float(y.float().mean()))  # all logits are positive
 
 
 def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped():

@@ -19,7 +19,6 @@ from flsv.values.coalition_files import (
     ScoredModel,
     Training,
     copy_coalitions,
-    read_labels,
     read_settings,
     read_untrained,
 )
@@ -196,7 +195,7 @@ def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
 
     store_read = make_store_of_two_rounds(tmp_path)
 
-    models_read = store_read.models(seed=7, members=(0, 2))
+    models_read = store_read.scores(seed=7).models[0, 2]
     assert {index: model.utilities for index, model in models_read.items()} == SCORES
     coalitions = [(1,), (0, 2), (1,)]
     assert missing_of(store_read, *coalitions) == [(1,)]
@@ -216,7 +215,7 @@ def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path)
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
 
-    outputs_read = store_read.models(7, (0, 2))[3].outputs
+    outputs_read = store_read.scores(seed=7).models[0, 2][3].outputs
     assert outputs_read.keys() == {"per_class"}
     assert torch.equal(outputs_read["per_class"], outputs)
     assert missing_of(store_read, (0, 2), (1,)) == [(1,)]
@@ -293,7 +292,6 @@ SCORES_OF_CLIENT_0 = "the scores of client 0 with seed 7"
         ("write_settings", SCORES_OF_CLIENT_0, [(0,)]),
         ("write_coalition", SCORES_OF_CLIENT_0, [(0,)]),
         ("write_untrained", "the scores of untrained models", []),
-        ("write_labels", "the labels of the validation samples", []),
     ],
 )
 def test_what_cannot_be_written_to_a_full_disk_is_held_and_named(
@@ -304,7 +302,6 @@ def test_what_cannot_be_written_to_a_full_disk_is_held_and_named(
         patch.setattr(coalition_store, name, fail_to_write)
         add_models(store, (0,), SCORES)
         store.add_untrained({})
-        store.add_labels(torch.zeros(1))
     add_models(store, (1,), SCORES)  # the disk has space again
 
     with warns(f"could not be stored: .*{title}.*No space left"):
@@ -377,23 +374,18 @@ def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
     for members, outputs in outputs_by_members.items():
-        for model in store_read.models(7, members).values():
+        for model in store_read.scores(seed=7).models[members].values():
             assert torch.equal(model.outputs["per_class"], outputs)
 
 
-def test_untrained_scores_and_labels_are_read_back(tmp_path):
+def test_untrained_scores_are_read_back(tmp_path):
     by_class = torch.rand(8, 2, dtype=torch.float64)
     losses = torch.rand(8, 1, dtype=torch.float64)
-    labels = torch.tensor([0, 2, 1])
     store = make_store_of_two_rounds(tmp_path)
     store.add_untrained({"per_class": by_class, "val_loss (min)": losses})
-    store.add_labels(labels)
 
     untrained = make_store_of_two_rounds(tmp_path).untrained
 
     assert torch.equal(untrained["per_class"], by_class)
     assert torch.equal(untrained["val_loss (min)"], losses)
     assert read_untrained(tmp_path / "coalitions").keys() == untrained.keys()
-    labels_read = read_labels(tmp_path / "coalitions")
-    assert labels_read is not None
-    assert torch.equal(labels_read, labels)

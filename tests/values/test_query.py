@@ -16,7 +16,6 @@ from flsv.sampling import UniformSampler
 from flsv.values.coalition_files import (
     NO_ROUND,
     ScoredModel,
-    read_labels,
 )
 from flsv.values.query import (
     Game,
@@ -109,14 +108,13 @@ class LogsItsLoss(Plain):
         self.log("val_loss", nn.functional.cross_entropy(self(inputs), labels))
 
 
-def game_of_folder(folder, metric_options, loop_options, measure, score) -> Game:
-    output_score = None
-    if score is not None:
-        labels = read_labels(folder / "coalitions")
-        assert labels is not None
-        output_score = OutputScore(lambda outputs: score(outputs, labels), logits=True)
+def make_game(metric_options, loop_options, measure, score) -> Game:
     data = make_three_clients()
     data.setup("fit")
+    output_score = None
+    if score is not None:
+        labels = torch.cat([labels for _inputs, labels in data.val_dataloader()])
+        output_score = OutputScore(lambda outputs: score(outputs, labels), logits=True)
     return Game(
         few_coalitions(NUM_CLIENTS, metric_options["coalitions"]),
         range(ROUNDS),
@@ -148,8 +146,7 @@ def fit_game(folder, metric_options, loop_options):
 def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
     metric_options, loop_options, measure, score, tolerance = GAMES[name]
     fit_game(tmp_path, metric_options, loop_options)
-    game = game_of_folder(
-        tmp_path,
+    game = make_game(
         metric_options,
         loop_options,
         measure=measure,
@@ -221,10 +218,10 @@ def test_rounds_have_the_values_that_they_have_if_all_rounds_are_valued(averages
             index: ScoredModel({"accuracy": torch.rand(1, generator=generator).tolist()})
             for index in rounds
         }
-    make_game = partial(Game, masks, measure="accuracy", averages=averages)
+    make_game_of_rounds = partial(Game, masks, measure="accuracy", averages=averages)
 
-    all_values = values_by_round(SeedScores(models), make_game(range(12)))
-    some_values = values_by_round(SeedScores(models), make_game([0, 4, 9, 10, 11]))
+    all_values = values_by_round(SeedScores(models), make_game_of_rounds(range(12)))
+    some_values = values_by_round(SeedScores(models), make_game_of_rounds([0, 4, 9, 10, 11]))
 
     # Means are over the rounds just before that have values, of which round 4 has none.
     compared_rounds = [0, 11] if averages else [*some_values]
