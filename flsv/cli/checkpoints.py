@@ -41,11 +41,19 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(filename=Path(BEST_FILE).stem)
         self._earlier_best: Path | None = None
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         if self._has_monitored_value(trainer):
             super().on_validation_end(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         if self._has_monitored_value(trainer):
             super().on_train_epoch_end(trainer, pl_module)
 

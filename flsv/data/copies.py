@@ -38,11 +38,6 @@ class Copies:
     #: Share of the client's samples beyond what is usual or due to chance.
     excess: float
 
-    @property
-    def kind(self) -> str:
-        """Return the kind of the event: ``repeated`` or ``shared``."""
-        return "repeated" if self.other_client is None else "shared"
-
     def text(self, client_names: Sequence[str]) -> str:
         """Return the text of the data warning."""
         part = f"{self.count} of {self.num_samples}"

@@ -71,7 +71,10 @@ def divide(
     if options.drop_flagged:
         parts_that_need_classes.append(options.drop_flagged)
     if has_streams(source.train):
-        _check_no_labels(labels)
+        if labels is not None and labels is not False:
+            raise ConfigurationError(
+                "The labels of a stream are read with its samples during training. Remove the argument labels."
+            )
         labels = False
     classes = find_classes(
         source.train,
@@ -186,13 +189,6 @@ def _split(
         group_names=group_names,
         whole=source.is_by_client,
     )
-
-
-def _check_no_labels(labels: Any) -> None:
-    if labels is not None and labels is not False:
-        raise ConfigurationError(
-            "The labels of a stream are read with its samples during training. Remove the argument labels."
-        )
 
 
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:

@@ -21,7 +21,7 @@ from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HeldOut, SplitName, Splits
-from flsv.data.streams import StreamSamples, has_streams, part_of
+from flsv.data.streams import StreamSamples, has_streams, parts_with_rows
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
@@ -250,7 +250,7 @@ class FederatedData:
         source = self.division.source
         rows = torch.cat([self.client_indices(client) for client in clients])
         # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
-        part = part_of(source.train, row=int(rows[0]))
+        part, _ = next(parts_with_rows(source.train, rows[:1]))
         if isinstance(part, StreamSamples):
             return part.loader(generator, source.train_options)
 

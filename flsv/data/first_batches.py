@@ -53,7 +53,8 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
         rows = rows_by_client[client]
         client_name = client_called(client, splits.names)
         description = f"{type(source.train).__name__}, {client_name}"
-        vectors = label_vectors(batch)  # [B] each, one of which should be the labels
+        # [B] each, one of which should be the labels
+        vectors = [vector.cpu() for vector in label_vectors(batch)]
         num_rows = max(map(len, vectors), default=len(rows))
         if batch is None:
             num_rows = 0

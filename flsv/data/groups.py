@@ -71,7 +71,7 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 
 
 def check_spelling(
-    names: Iterable[str], where: str, owners: Callable[[], Mapping[str, Iterable[str]]] = dict
+    names: Iterable[str], where: str, owners: Mapping[str, Iterable[str]] | None = None
 ) -> None:
     """Raise ConfigurationError if two names are spellings of one name: equal numbers, or words that differ only in
     case, white space and a full stop.
@@ -85,12 +85,11 @@ def check_spelling(
     for equal_names in spellings.values():
         if len(equal_names) == 1:
             continue
-        owners_by_name = owners()
         descriptions = []
         for name in equal_names:
             description = repr(name)
-            if owners_by_name.get(name):
-                description += f" ({listed(owners_by_name[name], 3)})"
+            if owners and owners.get(name):
+                description += f" ({listed(owners[name], 3)})"
             descriptions.append(description)
         raise ConfigurationError(
             f"{where} has {', '.join(descriptions)}, which look like spellings of one name. Use the same spelling "

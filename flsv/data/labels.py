@@ -125,22 +125,20 @@ def _is_number_per_row(part: Any) -> bool:
 
 def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
-    try:
-        labels = _second_part(batch, _is_number_per_row)
-    except _NoClassError:
+    vectors = label_vectors(batch)
+    if len(vectors) != 1 or not _is_number_per_row(batch[1]):
         return None
-    if labels is None or not _is_number_per_row(labels):
-        return None
+    (labels,) = vectors
     if labels.is_floating_point() or labels.dtype == torch.bool:
         return None
-    return labels.detach().flatten().long()
+    return labels.long()
 
 
 def label_vectors(batch: Any) -> list[Tensor]:
     """Return the parts of a batch that may be its labels, because they have one number for each row, ``[B]``."""
     if not isinstance(batch, list | tuple):
         return []
-    return [part.detach().cpu().flatten() for part in batch[1:] if _is_number_per_row(part)]
+    return [part.detach().flatten() for part in batch[1:] if _is_number_per_row(part)]
 
 
 def whole_numbers(labels: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
@@ -140,11 +140,10 @@ def _with_parts(
     change: Callable[[Any], Any],
 ) -> Any:
     """Replace the parts of a value, perhaps a nested collection, for which ``is_part`` is true."""
-    leaves, structure = tree_flatten(value, is_leaf=partial(_is_leaf, is_part=is_part))
-    if not any(map(is_part, leaves)):
-        return value
-    new_leaves = [change(leaf) if is_part(leaf) else leaf for leaf in leaves]
-    return tree_unflatten(new_leaves, structure)
+    is_leaf = partial(_is_leaf, is_part=is_part)
+    if not any(map(is_part, tree_leaves(value, is_leaf=is_leaf))):
+        return value  # the same object
+    return tree_map(lambda leaf: change(leaf) if is_part(leaf) else leaf, value, is_leaf=is_leaf)
 
 
 def _is_leaf(node: Any, is_part: Callable[[Any], bool]) -> bool:

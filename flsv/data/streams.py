@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -107,17 +106,6 @@ def stream_samples(dataset: IterableDataset[Any]) -> StreamSamples:
             "Set the number of samples in a local epoch: flsv.data.Stream(dataset, samples=640)."
         ) from error
     return StreamSamples(Stream(dataset, length))
-
-
-def part_of(dataset: Any, row: int) -> Any:
-    """Return the data set inside of a ``ConcatDataset`` to which a row belongs."""
-    while isinstance(dataset, ConcatDataset):
-        sizes_so_far = dataset.cumulative_sizes
-        part_index = bisect_right(sizes_so_far, row)
-        if part_index > 0:
-            row -= sizes_so_far[part_index - 1]
-        dataset = dataset.datasets[part_index]
-    return dataset
 
 
 def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:

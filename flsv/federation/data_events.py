@@ -26,7 +26,6 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
             first=0,
             last=0,
             others=other_clients,
-            kind=copies.kind,
             column=SAMPLES,
             text=copies.text(data.client_names),
         )

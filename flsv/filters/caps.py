@@ -32,9 +32,9 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     return factors
 
 
-def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
+def capped_samples(num_samples: Tensor, cap: float) -> Tensor:
     """Bound numbers of samples ``[k]`` by ``cap`` times their median, rounded up."""
-    if cap is None or not len(num_samples):
+    if not len(num_samples):
         return num_samples
     median = num_samples.double().quantile(0.5)
     bound = (cap * median).ceil()

@@ -30,7 +30,6 @@ from flsv.results.folder import (
 from flsv.results.record import read_record
 from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
-    columns_in,
     last_estimates,
     read_contributions,
     select_rows,
@@ -125,9 +124,12 @@ class Run:
         """Return the names of a metric's values per client, such as classes, by key. Empty if it has one value per
         client.
         """
-        rows = self.table[self.table["metric"] == metric]
+        is_of_column = (self.table["metric"] == metric) & (self.table["class"] != "")
+        rows = self.table[is_of_column]
         name_by_key = dict(zip(rows["class"], rows["class_name"]))
-        return {key: name_by_key[key] for key in columns_in(self.table, metric)}
+        if all(key.isdigit() for key in name_by_key):
+            return {key: name_by_key[key] for key in sorted(name_by_key, key=int)}
+        return name_by_key
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""

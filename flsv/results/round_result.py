@@ -42,9 +42,9 @@ class Event:
     of: int | None = None
     #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a data-quality warning, its kind (of samples "shared" or "repeated"), the column, and a
-    #: description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
+    #: The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
+    #: For a data-quality warning, the column and a description.
     column: str = ""
     text: str = ""
 

@@ -76,15 +76,6 @@ def select_rows(
     return table[(table["metric"] == metric) & (table["class"] == column)]
 
 
-def columns_in(table: DataFrame, metric: str) -> list[str]:
-    """Return the keys of a metric's columns, such as classes, or an empty list if it has none."""
-    columns = table.loc[table["metric"] == metric, "class"].unique()
-    keys = [column for column in columns if column]
-    if all(key.isdigit() for key in keys):
-        return sorted(keys, key=int)
-    return keys
-
-
 def last_estimates(
     table: DataFrame,
     metric: str,

@@ -218,13 +218,8 @@ def prepare_coalition_fit(
     Return the callback that has the result after the fit.
     """
     data.restrict_to(job.members)
-    max_epochs = trainer.max_epochs or 0
     untyped_trainer: Any = trainer
     untyped_module: Any = module
-    last_round = job.rounds[-1]
-    if 0 <= max_epochs <= last_round:
-        # The user has raised the Trainer's number of rounds since the copy was taken.
-        untyped_trainer.fit_loop.max_epochs = last_round + 1
     scoring = CoalitionScoring(data, measures, job)
     untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, job)]
     # The trainer's callbacks already contain those that the module has configured.

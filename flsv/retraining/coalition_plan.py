@@ -101,8 +101,6 @@ class CoalitionPlan(RunExtension):
                 "Give these metrics the same coalitions, or keep only one of them."
             )
 
-        # Whether an earlier fit of the Trainer has run rounds already.
-        self._has_earlier_fit = False
         # The copy from before the fit, and the result of its dry run.
         self._run_copy: CopyOfRun | None = None
         self._dry_run_result: DryRunResult | None = None
@@ -141,15 +139,11 @@ class CoalitionPlan(RunExtension):
         if self._trains_at_sites:
             check_at_sites(config)
             return
-        self._has_earlier_fit = trainer.current_epoch > 0
-        if self._has_earlier_fit and self._run_copy is not None:
-            self._run_copy.folder.begin_run()
-            return
-        if self._has_earlier_fit:
+        if trainer.current_epoch > 0:
             raise ConfigurationError(
-                "ShadowShapley: this Trainer has been fitted before without ShadowShapley. Create a new Trainer, and "
-                "resume from a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the "
-                "run."
+                f"ShadowShapley: this Trainer has run {trainer.current_epoch} rounds in an earlier fit, but a "
+                "coalition is trained by one fit. Create a new Trainer with max_epochs for all rounds, and resume from "
+                "a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the run."
             )
         self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_of_dry_run(data)
@@ -164,14 +158,6 @@ class CoalitionPlan(RunExtension):
 
     def begin(self, run: MeasuredRun) -> None:
         """Check the run. If sites train coalitions, add the strategy that requests this from them."""
-        trainer = run.trainer
-        restarts_schedules = trainer.lr_scheduler_configs and trainer.ckpt_path is None
-        if self._has_earlier_fit and restarts_schedules:
-            raise ConfigurationError(
-                "ShadowShapley: the second fit of a Trainer restarts its learning-rate schedules, but a coalition is "
-                "trained by one fit, which does not. Create a new Trainer with max_epochs for all rounds, and resume "
-                "from a checkpoint."
-            )
         self._federation = run.federation
         self._scoring = None
         self._memory = run.memory
@@ -251,13 +237,7 @@ class CoalitionPlan(RunExtension):
         self._find_rows(run)
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
-        store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
-        # Without a folder, the utilities of an earlier fit of the same Trainer are in the old store only.
-        has_same_settings = self._store is not None and self._store.settings == store.settings
-        is_second_fit = run.folder is None and not is_new_run
-        keeps_old_store = is_second_fit and has_same_settings
-        if not keeps_old_store:
-            self._store = store
+        self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
         self._store_labels(run.games)
         self._score_untrained(run)
         if is_new_run:

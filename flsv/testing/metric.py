@@ -209,7 +209,10 @@ def inputs_stay(case: MetricCase) -> None:
     originals = copy.deepcopy(tensors)
     with untouched_rngs("an update"), torch.no_grad():
         case.new().update(**arguments)
-    changed = [name for name in tensors if not equal(tensors[name], originals[name])]
+    changed = []
+    for name, tensor in tensors.items():
+        if not equal(tensor, originals[name]):
+            changed.append(name)
     ensure(not changed, f"changed {', '.join(changed)}")
 
 
@@ -218,7 +221,8 @@ def resumes(case: MetricCase) -> None:
     of update in states, by add_state: a checkpoint holds nothing else."""
     metric = case.new()
     metric.load_state_dict(copy.deepcopy(case.updated_by_half().state_dict()))
-    fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.results())
+    metric_after_all = case.updated(ROUND_INDICES[HALF:], metric)
+    fits.expect_same(results_of(metric_after_all), case.results())
 
 
 def equal_clients_are_equal(case: MetricCase) -> None:
@@ -226,7 +230,8 @@ def equal_clients_are_equal(case: MetricCase) -> None:
     takes part, changes none. Do not use a client's number, its position in the cohort, or num_clients."""
     values = case.values_of_learners()
     twins = values[list(TWINS)]
-    ensure(equal(twins[0], twins[1], rtol=1e-4), f"{twins.tolist()} for two equal clients")
+    are_equal = equal(twins[0], twins[1], rtol=1e-4)
+    ensure(are_equal, f"{twins.tolist()} for two equal clients")
 
     metric = case.new(NUM_CLIENTS + 1)
     try:
@@ -277,8 +282,9 @@ def shares_sum_to_one(case: MetricCase) -> None:
     """Check that the values of clients seen are not negative and sum to 1. Divide by their sum."""
     for values in (case.values_of_learners(), case.results()["overall"]):
         total = values.nansum()
-        are_shares = not (values < -1e-6).any() and (total - 1).abs() <= 1e-4
-        ensure(are_shares, f"{values.tolist()}, which sum to {total}")
+        is_sum_right = (total - 1).abs() <= 1e-4
+        has_negatives = (values < -1e-6).any()
+        ensure(is_sum_right and not has_negatives, f"{values.tolist()}, which sum to {total}")
 
 
 _OF_VALUES: Sequence[Check] = (equal_clients_are_equal, wrong_labels_are_worth_less)

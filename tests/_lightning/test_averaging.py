@@ -6,7 +6,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from flsv import Reporting
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.data import toy_data
@@ -69,7 +68,7 @@ def fit_beside_loop(
     """Fit with an average before or after the loop. Return the module, and the rounds' global models."""
     module = module or Plain()
     aggregator = aggregator or KeepsRounds()
-    loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(aggregator, seed=1)
     loop_and_average = [average, loop] if is_before_loop else [loop, average]
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = plain_trainer(

@@ -1,6 +1,7 @@
 """Aggregators by their numbers, where tests/replay does not lead: before anything is known, buffers, other options."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,7 +28,6 @@ from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.metrics import DecayedShapley
-from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
 from helpers import make_generator, refused, warns
 from helpers.data import toy_data
@@ -35,136 +35,74 @@ from helpers.fits import fit
 from helpers.loops_by_hand import assert_same_state
 from helpers.models import Plain, network
 
+LINEAR = ParameterSpace(nn.Linear(3, 2))
+#: The last four of its ten entries are BatchNorm's statistics.
+WITH_BUFFERS = ParameterSpace(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(2)))
 
-def make_round(ids, samples, **kwargs):
-    space = ParameterSpace(nn.Linear(3, 2))
+
+def make_round(ids, samples, space=LINEAR, **kwargs):
     generator = make_generator(len(ids))
-    updates = torch.randn(len(ids), 8, generator=generator)
+    updates = torch.randn(len(ids), space.size, generator=generator)
     return Round(
         round_index=0,
         client_ids=torch.tensor(ids),
         num_samples=torch.tensor(samples),
-        global_vector=torch.zeros(8),
+        global_vector=torch.zeros(space.size),
         client_vectors=updates,
         space=space,
         **kwargs,
     )
 
 
-def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform():
-    round = make_round(
-        [0, 1, 2, 3],
-        [1, 2, 3, 4],
+NAN = float("nan")
+BY_SAMPLES = ShapFedWA(weighting="samples")
+BY_CLASS = [[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "contributions", "expected"),
+    [
+        # Before anything is measured, or where nobody has a value.
+        (ShapFedWA(), {}, [1 / 2, 1 / 2]),
+        (FedCE(), {}, [1 / 2, 1 / 2]),
+        (BY_SAMPLES, {}, [10 / 40, 30 / 40]),
+        (ShapFedWA(), {"cssv": [[NAN, NAN]] * 3}, [1 / 2, 1 / 2]),
+        # Shares of (1 + value) / 2. An unknown value is the mean of the others' in the cohort.
+        (ShapFedWA(), {"cssv": [[1.0], [NAN], [0.0]]}, [1.0 / 1.5, 0.5 / 1.5]),
+        (ShapFedWA(), {"cssv": [[1.0], [0.0], [NAN]]}, [1 / 2, 1 / 2]),
+        (BY_SAMPLES, {"cssv": BY_CLASS}, [10 * 0.85 / 28, 30 * 0.65 / 28]),
+        (ShapleyWeighted("sv"), {"sv": [-1.0, -3.0, -2.0]}, [1 / 3, 1 / 3]),
+        (ShapleyWeighted("sv", normalize=True), {"sv": [0.6, 0.9, 0.2]}, [0.6 / 0.8, 0.2 / 0.8]),
+    ],
+)
+def test_weights_of_two_clients_follow_their_values(rule, contributions, expected):
+    """Of clients 0 and 2, with 10 and 30 samples. Client 1 is not drawn."""
+    round = make_round([0, 2], [10, 30])
+
+    weights = rule.weights(
+        round, {name: torch.tensor(values) for name, values in contributions.items()}
     )
 
-    shapfed_weights = ShapFedWA().weights(round, {})
-    fedce_weights = FedCE().weights(round, {})
-
-    assert shapfed_weights.tolist() == [1 / 4] * 4
-    assert fedce_weights.tolist() == [1 / 4] * 4
-
-
-def test_shapfed_weights_are_uniform_where_no_client_has_a_value():
-    unknown = torch.full((4, 2), float("nan"))
-    round = make_round([0, 1], [1, 2])
-
-    weights = ShapFedWA().weights(round, {"cssv": unknown})
-
-    assert weights.tolist() == [1 / 2] * 2
-
-
-def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
-    cssv = torch.tensor([[1.0], [float("nan")], [0.0]])
-    round = make_round(
-        [0, 1, 2],
-        [1, 1, 1],
-    )
-
-    weights = ShapFedWA().weights(round, {"cssv": cssv})
-
-    gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
-    assert_close(weights.float(), gammas / gammas.sum())
-
-
-def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
-    """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
-    cssv = torch.tensor(
-        [
-            [0.9, 0.5],
-            [-0.2, 0.1],
-            [0.3, 0.3],
-        ]
-    )
-    num_samples = torch.tensor([30, 10])
-    round = make_round([0, 2], num_samples.tolist())
-    rule = ShapFedWA(weighting="samples")
-
-    weights = rule.weights(round, {"cssv": cssv})
-    weights_before_values = rule.weights(round, {})
-
-    cssv_of_cohort = cssv[[0, 2]]
-    gammas = ((1 + cssv_of_cohort) / 2).mean(1)
-    expected = num_samples * gammas
-    assert_close(weights.float(), expected / expected.sum())
-    weights_of_fedavg = FedAvg().weights(round, {})
-    assert torch.equal(weights_before_values, weights_of_fedavg)
-
-
-def test_shapley_weights_are_equal_if_no_value_is_positive():
-    values = torch.tensor([-1.0, -2.0])
-    round = make_round([0, 1], [1, 1])
-
-    weights = ShapleyWeighted("sv").weights(round, {"sv": values})
-
-    assert weights.tolist() == [1 / 2, 1 / 2]
-
-
-def test_normalized_shapley_weights_are_shares_of_the_cohorts_values():
-    values = torch.tensor([0.6, 0.2, 0.9])  # the third client is not drawn
-    rule = ShapleyWeighted("sv", normalize=True)
-    round = make_round([0, 1], [1, 1])
-
-    weights = rule.weights(round, {"sv": values})
-
-    assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
+    assert_close(weights.double(), torch.tensor(expected).double(), rtol=1e-6, atol=0)
 
 
 def test_shapley_weights_before_the_first_value_are_refused():
     with pytest.raises(RuntimeError, match="no value before.*first aggregation"):
-        ShapleyWeighted("sv").weights(
-            make_round([0, 1], [1, 1]),
-            {},
-        )
+        ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
 
 
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model():
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
-    space = ParameterSpace(
-        nn.Sequential(
-            nn.Linear(3, 2),
-            nn.BatchNorm1d(2),
-        )
-    )
-    cut = space.num_parameters
-    model = torch.randn(space.size)
-    vectors = torch.randn(3, space.size)
-    ids = torch.tensor([0, 2, 3])
-    round = Round(
-        0,
-        ids,
-        torch.tensor([10, 20, 70]),
-        model,
-        vectors,
-        space,
-    )
+    round = make_round([0, 2, 3], [10, 20, 70], WITH_BUFFERS)
+    round.global_vector[:] = torch.arange(10)
     values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
 
     vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
 
-    average = values[ids].softmax(0) @ vectors
-    halfway = (average + model) / 2
-    assert_close(vector[:cut], halfway[:cut])
-    assert_close(vector[cut:], average[cut:])
+    average = values[[0, 2, 3]].softmax(0) @ round.client_vectors
+    halfway = (average + round.global_vector) / 2
+    assert_close(vector[:-4], halfway[:-4])
+    assert_close(vector[-4:], average[-4:])
     assert weights.sum().item() == pytest.approx(0.5)
 
 
@@ -189,28 +127,20 @@ def test_geometric_median_of_identical_models_is_that_model():
 TAU = 1e-3
 
 
-NUM_SAMPLES = torch.tensor([1, 2, 3])
-SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
+SHARES = torch.tensor([1, 2, 3]) / 6
 
 
-def make_random_round(seed, x, index=0):
-    space = ParameterSpace(nn.Linear(3, 2))
-    draw = make_generator(seed)
-    updates = torch.randn(3, space.size, generator=draw)
-    return Round(
-        round_index=index,
-        client_ids=torch.arange(3),
-        num_samples=NUM_SAMPLES,
-        global_vector=x,
-        client_vectors=x + updates,
-        space=space,
-    )
+def make_round_from(model, seed):
+    """A round whose clients have started from this model."""
+    round = make_round([0, 1, 2], [1, 2, 3])
+    updates = torch.randn(3, 8, generator=make_generator(seed))
+    return replace(round, round_index=seed, global_vector=model, client_vectors=model + updates)
 
 
 def run_rounds(aggregator, rounds=3):
     x = torch.ones(8)
     for index in range(rounds):
-        round = make_random_round(seed=index, x=x, index=index)
+        round = make_round_from(x, seed=index)
         x, weights = aggregator.aggregate(round, {})
         assert_close(weights, SHARES)
         aggregator.end_round(round)
@@ -224,7 +154,7 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand():
     x = torch.ones(8)
     v = torch.full((8,), TAU**2)
     for seed in range(3):
-        round = make_random_round(seed, x)
+        round = make_round_from(x, seed)
         delta = SHARES @ (round.client_vectors - x)
         v = v + delta**2
         x = x + lr * delta / (v.sqrt() + TAU)
@@ -243,7 +173,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round():
     aggregator = FedYogi()
     run_rounds(aggregator)
     state = copy.deepcopy(aggregator.state_dict())
-    aggregator.aggregate(make_random_round(9, torch.ones(8)), {})  # and no end_round
+    aggregator.aggregate(make_round_from(torch.ones(8), seed=9), {})  # and no end_round
     moments = aggregator.state_dict()["moments"][0]
 
     for name in ("m", "v"):
@@ -286,50 +216,24 @@ def test_server_optimizer_with_wrong_arguments_raises(wrong):
 # ---- Rules that a minority of bad clients cannot move far, against loops written from the papers
 
 
-class Seen(TrimmedMean):
-    def aggregate(self, round, contributions):
-        self.results = [
-            *getattr(self, "results", []),
-            (round, *super().aggregate(round, contributions)),
-        ]
-        return self.results[-1][1:]
+def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry():
+    round = make_round([0, 1, 2, 3, 4], [4, 3, 4, 3, 2], WITH_BUFFERS)
+
+    result, weights = TrimmedMean(trim=0.2).aggregate(round, {})
+
+    # Of five clients the lowest and the highest of each entry are left out.
+    parameters = round.client_vectors[:, :-4]
+    middle = parameters.argsort(dim=0, stable=True)[1:4]
+    counts = middle.flatten().bincount(minlength=5)
+    assert_close(result[:-4], parameters.gather(0, middle).mean(0))
+    assert_close(weights, counts.double() / counts.sum())
+    assert_close(result[-4:], weights.float() @ round.client_vectors[:, -4:])
 
 
-def fit_and_record_rounds(folder, **options):
-    aggregator = Seen(trim=0.2)
-    fit(
-        FederatedLoop(aggregator, seed=1, **options),
-        folder,
-        data=toy_data((4, 3, 4, 3, 2)),
-        rounds=1,
-    )
-
-    return aggregator.results
-
-
-def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
-    for round, result, weights in fit_and_record_rounds(tmp_path):
-        cut = round.space.num_parameters
-        parameters = round.client_vectors[:, :cut]
-        # Of five clients the lowest and the highest of each entry are left out.
-        order = parameters.argsort(dim=0, stable=True)
-        middle = order[1:4]
-        expected = parameters.gather(0, middle).mean(0)
-        counts = middle.flatten().bincount(minlength=5)
-        expected_weights = counts.double() / (3 * cut)
-        buffers = weights.float() @ round.client_vectors[:, cut:]
-
-        assert_close(result[:cut], expected, atol=1e-6, rtol=0)
-        assert_close(weights, expected_weights)
-        assert_close(result[cut:], buffers)
-
-
-def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
+def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns():
+    round = make_round([0, 1, 2], [1, 1, 1])
     with warns("no values with 3 clients.*least 5"):
-        ((round, result, _),) = fit_and_record_rounds(
-            tmp_path,
-            sampler=UniformSampler(3),
-        )
+        result, _ = TrimmedMean(trim=0.2).aggregate(round, {})
     assert_close(result, round.client_vectors.mean(0))
 
 
@@ -362,18 +266,9 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
 
 
 def test_fednova_skips_a_client_without_steps():
-    space = ParameterSpace(nn.Linear(3, 1))
-    model = torch.zeros(4)
-    with_steps = torch.ones(4)
-    round = Round(
-        round_index=0,
-        client_ids=torch.arange(2),
-        num_samples=torch.tensor([10, 30]),
-        global_vector=model,
-        client_vectors=torch.stack([with_steps, model]),
-        space=space,
-        num_steps=torch.tensor([5, 0]),
-    )
+    round = make_round([0, 1], [10, 30], num_steps=torch.tensor([5, 0]))
+    with_steps = round.client_vectors[0]
+    round.client_vectors[1] = 0  # as the global model
 
     vector, _ = FedNova().aggregate(round, {})
 

@@ -25,13 +25,16 @@ def test_every_packaged_configuration_is_found_by_its_name():
 
 def test_init_copies_the_quick_start_which_then_takes_precedence():
     assert main(["init"]) == 0
-    assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
+    packaged = CONFIGS / "quickstart.yaml"
+    assert Path("quickstart.yaml").read_text() == packaged.read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
 
 
 def test_init_copies_named_configurations_and_prints_how_to_fit(capsys):
-    assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
-    assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
+    command = "init mine --config fedsv --config scenarios/guo_noisy"
+    assert main(command.split()) == 0
+    names = sorted(path.name for path in Path("mine").iterdir())
+    assert names == ["fedsv.yaml", "guo_noisy.yaml"]
     assert (
         "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
     )

@@ -103,8 +103,8 @@ def load_loop(*configs, arguments=()):
 
 def test_metrics_of_a_later_file_are_added_and_replace_those_of_the_same_name(tmp_path):
     later_file = tmp_path / "again.yaml"
-    again = "{class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}"
-    later_file.write_text(f"federation: {{metrics: {{cssv: {again}, loo: LeaveOneOut}}}}")
+    cssv = "{class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}"
+    later_file.write_text(f"federation: {{metrics: {{cssv: {cssv}, loo: LeaveOneOut}}}}")
 
     metrics = load_loop("digits", later_file, "afedsv").metrics
 

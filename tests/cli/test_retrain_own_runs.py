@@ -43,11 +43,12 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     model = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}
     config = write_config_of_two_rounds(tmp_path / "fed.yaml", {"shadow": shadow}, model=model)
     run = fit_by_command(tmp_path, config)
-    shadow_rows = [row for row in read_rows(run / "contributions.csv") if row["metric"] == "shadow"]
+    rows = read_rows(run / "contributions.csv")
+    values = [float(row["value"]) for row in rows if row["metric"] == "shadow"]
 
-    assert len(shadow_rows) == 6
+    assert len(values) == 6
 
-    expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
+    expected = pytest.approx(values[-3:], abs=1e-6)
 
     # Killed in the last coalition.
     stored = run / "coalitions"

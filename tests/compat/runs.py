@@ -8,7 +8,7 @@ import torch
 from compat.base import Kind, make_federated_data
 from compat.by_hand import SEED, HandRound, coalition_values, fedavg_by_hand, validate_with_trainer
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
 from helpers.fits import plain_trainer
 from helpers.loops_by_hand import KeepsRounds
@@ -99,7 +99,7 @@ def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
 def train_federated(kind, folder, rounds=ROUNDS, *, is_first=True, **loop):
     """Train in a federation, which is the first callback, or the last."""
     module = kind.module()
-    federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
+    federation = FederatedLoop(seed=SEED, **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         callbacks = list(kind.callbacks())

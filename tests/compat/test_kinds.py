@@ -21,7 +21,7 @@ from compat.by_hand import (
 from compat.runs import ROUNDS, train_federated, train_with_values
 
 import flsv
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers.fits import assert_resumes, plain_trainer
 
@@ -76,7 +76,7 @@ def buffer_contents(module):
 def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path, name):
     kind = KINDS[name]
     watch = WatchesBuffers()
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    loop = FederatedLoop(seed=SEED)
     callbacks = [watch, loop, *kind.callbacks()]
     trainer = plain_trainer(tmp_path, rounds=1, callbacks=callbacks, **kind.trainer)
     trainer.fit(kind.module(), make_federated_data(kind))
@@ -141,10 +141,7 @@ def test_kind_of_module_resumes_bitwise(tmp_path, name):
 
     def loop():
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
-        reporting = Reporting(table=False)
-        return FederatedLoop(
-            metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting
-        )
+        return FederatedLoop(metrics={"value": value}, optimizer_state="persist", seed=SEED)
 
     make_data = partial(make_federated_data, kind)
     assert_resumes(loop, tmp_path, kind.module, make_data, callbacks=kind.callbacks)

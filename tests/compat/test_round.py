@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop, Reporting
 from flsv.data.loaders import TensorBatches
-from helpers.fits import plain_trainer
+from helpers.fits import SavesInHooks, plain_trainer
 
 #: Batches of the two clients, see :func:`make_small_kind`.
 LENGTHS = (3, 4)
@@ -62,20 +62,6 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     for name in ("0", "1", "2"):
         assert saved_files(federation_folder / name) == saved_files(alone_folder / name)
     assert len(saved_files(federation_folder / "0")) == ROUNDS
-
-
-class Everywhere(cb.Callback):
-    """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
-
-    def __init__(self, folder, *hooks):
-        self.folder = folder
-        for name in hooks:
-            setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
-
-    def save(self, trainer, name):
-        if trainer.current_epoch == 1:
-            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
-            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
 class ChangesWithinARound(Small):
@@ -137,7 +123,7 @@ def fit_and_read_model(folder, optimizer_state, callbacks, ckpt_path=None):
     loop = FederatedLoop(
         seed=SEED,
         optimizer_state=optimizer_state,
-        reporting=Reporting(table=False, files=False),
+        reporting=Reporting(files=False),
     )
     counts = CountsHooks()
     order = [loop, counts] if optimizer_state == "reset" else [counts, loop]
@@ -166,7 +152,7 @@ def fit_and_read_model(folder, optimizer_state, callbacks, ckpt_path=None):
 )
 def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path, optimizer_state):
     folder = tmp_path / "c"
-    saves_in_each_hook = Everywhere(folder, *OF_BATCHES, *OF_ROUNDS)
+    saves_in_each_hook = SavesInHooks(folder, *OF_BATCHES, *OF_ROUNDS)
     uninterrupted_model = fit_and_read_model(tmp_path, optimizer_state, [saves_in_each_hook])
 
     # A callback's counter passes from client to client.

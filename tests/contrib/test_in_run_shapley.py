@@ -27,9 +27,8 @@ from helpers.loops_by_hand import (
     make_in_run_data,
     make_in_run_loop,
     make_network_without_norm,
-    make_sgd,
 )
-from helpers.models import Plain, adam, network
+from helpers.models import Plain, adam, make_sgd, network
 from helpers.runs import read_rows
 
 

@@ -94,7 +94,7 @@ def test_words_of_all_and_names_beside_the_same_numbers_are_taken():
 @pytest.mark.parametrize(
     "dataset",
     [
-        make_items(class_to_idx={"well": 1, "ill": 0}),
+        make_items(class_to_idx={"well": 1, "ill": 0}, classes=["well", "ill"]),
         make_items(classes=["ill", "well"]),
         ConcatDataset([make_named_tensors(), make_named_tensors()]),
     ],
@@ -112,13 +112,6 @@ def test_names_that_do_not_belong_to_numbers_are_none():
 
     with pytest.raises(ConfigurationError, match=message):
         class_names_of(ConcatDataset(parts))
-
-
-def test_numbers_of_class_to_idx_are_those_of_the_samples():
-    numbers = {"ill": 1, "well": 0}
-    dataset = make_items(classes=["ill", "well"], class_to_idx=numbers)
-    data = make_two_clients(dataset)
-    assert data.class_names == ("well", "ill")
 
 
 # ---- classes that a data module declares

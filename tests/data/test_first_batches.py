@@ -52,28 +52,6 @@ class Exchanged(FourClasses):
         return x, 3 - y
 
 
-CONTRADICTIONS = {
-    "other order": Exchanged,
-    "one class of four": one_class_of_four,
-}
-
-
-@pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_stored_labels_that_samples_contradict_are_refused(kind):
-    # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
-    dataset = CONTRADICTIONS[kind]()
-    with pytest.raises(
-        ConfigurationError,
-        match="client 0: flsv has read the labels .* in a batch .* have .*`targets`",
-    ):
-        set_up_data(dataset, IIDPartitioner(3))
-
-    two_labels = [int(label >= 2) for label in FourClasses().targets]
-    data = set_up_data(dataset, IIDPartitioner(3), labels=two_labels)
-
-    assert data.num_classes == 2
-
-
 class Collated(L.LightningDataModule):
     """A data module whose training loader has a ``collate_fn``."""
 
@@ -93,11 +71,27 @@ class Collated(L.LightningDataModule):
         )
 
 
-def test_labels_that_a_collate_function_changes_are_refused():
+CONTRADICTIONS = {
+    "collated": lambda: Collated(FourClasses(), binary_labels),
+    "other order": Exchanged,
+    "one class of four": one_class_of_four,
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_stored_labels_that_samples_contradict_are_refused(kind):
+    # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
+    dataset = CONTRADICTIONS[kind]()
     with pytest.raises(
-        ConfigurationError, match="FourClasses, client 0: flsv has .* 0, 1, 2, 3, .* 0, 1"
+        ConfigurationError,
+        match="client 0: flsv has read the labels .* in a batch .* have .*`targets`",
     ):
-        set_up_data(Collated(FourClasses(), binary_labels), IIDPartitioner(2))
+        set_up_data(dataset, IIDPartitioner(3))
+
+    two_labels = [int(label >= 2) for label in FourClasses().targets]
+    data = set_up_data(dataset, IIDPartitioner(3), labels=two_labels)
+
+    assert data.num_classes == 2
 
 
 def none_of_client_one(samples):

@@ -104,12 +104,6 @@ def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
         with_overlap(labels, 1)
 
 
-@pytest.mark.parametrize("scale", [1, 1 / 20])
-def test_sizes_follow_the_proportions_on_any_scale(scale):
-    parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(EVEN, 10)
-    assert [len(part) for part in parts] == [600, 900, 1200, 1500, 1800]
-
-
 def count_by_client_and_class(partitioner, labels=EVEN, num_classes=10):
     return partition_counts(partitioner(labels, num_classes), labels, num_classes)
 

@@ -17,6 +17,7 @@ from flsv.configuration.identity import fit_identity
 from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, TextData
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
+from flsv.scores.performance import check_positive_class, performance_of, title_of
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 
@@ -69,15 +70,13 @@ def test_score_of_one_class_needs_pos_label(tmp_path):
         match="average_precision is the score .* classes 'ja' and 'nein'. Set pos_label",
     ):
         fit_with_values(tmp_path, data)
+    auroc = performance_of("LeaveOneOut", "auroc", None)
+    check_positive_class([auroc], data)  # needs no positive class
 
 
-def test_auroc_of_two_words_needs_no_pos_label(tmp_path):
-    data = make_data(make_arrays("ja", "nein"))
-    loop = FederatedLoop(metrics={"loo": LeaveOneOut(performance="auroc")}, seed=0)
-
-    fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=1)
-
-    assert read_learning_report(tmp_path)["loo"]["by"] == "auroc"
+def test_class_1_is_named_as_a_class():
+    f1 = performance_of("LeaveOneOut", "f1", None)
+    assert title_of(f1, "1") == "f1 of class 1"
 
 
 def test_pos_label_is_taken_as_positive(tmp_path):
@@ -87,14 +86,6 @@ def test_pos_label_is_taken_as_positive(tmp_path):
 
     assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of ja"
     assert loop.metrics["loo"].guide()["unit"] == "gain in average precision of ja"
-
-
-def test_class_1_of_0_and_1_needs_no_pos_label(tmp_path):
-    data = make_data(make_arrays("1", "0"))
-
-    fit_with_values(tmp_path, data)
-
-    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of class 1"
 
 
 def make_array_data(x, words, **options):

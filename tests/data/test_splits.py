@@ -112,31 +112,17 @@ def test_a_column_chooses_what_is_held_out() -> None:
     assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
 
 
-def test_a_date_divides_training_and_test() -> None:
-    splits = Splits(server_val=0, client_test=HeldOut("visited", since="2024-01-01"))
+@pytest.mark.parametrize(
+    ("held_out", "is_held_out"),
+    [
+        (HeldOut("split", "test"), lambda split: split == "test"),
+        (HeldOut("visited", since="2024-01-01"), lambda day: day >= "2024-01-01"),
+    ],
+)
+def test_shares_are_drawn_from_what_no_column_chooses(held_out: HeldOut, is_held_out: Any) -> None:
+    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=held_out))
 
-    data = make_hospitals(splits)
-
-    assert positions_in_tables(data, "train") == positions_where(
-        "visited", lambda day: day < "2024-01-01"
-    )
-    assert positions_in_tables(data, "test") == positions_where(
-        "visited", lambda day: day >= "2024-01-01"
-    )
-
-
-def test_shares_are_drawn_from_what_no_column_chooses() -> None:
-    splits = Splits(
-        server_val=0.25,
-        client_val=0.2,
-        client_test=HeldOut("split", "test"),
-    )
-
-    data = make_hospitals(splits)
-
-    assert positions_in_tables(data, "test") == positions_where(
-        "split", lambda split: split == "test"
-    )
+    assert positions_in_tables(data, "test") == positions_where(held_out.column, is_held_out)
     num_visits = len(TABLES) * VISITS
     assert len(data.server_val_indices) == 0.25 * num_visits
     for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
@@ -232,7 +218,8 @@ def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("since", [2024, datetime.date(2024, 1, 1)])
 def test_year_and_date_of_a_yaml_file_are_dates(since):
     choice = HeldOut("admitted", since=since)
-    assert choice.select(["2023-12-31", "2024-01-01"]).tolist() == [False, True]
+    days = ["2023-12-31", "2024-01-01", "", " "]
+    assert choice.select(days).tolist() == [False, True, False, False]
     assert str(choice).startswith("admitted since 2024")
 
 
@@ -309,12 +296,6 @@ def test_samples_of_no_patient_are_refused(gap: Any) -> None:
     data = make_samples_of_patients(patients, IIDPartitioner(2), server_val=2)
     with pytest.raises(ConfigurationError, match="1 of 6 samples have no value"):
         data.setup("fit")
-
-
-def test_blanks_are_no_dates_and_not_held_out() -> None:
-    choice = HeldOut("visited", since="2024-01-01")
-    is_held_out = choice.select(["2024-05-01", "", " "])
-    assert is_held_out.tolist() == [True, False, False]
 
 
 def test_a_gap_does_not_divide_a_patient() -> None:

@@ -3,7 +3,6 @@ the bit (``make emulated``)."""
 
 import os
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ from flsv.valuation.features import Backbone
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, fit_and_save, make_checkpoint_callback, state_vector, trainer_for
-from helpers.models import Plain, network, sgd
+from helpers.models import Plain, make_sgd, network, sgd
 
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
     from device.emulated import DEVICE, on_the_device
@@ -65,7 +64,7 @@ pytestmark = [
 
 
 def make_plain(kind=Plain):
-    return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
+    return kind(network(batch_norm=False), make_sgd())
 
 
 def make_mixture():
@@ -77,14 +76,16 @@ def make_mixture():
 
 #: The loop's options, and the module.
 FEDERATIONS = {
-    "scores of games": (
+    "scores of games, noise": (
         lambda: {
+            "aggregator": FedAdam(),
+            "uploads": [GaussianPrivacy(1.0, 1.0)],
             "metrics": {
                 "logged": DecayedShapley(performance="val_acc", mode="max"),
                 "of outputs": DecayedShapley(performance=MulticlassF1Score(CLASSES)),
-            }
+            },
         },
-        Plain,
+        make_plain,
     ),
     "pfedsv": (
         lambda: {
@@ -94,15 +95,8 @@ FEDERATIONS = {
         make_plain,
     ),
     "fedem": (lambda: {"personalizer": FedEM()}, make_mixture),
-    "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, Plain),
-    "scaffold, noise": (
-        lambda: {
-            "client_algorithm": SCAFFOLD(),
-            "aggregator": FedAdam(),
-            "uploads": [GaussianPrivacy(1.0, 1.0)],
-        },
-        make_plain,
-    ),
+    "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, make_plain),
+    "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, make_plain),
     "in-run": (
         lambda: {"metrics": {"value": InRunShapley()}, "client_algorithm": InRunValues()},
         make_plain,

@@ -28,7 +28,7 @@ from helpers.fits import (
     make_engine_loop,
     state_vector,
 )
-from helpers.models import Plain, Plainest
+from helpers.models import Plain, Plainest, make_sgd
 from helpers.tasks import Items
 
 
@@ -93,7 +93,7 @@ def make_samples_without_tensors():
     return FederatedDataModule(read, SizePartitioner([3, 1, 2]), batch_size=8)
 
 
-MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+MOMENTUM = make_sgd(momentum=0.9, weight_decay=0.01)
 DECAY = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.3)
 #: In double precision: kept apart, the norms of small batches blow rounding up, to 3e-5 in single precision.
 NORMS = {

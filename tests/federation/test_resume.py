@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.aggregation import ShapFedWA
 from flsv.results.run_table import CSV
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import InRound, StopInRound, fit_with_everything, state_vector, trainer_for
+from helpers.fits import SavesInHooks, StopInRound, fit_with_everything, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.runs import read_rows
@@ -61,20 +61,6 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
     assert_same_run(tmp_path, loop, module, uninterrupted_run)
 
 
-class SaveAt(InRound):
-    """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
-
-    def __init__(self, hook, path, batch=0):
-        self.path = path
-        self.batch = batch
-        setattr(self, hook, self.save)
-
-    def save(self, trainer, module, *args, **kwargs):
-        there = len(args) < 2 or self.place(trainer) == self.batch
-        if trainer.current_epoch == 2 and there and not self.path.exists():
-            trainer.save_checkpoint(self.path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["an aggregator", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
@@ -116,7 +102,7 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
         if trainer.current_epoch == 1:
             raise ArithmeticError
 
-    loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(seed=1)
     stopping = LambdaCallback(on_validation_batch_start=stop)
     trainer = trainer_for(loop, tmp_path, rounds=4, callbacks=[stopping])
 
@@ -151,15 +137,12 @@ class FollowsPlateau(Plain):
         }
 
 
-HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
-
-
 @pytest.mark.slow
 def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp_path):
     """Lightning steps it after it has saved a round's checkpoint."""
 
     def fit_plateau(name, callbacks, ckpt_path=None):
-        loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+        loop = FederatedLoop(seed=3)
         trainer = trainer_for(loop, tmp_path / name, 5, callbacks=callbacks)
         module = FollowsPlateau()
         trainer.fit(module, toy_data(server_val=0.2), ckpt_path=ckpt_path)
@@ -168,12 +151,14 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp
     def rate_of(module):
         return module.trainer.optimizers[0].param_groups[0]["lr"]
 
-    paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
-    saving = [SaveAt(hook, path) for hook, path in zip(HOOKS, paths)]
-    uninterrupted = fit_plateau("uninterrupted", saving)
+    hooks = ("on_train_epoch_start", "on_validation_end", "on_train_epoch_end")
+    saving = SavesInHooks(tmp_path / "saved", *hooks)
+    uninterrupted = fit_plateau("uninterrupted", [saving])
     initial_rate = Plain().configure_optimizers().param_groups[0]["lr"]
     assert rate_of(uninterrupted) == initial_rate * 0.5**4  # halved after each round but the last
 
+    paths = list((tmp_path / "saved").iterdir())
+    assert len(paths) == len(hooks)
     for path in paths:
         resumed = fit_plateau(path.stem, [], ckpt_path=path)
         assert rate_of(resumed) == rate_of(uninterrupted), path

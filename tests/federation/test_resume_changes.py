@@ -18,7 +18,7 @@ from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, fit_and_save, plain_trainer, trainer_for
-from helpers.models import Plain, adam, network
+from helpers.models import Plain, adam, make_sgd, network
 
 
 def make_loop(**changes):
@@ -184,10 +184,6 @@ def test_validating_on_possible_training_samples_warns(saved_checkpoint, tmp_pat
 # ---- what can be changed is used
 
 
-def make_sgd(lr):
-    return partial(torch.optim.SGD, lr=lr, momentum=0.9)
-
-
 def test_rates_local_epochs_and_batch_size_given_on_resume_are_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
     resume = partial(resume_fit, saved_checkpoint)
@@ -195,7 +191,7 @@ def test_rates_local_epochs_and_batch_size_given_on_resume_are_used(saved_checkp
     unchanged = resume(tmp_path / "unchanged")
     with_rate_0 = resume(
         tmp_path / "rate",
-        Plain(optimizer=make_sgd(0.0)),
+        Plain(optimizer=make_sgd(0.0, momentum=0.9)),
     )
     with_server_rate_0 = resume(tmp_path / "server", aggregator=FedAvg(server_lr=1e-12))
     longer = resume(

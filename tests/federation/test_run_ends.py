@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
 
-from flsv import ClientEvaluation, FederatedLoop, Reporting
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.metrics import ShadowShapley
 from flsv.sampling import UniformSampler
 from helpers import warns
@@ -16,7 +16,6 @@ from helpers.fits import trainer_for
 from helpers.models import Plain, network
 
 PLANNED = 12
-QUIET = Reporting(table=False)
 RARE = ClientEvaluation(every=5)
 #: Rounds that are complete when the runs of these tests end.
 DONE = 2
@@ -85,7 +84,7 @@ def fit_run(
     **options,
 ):
     metric = ShadowShapley(coalitions="singles", performance="negative_loss", every=every)
-    loop = FederatedLoop(seed=2, metrics={"sv": metric}, reporting=QUIET, **options)
+    loop = FederatedLoop(seed=2, metrics={"sv": metric}, **options)
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = trainer_for(
         loop,

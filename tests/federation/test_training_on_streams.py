@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Stream
 from flsv.engines.remote import RemoteFederation, Site, agreement
 from flsv.metrics import CumulativeShapley, ShadowShapley
@@ -89,7 +89,7 @@ def make_data():
 
 
 def make_loop(**options):
-    return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
+    return FederatedLoop(seed=SEED, **options)
 
 
 def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):

@@ -97,11 +97,12 @@ NOT_DOUBTED = pytest.mark.filterwarnings("error:.*clients train otherwise")
 )
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
-    data = by_hospital(Hospitals())
+    source = Hospitals()
+    data = by_hospital(source)
     module = make_balanced_client() if label_source == BALANCED else Weighted(label_source)
     loop = fit(module, data, tmp_path, metrics={"value": exact_values()})
     # A ClassifierClient weighs its validation loss by the classes of all clients.
-    weights = class_weights_of(data.source.y) if label_source == BALANCED else None
+    weights = class_weights_of(source.y) if label_source == BALANCED else None
 
     def utility(masks):
         losses = []
@@ -113,6 +114,9 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     expected = exact_shapley(utility, num_players=3).values
     values = loop.contributions["value"].double()
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
+    # The user's own data module still has all samples.
+    assert len(source.train) == 60
+    assert source.train.tensors[1] is source.y
 
 
 def validation_loss(module, weights):
@@ -131,16 +135,6 @@ def fit_members(members, folder):
     if members:
         fit(module, by_hospital(source), folder, sampler=FixedCohort(members))
     return module
-
-
-@pytest.mark.slow
-def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
-    source = Hospitals()
-    metrics = {"value": exact_values()}
-    fit(Weighted("data set"), by_hospital(source), tmp_path, rounds=1, metrics=metrics)
-
-    assert len(source.train) == len(source.y) == 60
-    assert source.train.tensors[1] is source.y
 
 
 # ---- loaders in hooks

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.core.hooks import ModelHooks
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -123,31 +124,9 @@ def reading(trainer):
     return readings_of_hook
 
 
-#: Hooks of a module that a fit calls after its data module has been set up.
-HOOKS = [
-    "setup",
-    "configure_model",
-    "configure_optimizers",
-    "on_fit_start",
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_validation_start",
-    "on_validation_epoch_start",
-    "on_validation_batch_start",
-    "on_validation_batch_end",
-    "on_validation_epoch_end",
-    "on_validation_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_fit_end",
-    "teardown",
-]
+#: Hooks of a module that a fit may call after its data module has been set up.
+HOOKS = ["setup", "configure_model", "configure_optimizers", "teardown"]
+HOOKS += [name for name in vars(ModelHooks) if name.startswith("on_")]
 
 
 def reading_module(reads):
@@ -190,7 +169,7 @@ def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypa
     fit(federated, data, tmp_path)
 
     assert federated.by_hook.keys() == alone.by_hook.keys()
-    assert alone.by_hook.keys() == set(HOOKS)
+    assert {"setup", "on_after_backward", "on_validation_end", "teardown"} <= alone.by_hook.keys()
     for hook, readings in alone.by_hook.items():
         for position in (0, -1):
             expected = readings[position]

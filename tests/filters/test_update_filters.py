@@ -1,7 +1,9 @@
 """Updates that nobody should average, or that count too much: found in their own round, named once, capped."""
 
 import math
+import re
 import warnings
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from torch.testing import assert_close
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
-from flsv.attacks import Attack, Scaling
+from flsv.attacks import Attack
 from flsv.core import ClientUpdate
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
@@ -60,28 +62,15 @@ class Huge(Attack):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("size", [1e10, 3e38])
 def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_path, size):
-    loop = FederatedLoop(
-        uploads=[Huge(size)],
-        metrics={"cgsv": CosineGradientShapley()},
-        seed=1,
-    )
+    metrics = {"cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(uploads=[Huge(size)], metrics=metrics, seed=1)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        module = fit(
-            loop,
-            tmp_path,
-            data=toy_data((4, 3, 4, 3)),
-            rounds=4,
-        )
+    with pytest.warns(UserWarning, match="update|NaN") as caught:
+        module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
 
     messages = [str(warning.message) for warning in caught]
-    messages_of_faults = [text for text in messages if "update" in text or "NaN" in text]
-    (message,) = messages_of_faults
-
-    assert "client 1 sent an update far larger" in message
-    assert "in round 2 " in message
-    assert "excluded from the round" in message
+    (message,) = [text for text in messages if "update" in text or "NaN" in text]
+    assert re.search("client 1 sent an update far larger.* in round 2 .*excluded from", message)
     (event,) = loop.events  # and nobody later
     assert event.what == "large"
     assert event.client == 1
@@ -219,8 +208,8 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
         )
 
 
-@pytest.mark.parametrize("size", [1e4, 3e38])
-def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
+def test_round_goes_on_without_an_excluded_outlier(tmp_path):
+    size = 1e4
     data = toy_data((4, 3, 4, 3))
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()},
@@ -321,31 +310,22 @@ def fit_one_round(folder, **options):
     return recorder.rounds[0]
 
 
-def update_lengths(round):
-    cut = round.space.num_parameters
-    updates = round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()
-    return updates.norm(dim=1)
+def test_norm_cap_bounds_lengths_and_keeps_directions_and_buffers():
+    updates = [
+        [3.0, 4.0, 7.0],
+        [9.0, 12.0, 8.0],
+        [0.3, 0.4, 9.0],
+    ]  # of length 5, 15, 0.5, and a buffer
+    initial = torch.tensor([1.0, 2.0, 3.0])
+    models = initial + torch.tensor(updates)
+    cohort = replace(
+        make_cohort([1.0, 1.0, 1.0]), matrix=models, starts=(initial,) * 3, num_parameters=2
+    )
 
+    capped = NormCap(1.2).apply(cohort)
 
-def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
-    filters = [OutlierFilter(), NormCap(1.25)]
-    uploads = [Scaling(3.0, clients=[1])]
-
-    plain = fit_one_round(tmp_path / "plain")
-    capped = fit_one_round(tmp_path / "capped", uploads=uploads, filters=filters)
-
-    lengths_sent = update_lengths(plain) * torch.tensor([1.0, 3.0, 1.0])
-    bound = 1.25 * lengths_sent.median()
-    expected_lengths = lengths_sent.clamp_max(bound)
-    assert lengths_sent.max() > bound
-    assert_close(update_lengths(capped), expected_lengths, rtol=1e-5, atol=0)
-
-    cut = plain.space.num_parameters
-    update = plain.client_vectors[1] - plain.global_vector
-    capped_update = capped.client_vectors[1] - capped.global_vector
-    cosine = torch.nn.functional.cosine_similarity(capped_update[:cut], update[:cut], dim=0)
-    assert cosine.item() == pytest.approx(1, abs=1e-5)
-    assert torch.equal(capped_update[cut:], update[cut:])
+    expected = [updates[0], [3.6, 4.8, 8.0], updates[2]]  # at most 1.2 times the median of 5
+    assert_close(capped.matrix - initial, torch.tensor(expected))
 
 
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):

@@ -141,9 +141,7 @@ SIZES = (31, 11, 21, 10, 7)
 
 
 def make_engine_loop(engine, **kwargs):
-    return FederatedLoop(
-        engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs}
-    )
+    return FederatedLoop(engine=engine, seed=3, **kwargs)
 
 
 def fit_by_both_engines(
@@ -223,7 +221,7 @@ def partition_in_three(data):
 def play_all_coalitions(folder, module, data, rounds=1, **measures):
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = KeepsGames(**measures)
-    loop = FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False))
+    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
     fit(loop, folder, module, data, rounds=rounds)
 
     round, utilities = metric.games[-1]
@@ -352,6 +350,20 @@ class InRound(Callback):
 
     def place(self, trainer):
         return trainer.fit_loop.total_batch_idx - self.first_batch
+
+
+class SavesInHooks(Callback):
+    """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
+
+    def __init__(self, folder, *hooks):
+        self.folder = folder
+        for name in hooks:
+            setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
+
+    def save(self, trainer, name):
+        if trainer.current_epoch == 1:
+            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
+            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
 class StopInRound(InRound):

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FullParticipation
@@ -119,8 +119,7 @@ class Kind:
 
 
 def fit_kind(kind, folder, callbacks=(), **options):
-    loop_options = {**kind.loop(), **options}
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
+    loop = FederatedLoop(seed=SEED, **{**kind.loop(), **options})
     module = kind.module()
     callbacks = list(callbacks)
     if kind.callback is not None:
@@ -166,19 +165,14 @@ def fit_valued(
     return federation
 
 
-class FitAlone(NamedTuple):
-    utility: float
-    model: list[float]
-
-
 def fit_members_alone(kind, members):
-    """Train some clients only, by the federation of a kind."""
+    """Train some clients only, by the federation of a kind. Return the model's utility, and the model."""
     sampler = kind.loop().get("sampler", FullParticipation())
     with tempfile.TemporaryDirectory() as folder:
         _, module = fit_kind(kind, Path(folder), sampler=sampler.among(members))
         model = state_vector(module).tolist()
         utility = utility_of_module(module, kind, Path(folder))
-    return FitAlone(utility, model)
+    return utility, model
 
 
 class FitWithValues(NamedTuple):
@@ -194,11 +188,11 @@ class TrainsNothing(L.Callback):
         raise AssertionError("it is trained")
 
 
-def fit_with_values(kind, **options):
+def fit_with_values(kind):
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
     mode = "min" if kind.performance == "val_loss" else None
-    metric = Recorded(coalitions=MEMBERS, performance=kind.performance, mode=mode, **options)
+    metric = Recorded(coalitions=MEMBERS, performance=kind.performance, mode=mode)
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,

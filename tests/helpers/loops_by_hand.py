@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.contrib import InRunShapley, InRunValues
 from flsv.core.parameter_space import ParameterSpace
@@ -270,12 +269,7 @@ class Batches:
 
 
 def make_loop_of_three_clients(**options):
-    defaults = {
-        "sampler": UniformSampler(3),
-        "local_epochs": LOCAL_EPOCHS,
-        "seed": SEED,
-    }
-    return FederatedLoop(**{**defaults, **options})
+    return FederatedLoop(sampler=UniformSampler(3), local_epochs=LOCAL_EPOCHS, seed=SEED, **options)
 
 
 class KeepsRounds(FedAvg):
@@ -295,18 +289,9 @@ def make_in_run_data():
     return toy_data(server_val=0.2)
 
 
-def make_sgd(**options):
-    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
-
-
 def make_in_run_loop(every=1, **kwargs):
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
-    options = {
-        "aggregator": KeepsRounds(),
-        "seed": SEED,
-        "reporting": Reporting(table=False),
-        **kwargs,
-    }
+    options = {"aggregator": KeepsRounds(), "seed": SEED, **kwargs}
 
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 

@@ -1,6 +1,7 @@
 """Small modules as users write them, the plain one first. Only ``Diverges`` knows flsv."""
 
 import copy
+from functools import partial
 
 import lightning as L
 import torch
@@ -23,8 +24,11 @@ def network(batch_norm=True, dropout=0.0):
     )
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def make_sgd(lr=0.1, **options):
+    return partial(torch.optim.SGD, lr=lr, **options)
+
+
+sgd = make_sgd(momentum=0.9)
 
 
 def adam(parameters):

@@ -425,28 +425,3 @@ def test_value_round_applies_the_modules_batch_hooks_in_validation_mode():
 
     assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
     assert module._trainer is None  # it is read, not written
-
-
-class OfDictionaries(Plain):
-    def validation_step(self, batch, batch_idx):
-        hits = (self(batch["x"]).argmax(1) == batch["y"]).float().mean()
-        self.log_dict({"dev/hits": hits, "dev/loss": 1 - hits}, batch_size=len(batch["y"]))
-
-
-def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
-    x = torch.randn(60, 6)
-    y = torch.arange(60) % 3
-    dictionaries = [{"x": x, "y": y}]
-    module = OfDictionaries(network(batch_norm=False))
-    model = ParameterSpace(module).read(module)
-    updates = [model + torch.randn_like(model) for _ in range(3)]
-    logged = PartialFederatedShapley(performance="dev/hits", mode="max")
-
-    by_logged = value_round(module, model, updates, dictionaries, metrics=logged)
-    plain = value_round(module, model, updates, [(x, y)], metrics=PartialFederatedShapley())
-
-    name = "PartialFederatedShapley"
-    assert_close(by_logged[name], plain[name])
-
-    with refused(r"a batch is dict.* Or choose a value that validation_step logs"):
-        value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -155,30 +155,23 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss():
     assert values.tolist() == [value_of_client, 1, 0, 0]
 
 
-def frequencies_of_downloads(personalizer, rounds):
-    """In which share of rounds client 0, to whom only client 1 is worth something, downloads each client."""
+@pytest.mark.parametrize(
+    ("decay", "rounds", "chances"),
+    [
+        # With chance 0.4 one of all others, else client 1, who alone is worth something.
+        (0, range(400), [0, 0.7, 0.1, 0.1, 0.1]),
+        (0.1, range(4, 200), [0, 1, 0, 0, 0]),  # decayed after 0.4 / 0.1 rounds
+    ],
+)
+def test_fedfomo_downloads_by_affinity_and_at_random_with_chance_epsilon(decay, rounds, chances):
+    personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=decay)
     personalizer._uploads = dict.fromkeys(range(5), torch.zeros(1))
-    personalizer._affinity = torch.eye(5)[1:2]  # [0, 1, 0, 0, 0]
+    personalizer._affinity = torch.eye(5)[1:2]  # of client 0: [0, 1, 0, 0, 0]
+
     counts = np.zeros(5)
     for index in rounds:
-        round = SimpleNamespace(seed=0, round_index=index)
-        peers = personalizer._choose_peers(0, round)
+        peers = personalizer._choose_peers(0, SimpleNamespace(seed=0, round_index=index))
         counts[peers] += 1
 
-    return counts / len(rounds)
-
-
-def test_fedfomo_downloads_one_of_all_others_at_random_with_chance_epsilon():
-    personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0)
-    frequencies = frequencies_of_downloads(personalizer, range(400))
-
-    chance_of_client_1 = 0.6 + 0.4 / 4  # four others
-    assert frequencies[1] == pytest.approx(chance_of_client_1, abs=0.08)
-    assert (frequencies[2:] > 0.04).all()  # 0.4 / 4 is expected
-
-
-def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed():
-    personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0.1)
-    rounds_after_decay = range(4, 200)  # 0.4 / 0.1 = 4 rounds
-
-    assert frequencies_of_downloads(personalizer, rounds_after_decay)[1] == 1
+    # Four deviations of a chance of 0.1 are 0.06.
+    np.testing.assert_allclose(counts / len(rounds), chances, atol=0.06 if decay == 0 else 0)

@@ -195,15 +195,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 
 # 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
 GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
-STORED_MODEL = [
-    -1,
-    -1,
-    -1,
-    -1,
-    -1,
-    -1,
-    -1,
-]
+STORED_MODEL = [-1] * 7
 
 
 @pytest.mark.parametrize(
@@ -277,6 +269,8 @@ def test_pfedsv_classifier_may_consist_of_several_layers():
 
     assert initial is not None
     assert initial.tolist() == [0] * 7
+    with refused("classifier"):
+        PFedSV(classifier=["0"])  # of whole models
     for layers in (["2"], ["1", "fc"], []):
         with refused("classifier"):
             begin_method(2, PFedSV(mode="extractor", classifier=layers))
@@ -304,11 +298,6 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     mixture = mixture_of_client_0(round.peer_values[0], vectors[:, :num_parameters], vectors)
     # The client mixes by its values with all digits, and tells them in three.
     assert_close(models[0], mixture, atol=0, rtol=0.02)
-
-
-def test_pfedsv_with_a_classifier_and_whole_models_is_refused():
-    with refused("classifier"):
-        PFedSV(classifier=["0"])
 
 
 def make_loop():

@@ -136,7 +136,6 @@ def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
     record = json.loads((run / "run.json").read_text())
     (event,) = record["events"]
     assert event["what"] == "data_warning"
-    assert event["kind"] == "shared"
     assert [event["client"], *event["others"]] == [0, 1]
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
     assert "shared_samples" in verdict.reasons

@@ -23,6 +23,7 @@ from helpers.fits import fit
 from helpers.pages import text_of_page, words_in
 from helpers.retrained import CLASS, add_retrained_runs, make_trained
 from helpers.runs import (
+    add_intervals,
     change_record,
     make_game,
     make_repeated_runs,
@@ -93,6 +94,14 @@ REASONS: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
     "small": (
         lambda folder: trained(folder, 0.08, 0.04, 0.01, 0.01),
         {"one_seed", "small_gain"},
+    ),
+    "best alone": (
+        lambda folder: trained(folder, alone=[0.1, 0.6, 0.1, 0.1], together=0.6),
+        {"one_seed", "best_alone"},
+    ),
+    "wide": (
+        lambda folder: add_intervals(trained(folder, 0.2, 0.2, 0.2, 0.2), "sv", 0.2),
+        {"one_seed", "wide"},
     ),
     "retrained": (make_retrained, set()),
     "retrained once": (lambda folder: make_retrained(folder, seeds=[5]), {"one_seed"}),

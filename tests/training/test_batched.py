@@ -12,6 +12,7 @@ from torch import nn
 
 from flsv.engines.vmap import ELEMENTWISE
 from flsv.training.batched import RowTraining, clip
+from helpers.models import make_sgd
 
 #: Steps of every model, and the size of its last batch.
 STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
@@ -92,13 +93,6 @@ class Counting(nn.Module):
 
 
 Make = Callable[[Any], torch.optim.Optimizer]
-
-
-def make_sgd(**options):
-    return lambda parameters: torch.optim.SGD(
-        parameters,
-        **{"lr": 0.1, **options},
-    )
 
 
 def make_two_groups(parameters):

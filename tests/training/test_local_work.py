@@ -1,7 +1,5 @@
 """Clients with passes of their own, and with equally many steps: the weights of a loop by hand, to the bit."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -15,10 +13,9 @@ from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import SEED, KeepsRounds, make_network_without_norm
-from helpers.models import Plain, Plainest
+from helpers.models import Plain, Plainest, sgd
 
-SIZES, SGD = (7, 2, 1), partial(torch.optim.SGD, lr=0.1)
-MOMENTUM = partial(SGD, momentum=0.9)
+SIZES = (7, 2, 1)
 UNEQUAL = {"0": 1, "1": 3, "2": 4}
 #: The argument, batches of a step, ``limit_train_batches``; and each client's passes, of 9, 3 and 2 batches or less.
 CASES = [
@@ -60,7 +57,7 @@ def train_by_hand(data, round, client, passes, window):
     steps = 0
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
-    optimizer = MOMENTUM(model.parameters())
+    optimizer = sgd(model.parameters())
 
     for epoch, length in enumerate(passes):
         draw = generator_for(SEED, "shuffle", round.round_index, client, epoch)
@@ -82,7 +79,7 @@ def train_by_hand(data, round, client, passes, window):
 def test_weights_of_unequal_work_equal_a_loop_by_hand(tmp_path, work, window, limit, passes):
     data = toy_data(SIZES)
     aggregator = KeepsRounds()
-    module = Plain(make_network_without_norm(), MOMENTUM)
+    module = Plain(make_network_without_norm(), sgd)
     loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
     fit(
         loop,
@@ -113,7 +110,7 @@ class DecaysToZero(Plainest):
     """Its learning rate is zero after each client's last step of the fit."""
 
     def __init__(self):
-        super().__init__(MOMENTUM, scheduler=self.schedule, interval="step")
+        super().__init__(sgd, scheduler=self.schedule, interval="step")
 
     def schedule(self, optimizer):
         total = self.trainer.estimated_stepping_batches

@@ -20,7 +20,7 @@ from helpers.loops_by_hand import (
     KeepsRounds,
     train_with_own_optimizers,
 )
-from helpers.models import Plain, network, sgd
+from helpers.models import Plain, make_sgd, network, sgd
 
 ROUNDS = 3
 
@@ -122,7 +122,7 @@ NESTED = {
 
 
 class Stepping(Plain):
-    """Its batches' steps are taken by Lightning, by Lightning's wrapper, or by the optimizer that it wraps."""
+    """Its batches' steps are taken by Lightning, or by the optimizer that it wraps, with a closure or without."""
 
     def __init__(self, make, stepped_by="automatic"):
         super().__init__(network(batch_norm=False), make)
@@ -131,8 +131,8 @@ class Stepping(Plain):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        if self.stepped_by == "wrapper":
-            self.take_step(self.optimizers(), loss)
+        if self.stepped_by == "no closure":
+            self.take_step(self.optimizers(use_pl_optimizer=False), loss)
 
         if self.stepped_by == "closure":
             (optimizer,) = self.trainer.optimizers
@@ -269,7 +269,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     ("name", "stepped_by"),
     [
         ("plain", "automatic"),
-        ("plain", "wrapper"),
+        ("plain", "no closure"),
         ("sam", "automatic"),
         ("lookahead", "closure"),
         ("own wrapper", "closure"),
@@ -357,8 +357,7 @@ class Words(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
     def __init__(self, sparse):
-        optimizer = partial(torch.optim.SGD, lr=0.1)
-        super().__init__(network(batch_norm=False), optimizer)
+        super().__init__(network(batch_norm=False), make_sgd())
         self.words = nn.Embedding(5, 6, sparse=sparse)
         nn.init.constant_(self.words.weight, 0.5)
 

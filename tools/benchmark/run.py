@@ -90,7 +90,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Run
         metrics[name] = entry.build(federation)
         keys[name] = f"metric_{position}"
         options = options or entry.options()
-    reporting = Reporting(per_class=False, figures=0, table=False, files=False)
+    reporting = Reporting(figures=0, table=False, files=False)
     loop = FederatedLoop(
         metrics={keys[name]: metric for name, metric in metrics.items()},
         filters=[],

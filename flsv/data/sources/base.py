@@ -358,7 +358,7 @@ def one_numbering(
     for client in client_sets:
         for class_name in names_by_set[client]:
             clients_by_class.setdefault(class_name, []).append(client)
-    check_spelling(clients_by_class, "The data", owners=lambda: clients_by_class)
+    check_spelling(clients_by_class, "The data", clients_by_class)
     class_names = positive_last(clients_by_class, pos_label)
     for name, dataset in all_sets.items():
         unknown_names = [label for label in names_by_set[name] if label not in class_names]

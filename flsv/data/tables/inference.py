@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -386,7 +386,7 @@ def _coarse_moments(numbers: np.ndarray) -> tuple[float, float]:
 def check_spelling_of_words(
     words: Iterable[str],
     where: str,
-    owners: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    owners: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Raise Question if two words are spellings of one word. Numbers are not compared."""
     texts = []

@@ -129,7 +129,7 @@ def _check_same_meaning(
             f"the sites have {' and '.join(kinds)}. Do they code the same thing in two ways, or write a unit? Set the "
             "column's kind, or exclude it"
         )
-    check_spelling_of_words(sites_by_word, "the column", owners=lambda: sites_by_word)
+    check_spelling_of_words(sites_by_word, "the column", sites_by_word)
     _check_units(column_by_site)
     _check_words_are_shared(column_by_site)
 
@@ -390,7 +390,7 @@ def classes_by_site(counts: pd.DataFrame, target: str, positive: Any) -> tuple[s
     """Return all classes, the positive one of two last, by each site's number of rows of each class."""
     classes = in_order(list(counts.index))
     owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-    check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
+    check_spelling(classes, f"The target {target!r}", owners)
     _check_classes(counts, target)
     if positive is not None and len(classes) > 2:
         classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]

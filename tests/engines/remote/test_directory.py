@@ -43,7 +43,15 @@ from helpers.sites import (
     named,
 )
 
-SIZES = {"train": 3, "val": 0, "test": 0}
+HELLO = Packet("here", announcement({"train": 3, "val": 0, "test": 0}))
+SIZES = HELLO.plain["sizes"]
+
+
+def directory_of(folder, reply_of_osaka=HELLO, wait=0, **options):
+    """A server's directory of sites that say HELLO, but for Osaka."""
+    nodes = Replay()
+    nodes.says["handshake"] = dict.fromkeys(ADDRESSES, HELLO) | {OSAKA_ADDRESS: reply_of_osaka}
+    return Directory(nodes, NAMES, {}, folder / "book", wait=wait, **options)
 
 
 class BostonThatComesLate:
@@ -67,7 +75,7 @@ class BostonThatComesLate:
                 self.refusals_left -= 1
                 yield address, "the node is not available"
             else:
-                yield address, named(packet, Packet("here", announcement(SIZES)))
+                yield address, named(packet, HELLO)
 
 
 @pytest.mark.parametrize(
@@ -101,39 +109,22 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     assert len(silent) == num_warnings
 
 
-def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
-    tmp_path,
-):
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("class 'of Jane Doe' has 1 sample"), KeyError("Jane Doe")]
+)
+def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(tmp_path, error):
     """At once and by name; what its error says, which may be of its samples, stays there."""
-    nodes = Replay()
-    nodes.says["handshake"] = {
-        address: Packet("here", announcement(SIZES)) for address in ADDRESSES
-    }
-    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(
-        ConfigurationError("class 'of Jane Doe' has 1 sample")
-    )
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
+    with refused(f"site 'Osaka' cannot take.*{type(error).__name__}") as raised:
+        directory_of(tmp_path, failure_packet(error), wait=60).gather()
 
-    with refused("site 'Osaka' cannot take.*Config") as error:
-        directory.gather()
+    assert "Jane" not in str(raised.value)
 
-    assert "Jane" not in str(error.value)
 
-    # So does code that fails for another reason.
-    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(KeyError("Jane Doe"))
-    directory = Directory(nodes, NAMES, {}, tmp_path / "third", wait=60)
-    with refused("site 'Osaka' cannot take.*KeyError"):
-        directory.gather()
-
-    # One that may mend itself ends no start.
-    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
-    directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
+def test_site_whose_error_may_be_temporary_is_waited_for(tmp_path):
+    directory = directory_of(tmp_path, failure_packet(OSError("no disk")))
     with (
         warns("site 'Osaka' has not announced"),
-        pytest.raises(
-            RuntimeError,
-            match=r"\['Osaka'\].*within 0 s.* 'Osaka'",
-        ),
+        pytest.raises(RuntimeError, match=r"\['Osaka'\].*within 0 s.* 'Osaka'"),
     ):
         directory.gather()
 
@@ -152,15 +143,8 @@ FORGED = "gone\x1b[2J\nflsv: the run has finished: all is well"
     ids=["text", "permanent", "willing", "sizes"],
 )
 def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
-    nodes = Replay()
-    nodes.says["handshake"] = {
-        address: Packet("here", announcement(SIZES)) for address in ADDRESSES
-    }
-    nodes.says["handshake"][OSAKA_ADDRESS] = reply
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=0)
-
     with pytest.raises((ConfigurationError, RuntimeError)) as error:
-        directory.gather()
+        directory_of(tmp_path, reply).gather()
 
     warnings = [str(warning.message) for warning in recwarn]
     for words in (str(error.value), *warnings):
@@ -186,7 +170,7 @@ class OsakaThatComesLate(Replay):
             if address == BOSTON_ADDRESS:
                 time.sleep(2 * WAIT)
             else:
-                yield address, named(packet, Packet("here", announcement(SIZES)))
+                yield address, named(packet, HELLO)
 
 
 WAIT = 0.1
@@ -238,50 +222,29 @@ def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeyp
     assert statuses == [None, None]
 
 
-def announce_sizes(train):
-    return {"train": train, "val": 0, "test": 0}
-
-
-def make_sites_with_many_samples_at_lyon():
-    nodes = Replay()
-    nodes.says["handshake"] = {
-        BOSTON_ADDRESS: Packet("here", announcement(announce_sizes(train=10))),
-        LYON_ADDRESS: Packet("here", announcement(announce_sizes(train=1001))),
-        OSAKA_ADDRESS: Packet("here", announcement(announce_sizes(train=1000))),
-    }
-    return nodes
-
-
+MANY_SAMPLES = Packet("here", announcement({**SIZES, "train": 1001}))
 TOO_MANY_SAMPLES = "it announces 1,001 train samples.*max_samples=1,000"
 
 
 def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path):
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
-    sites = make_sites_with_many_samples_at_lyon()
-    directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
+    directory = directory_of(tmp_path, MANY_SAMPLES, max_samples=1000)
 
-    with refused(f"'Lyon' cannot take part: {TOO_MANY_SAMPLES}"):
+    with refused(f"'Osaka' cannot take part: {TOO_MANY_SAMPLES}"):
         directory.gather()
-    with warns(f"'Lyon' has not.*{TOO_MANY_SAMPLES}"):
+    with warns(f"'Osaka' has not.*{TOO_MANY_SAMPLES}"):
         addresses = directory.refresh()
 
-    assert addresses == {0: BOSTON_ADDRESS, 2: OSAKA_ADDRESS}
+    assert addresses == {0: BOSTON_ADDRESS, 1: LYON_ADDRESS}
 
 
 def test_book_with_a_site_of_too_many_or_other_samples_is_refused(tmp_path):
-    sites = make_sites_with_many_samples_at_lyon()
-    book = tmp_path / "book"
-    Directory(sites, NAMES, {}, book, wait=0).gather()
+    directory_of(tmp_path, MANY_SAMPLES).gather()
 
     with refused(f"book cannot take part: {TOO_MANY_SAMPLES}"):
-        Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
-
-    hello = announcement(announce_sizes(train=1000))
-    sites.says["handshake"][LYON_ADDRESS] = Packet("here", hello)
-    with refused(
-        "'Lyon' cannot take part: it has {'train': 1000, .* now, but it had {'train': 1001"
-    ):
-        Directory(sites, NAMES, {}, book, wait=0).gather()
+        directory_of(tmp_path, max_samples=1000)
+    with refused("'Osaka' cannot take part: it has {'train': 3, .* now, but it had {'train': 1001"):
+        directory_of(tmp_path).gather()
 
 
 def test_samples_that_sites_announce_take_no_memory_at_the_server():

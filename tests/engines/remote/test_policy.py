@@ -184,9 +184,6 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
 
     assert f"does not allow reports of '{name}'" in reply.plain["error"]
 
-    allowing = SitePolicy(reports=[*scores, name])
-    make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
-
 
 HELLO = Packet("handshake", {"client": 0, "clients": 3})
 

@@ -16,7 +16,7 @@ def test_federations_of_digits_need_no_data_root(monkeypatch):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
     digits = [federation(name) for name in names() if name.startswith("digits")]
 
-    assert all(each.available for each in digits)
+    assert all(each_federation.available for each_federation in digits)
     assert digits[0].datamodule().num_clients == 6
 
 

@@ -41,14 +41,14 @@ from helpers.loops_by_hand import (
     train_by_hand,
     train_sharing_by_hand,
 )
-from helpers.models import Diverges, Plain, network
+from helpers.models import Diverges, Plain, make_sgd, network
 
 LR = 0.1
 ALPHA = 0.1  # of FedDyn
 DITTO_LR = 0.05
 DITTO_LAMBDA = 0.3
 PER_FEDAVG_ALPHA = 0.05
-sgd = partial(torch.optim.SGD, lr=LR)
+sgd = make_sgd(LR)
 
 
 def make_loop(**options):
@@ -145,12 +145,7 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path):
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
     net = network()
     head = ["4.weight", "4.bias"]
-    decaying = partial(
-        torch.optim.SGD,
-        lr=0.1,
-        momentum=0.5,
-        weight_decay=0.01,
-    )
+    decaying = make_sgd(momentum=0.5, weight_decay=0.01)
 
     def train_head_then_body(client, epochs):
         optimizer = decaying(client.parameters())
@@ -313,7 +308,7 @@ def scaffold_by_hand(net, failing=frozenset()):
     return server, flatten(server_variate), flat_variates
 
 
-slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+slow_sgd = make_sgd(0.02, momentum=0.9)
 
 
 def feddyn_by_hand(net, failing=frozenset()):
@@ -490,7 +485,7 @@ TWO_SIDES = r"FedDyn needs a client algorithm and an aggregator, but got client_
         ),
         (
             make_scaffold_loop,
-            partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+            make_sgd(momentum=0.9),
             ONE_SGD,
         ),
         (make_scaffold_loop, partial(torch.optim.Adam, lr=0.1), ONE_SGD),

@@ -12,7 +12,7 @@ from flsv.training.algorithms import FedProx, MoreauSGD
 from helpers import refused
 from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
-from helpers.models import Plain, network
+from helpers.models import Plain, make_sgd, network
 
 
 def distance_of_start(client):
@@ -40,7 +40,7 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor):
     # A step is w - lr (g + mu (w - anchor)). With lr mu = 1 it is anchor - lr g: models end near the anchor.
     lr = 1e-3
     mu = 1000.0
-    module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=lr))
+    module = Plain(network(batch_norm=False), make_sgd(lr))
     personalizer = StartsApart()
     loop = FederatedLoop(
         personalizer=personalizer,
