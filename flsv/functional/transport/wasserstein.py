@@ -32,23 +32,6 @@ MAX_PIVOTS = 100_000_000
 HALFWAY = 0.5
 
 
-def transport_plan(squared_costs: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan ``[m, m2]`` and the distance W_p, from the squared distances ``[m, m2]`` of
-    points with equal weights."""
-    import ot  # slow to import, since it imports scikit-learn and pandas
-
-    cost = squared_costs.detach().cpu().double().numpy()
-    if p != 2:
-        cost = cost ** (p / 2)
-    num_rows, num_columns = cost.shape
-    row_masses = np.full(num_rows, 1 / num_rows)
-    column_masses = np.full(num_columns, 1 / num_columns)
-    plan = ot.emd(row_masses, column_masses, cost, numItermax=MAX_PIVOTS)
-    total_cost = max(float((plan * cost).sum()), 0.0)
-    distance = total_cost ** (1 / p)
-    return torch.from_numpy(plan).to(squared_costs), squared_costs.new_tensor(distance)
-
-
 def contribution_shares(distances: Tensor) -> Tensor:
     """Compute clients' contribution shares, which are inversely proportional to their distances.
 
@@ -122,8 +105,18 @@ def matching(
 ) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
     weights."""
-    plan, distance = transport_plan(squared_distances(x, x2), p)
-    return plan.to(x), distance.to(x)
+    import ot  # slow to import, since it imports scikit-learn and pandas
+
+    cost = squared_distances(x, x2).detach().cpu().double().numpy()
+    if p != 2:
+        cost = cost ** (p / 2)
+    num_rows, num_columns = cost.shape
+    row_masses = np.full(num_rows, 1 / num_rows)
+    column_masses = np.full(num_columns, 1 / num_columns)
+    plan = ot.emd(row_masses, column_masses, cost, numItermax=MAX_PIVOTS)
+    total_cost = max(float((plan * cost).sum()), 0.0)
+    distance = total_cost ** (1 / p)
+    return torch.from_numpy(plan).to(x), x.new_tensor(distance)
 
 
 def interpolate_along(
