@@ -1,4 +1,4 @@
-"""GradientAgreement against its formulas in NumPy: absent clients, and logged losses."""
+"""GradientAgreement against its formulas in NumPy: absent clients, logged losses, and refusals."""
 
 import numpy as np
 import pytest
@@ -114,3 +114,18 @@ def test_gradient_agreement_by_a_logged_loss_is_of_those_whose_updates_lower_it(
     )
 
     assert values["GradientAgreement"].tolist() == pytest.approx([0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("num_products", "num_updates", "message"),
+    [(2, 3, r"client_updates \[k=2, p\]"), (3, 2, "gradient_products")],
+)
+def test_gradient_agreement_refuses_wrong_shapes(num_products, num_updates, message):
+    metric = GradientAgreement(num_clients=3)
+    client_ids = torch.arange(2)
+    products = torch.zeros(num_products)
+    updates = torch.zeros(num_updates, 4)
+    num_samples = torch.ones(2)
+
+    with pytest.raises(ValueError, match=message):
+        metric.update(client_ids, products, updates, num_samples)
