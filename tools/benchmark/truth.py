@@ -281,7 +281,7 @@ def _train(
 
     training = CoalitionTraining(
         CopiedFits(run_copy, {UTILITY_NAME: measure}),
-        TrainingJob(members=(), seed=seed),
+        TrainingJob(members=(), seed=seed, rounds=(federation.rounds - 1,)),
         num_samples=samples,
     )
     training.train(members_of(masks), store)
