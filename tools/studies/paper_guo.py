@@ -102,7 +102,7 @@ def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
         num_samples=data.num_samples.tolist(),
     )
     masks = all_coalitions(data.num_clients)
-    store = CoalitionStore(None, [UTILITY_NAME])
+    store = CoalitionStore(None, [UTILITY_NAME], settings={})
     training.train(members_of(masks), store)
     return stored_utilities(store, seed, masks)
 
