@@ -90,7 +90,7 @@ class TruthTable(CoalitionStore):
     """Store of one utility for each coalition, in a CSV file with a row for each coalition and seed."""
 
     def __init__(self, path: Path, settings: Mapping[str, str]) -> None:
-        super().__init__(None, [UTILITY_NAME])
+        super().__init__(None, [UTILITY_NAME], settings={})
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": _read_members}
         columns[UTILITY_NAME] = parse_float
         self._file = ResultFile(path, columns, settings)
@@ -242,7 +242,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     Raises:
         ConfigurationError: a training failed.
     """
-    store = CoalitionStore(None, [UTILITY_NAME])
+    store = CoalitionStore(None, [UTILITY_NAME], settings={})
     _train(federation, masks, seed, store)
     return stored_utilities(store, seed, masks)
 
@@ -281,7 +281,7 @@ def _train(
 
     training = CoalitionTraining(
         CopiedFits(run_copy, {UTILITY_NAME: measure}),
-        TrainingJob(members=(), seed=seed),
+        TrainingJob(members=(), seed=seed, rounds=(federation.rounds - 1,)),
         num_samples=samples,
     )
     training.train(members_of(masks), store)

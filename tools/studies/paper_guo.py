@@ -86,9 +86,10 @@ def retrained(cell: Cell, root: str) -> Measured:
 def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
     """Train all coalitions, and return their accuracies, ``[2^n]`` in the order of their numbers."""
     is_on_cpu = isinstance(cli.trainer.accelerator, CPUAccelerator)
+    num_rounds = int(cli.trainer.max_epochs or 1)
     trainer = quiet_trainer(
         cli.trainer.default_root_dir,
-        rounds=int(cli.trainer.max_epochs or 1),
+        rounds=num_rounds,
         callbacks=[federated_loop(cli.trainer)],
         accelerator="cpu" if is_on_cpu else "auto",
     )
@@ -97,11 +98,11 @@ def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
     run_copy = copy_of_run(trainer, cli.model, data)
     training = CoalitionTraining(
         CopiedFits(run_copy, {UTILITY_NAME: "accuracy"}),
-        TrainingJob(members=(), seed=seed),
+        TrainingJob(members=(), seed=seed, rounds=(num_rounds - 1,)),
         num_samples=data.num_samples.tolist(),
     )
     masks = all_coalitions(data.num_clients)
-    store = CoalitionStore(None, [UTILITY_NAME])
+    store = CoalitionStore(None, [UTILITY_NAME], settings={})
     training.train(members_of(masks), store)
     return stored_utilities(store, seed, masks)
 
