@@ -13,17 +13,25 @@ COUNTS = torch.tensor([[3, 1, 0, 6], [5, 5, 5, 5], [0, 0, 7, 0], [100, 200, 1, 1
 
 
 def test_label_divergence_equals_that_of_scipy():
-    p = COUNTS.double().numpy() / COUNTS.double().numpy().sum(
-        1,
-        keepdims=True,
+    counts = COUNTS.double().numpy()
+    shares = counts / counts.sum(1, keepdims=True)
+    uniform = np.full(4, 0.25)
+    expected = [entropy(row, uniform) for row in shares]
+    assert_allclose(
+        label_divergence(COUNTS),
+        expected,
+        rtol=1e-6,
+        atol=1e-8,
     )
-    expected = [entropy(row, np.full(4, 0.25)) for row in p]
-    assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
     "counts",
-    [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]],
+    [
+        [[1, 2], [0, 0]],
+        [2, -1],
+        [[[1, 2]]],
+    ],
 )
 def test_label_divergence_of_wrong_counts_raises(counts):
     with pytest.raises(ValueError, match="of at least 0, with a sample at every client"):
@@ -32,18 +40,30 @@ def test_label_divergence_of_wrong_counts_raises(counts):
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)],
+    [
+        (0.6, 0.1),
+        (0.0, 0.0),
+        (1.5, 0.3),
+        (0.6, -0.1),
+    ],
 )
 def test_divergence_weights_equal_numpys(a, b):
     """In proportion to max(share of samples - a * share of divergences + b, 0)."""
     samples = np.array([10, 200, 30, 60])
     divergences = np.array([0.02, 0.05, 0.3, 0.0])
 
-    weights = divergence_weights(torch.from_numpy(samples), torch.from_numpy(divergences), a, b)
+    weights = divergence_weights(
+        torch.from_numpy(samples),
+        torch.from_numpy(divergences),
+        a,
+        b,
+    )
 
+    shares = samples / samples.sum()
     penalties = a * divergences / divergences.sum()
-    discounted = np.maximum(samples / samples.sum() - penalties + b, 0)
-    assert_allclose(weights.numpy(), discounted / discounted.sum(), rtol=1e-6)
+    discounted = np.maximum(shares - penalties + b, 0)
+    expected = discounted / discounted.sum()
+    assert_allclose(weights.numpy(), expected, rtol=1e-6)
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples():

@@ -54,21 +54,21 @@ class Data(L.LightningDataModule):
         self.collate = collate
 
     def train_dataloader(self):
+        items = Items(self.item, range(SAMPLES))
         return DataLoader(
-            Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate
+            items,
+            6,
+            shuffle=True,
+            collate_fn=self.collate,
         )
 
     def val_dataloader(self):
         loaders = []
         first_item = SAMPLES
         for size in self.sizes:
-            loaders.append(
-                DataLoader(
-                    Items(self.item, range(first_item, first_item + size)),
-                    4,
-                    collate_fn=self.collate,
-                )
-            )
+            indices = range(first_item, first_item + size)
+            items = Items(self.item, indices)
+            loaders.append(DataLoader(items, 4, collate_fn=self.collate))
             first_item += size
 
         return loaders if len(loaders) > 1 else loaders[0]
@@ -99,14 +99,16 @@ class Autoencoder(Kind):
 
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+        linear = nn.Linear(5, 3)
+        self.encoder = nn.Sequential(linear, nn.BatchNorm1d(3))
         self.decoder = nn.Linear(3, 5)
 
     def forward(self, x):
         return self.decoder(self.encoder(x))
 
     def loss(self, batch):
-        return F.mse_loss(self(batch[0]), batch[0])
+        x, _ = batch
+        return F.mse_loss(self(x), x)
 
 
 class VAE(Kind):
@@ -118,18 +120,26 @@ class VAE(Kind):
         self.decoder = nn.Linear(2, 5)
 
     def loss(self, batch):
-        mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
-        code = mean + log_scale.exp() * torch.randn_like(mean)
-        prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
-        return F.mse_loss(self.decoder(code), batch[0]) + 0.1 * prior
+        x, _ = batch
+        mean, log_scale = self.encoder(x).chunk(2, -1)
+        noise = torch.randn_like(mean)
+        code = mean + log_scale.exp() * noise
+        variance = (2 * log_scale).exp()
+        divergences = mean**2 + variance - 1 - 2 * log_scale
+        prior = 0.5 * divergences.sum(-1).mean()
+        return F.mse_loss(self.decoder(code), x) + 0.1 * prior
+
+
+def next_characters(index):
+    step = 1 + index % 3
+    text = (torch.arange(9) * step + index) % 7
+    return text[:-1], text[1:]
 
 
 class LanguageModel(Kind):
     """The next of 7 characters; targets [B, T]. Perplexity is a metric object, made from all batches."""
 
-    data = staticmethod(
-        lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:]))
-    )
+    data = staticmethod(partial(Data, next_characters))
 
     def __init__(self):
         super().__init__()
@@ -139,20 +149,29 @@ class LanguageModel(Kind):
         self.perplexity = torchmetrics.text.Perplexity()
 
     def forward(self, x):
-        return self.head(self.rnn(self.embedding(x))[0])
+        hidden, _ = self.rnn(self.embedding(x))
+        return self.head(hidden)
 
     def loss(self, batch):
         x, y = batch
-        return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
+        logits = self(x).flatten(0, 1)
+        return F.cross_entropy(logits, y.flatten())
 
     def validation_step(self, batch, batch_idx):
+        x, y = batch
         self.log("val_loss", self.loss(batch))
-        self.perplexity(self(batch[0]), batch[1])
+        self.perplexity(self(x), y)
         self.log("val/perplexity", self.perplexity, on_epoch=True)
 
 
+def bright_pixels(index):
+    image = numbers(index, 1, 4, 4)
+    is_bright = image[0] > 0
+    return image, is_bright.long()
+
+
 class Segmentation(Kind):
-    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 1, 4, 4)), (x[0] > 0).long())))
+    data = staticmethod(partial(Data, bright_pixels))
 
     def __init__(self):
         super().__init__()
@@ -167,7 +186,8 @@ class Segmentation(Kind):
         return self.net(x)
 
     def loss(self, batch):
-        return F.cross_entropy(self(batch[0]), batch[1])
+        x, y = batch
+        return F.cross_entropy(self(x), y)
 
 
 class OneLayer(Kind):
@@ -190,7 +210,9 @@ class Regression(OneLayer):
     data = staticmethod(partial(Data, item_with_sum))
 
     def loss(self, batch):
-        return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
+        x, y = batch
+        predictions = self(x).squeeze(-1)
+        return F.mse_loss(predictions, y)
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
@@ -206,32 +228,48 @@ class Regression(OneLayer):
         )
 
 
+def item_with_class(index):
+    features = numbers(index, 3)
+    is_positive = features.sum() > 0.5
+    return features, is_positive.long()
+
+
 class OneLogit(OneLayer):
-    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x.sum() > 0.5).long())))
+    data = staticmethod(partial(Data, item_with_class))
 
     def loss(self, batch):
-        return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
+        x, y = batch
+        logits = self(x).squeeze(-1)
+        return F.binary_cross_entropy_with_logits(logits, y.float())
+
+
+def item_with_labels(index):
+    features = numbers(index, 3)
+    is_positive = features > 0
+    return features, is_positive.long()
 
 
 class Multilabel(OneLayer):
-    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x > 0).long())))
+    data = staticmethod(partial(Data, item_with_labels))
     num_outputs = 3
 
     def loss(self, batch):
-        return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
+        x, y = batch
+        return F.binary_cross_entropy_with_logits(self(x), y.float())
+
+
+def masked_words(index):
+    words = {
+        "ids": (torch.arange(6) * index) % 11,
+        "mask": torch.arange(6) < 3 + index % 4,
+    }
+    return {"input": words, "labels": torch.tensor(index % 2)}
 
 
 class Glue(Kind):
     """Batches are dictionaries, which the step takes apart; outputs are collected until the end of the epoch."""
 
-    data = staticmethod(
-        lambda: Data(
-            lambda i: {
-                "input": {"ids": (torch.arange(6) * i) % 11, "mask": torch.arange(6) < 3 + i % 4},
-                "labels": torch.tensor(i % 2),
-            }
-        )
-    )
+    data = staticmethod(partial(Data, masked_words))
 
     def __init__(self):
         super().__init__()
@@ -241,9 +279,11 @@ class Glue(Kind):
 
     def _run(self, batch):
         labels = batch.pop("labels")
-        mask = batch["input"]["mask"][..., None]
-        words = self.embedding(batch["input"]["ids"]) * mask
-        logits = self.head(words.sum(1) / mask.sum(1))
+        words = batch["input"]
+        mask = words["mask"][..., None]
+        embedded = self.embedding(words["ids"]) * mask
+        means = embedded.sum(1) / mask.sum(1)
+        logits = self.head(means)
         return F.cross_entropy(logits, labels), logits, labels
 
     def loss(self, batch):
@@ -251,13 +291,16 @@ class Glue(Kind):
 
     def validation_step(self, batch, batch_idx):
         loss, logits, labels = self._run(batch)
-        self.outputs.append((logits.argmax(-1) == labels, loss))
+        is_right = logits.argmax(-1) == labels
+        self.outputs.append((is_right, loss))
 
     def on_validation_epoch_end(self):
         hits, losses = zip(*self.outputs)
-        self.log_dict(
-            {"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()}
-        )
+        metrics = {
+            "accuracy_all": torch.cat(hits).float().mean(),
+            "loss_all": torch.stack(losses).mean(),
+        }
+        self.log_dict(metrics)
         self.outputs.clear()
 
 
@@ -266,15 +309,19 @@ class Graphs:
 
     def __init__(self, items):
         nodes, edges, self.y = zip(*items)
-        starts = torch.tensor([0, *map(len, nodes)]).cumsum(0)
+        num_nodes = [len(nodes_of_graph) for nodes_of_graph in nodes]
+        starts = torch.tensor([0, *num_nodes]).cumsum(0)
         self.x = torch.cat(nodes)
         self.y = torch.stack(self.y)
-        self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
-        self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
+        shifted_edges = [pairs + offset for pairs, offset in zip(edges, starts.tolist())]
+        self.edges = torch.cat(shifted_edges, 1)
+        graphs = torch.arange(len(nodes))
+        self.graph = torch.repeat_interleave(graphs, starts.diff())
 
     def to(self, device, **_):
         for name in ("x", "y", "edges", "graph"):
-            setattr(self, name, getattr(self, name).to(device))
+            moved = getattr(self, name).to(device)
+            setattr(self, name, moved)
         return self
 
 

@@ -39,18 +39,18 @@ def make_trained(num_clients, count=1):
 
 
 def untrained_masks(trained):
+    num_clients = trained.masks.shape[1]
+    all_rows = all_coalitions(num_clients)[1:].tolist()
     trained_rows = trained.masks.tolist()
-    masks = [
-        mask
-        for mask in all_coalitions(trained.masks.shape[1])[1:].tolist()
-        if mask not in trained_rows
-    ]
-    return torch.tensor(masks)
+    untrained_rows = [row for row in all_rows if row not in trained_rows]
+    return torch.tensor(untrained_rows)
 
 
 def softmax(logits):
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    largest = logits.max(-1, keepdims=True)
+    powers = np.exp(logits - largest)
+    sums = powers.sum(-1, keepdims=True)
+    return powers / sums
 
 
 def center(logits):
@@ -58,13 +58,18 @@ def center(logits):
 
 
 def members_of(mask):
-    return tuple(np.flatnonzero(mask).tolist())
+    members = np.flatnonzero(mask)
+    return tuple(members.tolist())
+
+
+def by_members(masks, outputs):
+    """Outputs, by the members of their coalitions."""
+    members = map(members_of, masks.numpy())
+    return dict(zip(members, outputs.numpy()))
 
 
 def outputs_by_members(trained):
-    masks = trained.masks.numpy()
-    outputs = trained.outputs.double().numpy()
-    return {members_of(mask): logits for mask, logits in zip(masks, outputs)}
+    return by_members(trained.masks, trained.outputs.double())
 
 
 def class_logits_by_hand(members, outputs, sizes):
@@ -75,7 +80,8 @@ def class_logits_by_hand(members, outputs, sizes):
         axis=0,
         weights=sizes[list(members)],
     )
-    return center(np.log(0.99 * mean + 0.01 / len(mean)))
+    smoothed = 0.99 * mean + 0.01 / len(mean)
+    return center(np.log(smoothed))
 
 
 def interpolate(members, outputs, trained):
@@ -83,17 +89,24 @@ def interpolate(members, outputs, trained):
     mask = torch.zeros(1, len(trained.weights), dtype=torch.bool)
     mask[0, list(members)] = True
     (weights,) = mixtures.interpolation_weights(mask, trained.masks, trained.weights)
-    return np.tensordot(weights.numpy(), np.array(list(outputs.values())), 1)
+    stacked_outputs = np.stack(list(outputs.values()))
+    return np.tensordot(weights.numpy(), stacked_outputs, 1)
 
 
 def capped_outputs_by_members(trained):
-    capped = mixtures.cap_logits(trained.outputs.double(), trained.is_single).numpy()
-    return {members_of(mask): logits for mask, logits in zip(trained.masks.numpy(), capped)}
+    outputs = trained.outputs.double()
+    capped = mixtures.cap_logits(outputs, trained.is_single)
+    return by_members(trained.masks, capped)
 
 
 @pytest.mark.parametrize(
     ("num_clients", "count"),
-    [(3, 1), (4, 1), (5, 2), (6, 3)],
+    [
+        (3, 1),
+        (4, 1),
+        (5, 2),
+        (6, 3),
+    ],
 )
 def test_transported_interpolation_equals_its_formula(num_clients, count):
     trained = make_trained(num_clients, count)
@@ -107,11 +120,7 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
 
     predicted = halving_games.transported_interpolation(trained)(masks)
 
-    for mask, logits in zip(
-        masks.numpy(),
-        predicted.double().numpy(),
-    ):
-        members = members_of(mask)
+    for members, logits in by_members(masks, predicted.double()).items():
         expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
         assert_allclose(logits, expected, atol=TOLERANCE)
@@ -133,7 +142,12 @@ def cuts_by_hand(members, coalitions):
 
 @pytest.mark.parametrize(
     ("num_clients", "count"),
-    [(3, 1), (4, 2), (5, 2), (6, 3)],
+    [
+        (3, 1),
+        (4, 2),
+        (5, 2),
+        (6, 3),
+    ],
 )
 def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
     trained = make_trained(num_clients, count)
@@ -143,16 +157,14 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
 
     predicted = halving_games.blocks(trained)(masks)
 
-    for mask, logits in zip(
-        masks.numpy(),
-        predicted.double().numpy(),
-    ):
+    for members, logits in by_members(masks, predicted.double()).items():
         means = []
-        for cut in cuts_by_hand(members_of(mask), list(outputs)):
+        for cut in cuts_by_hand(members, list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
             probabilities = [softmax(outputs[block]) for block in cut]
             means.append(np.average(probabilities, axis=0, weights=block_sizes))
-        assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
+        expected = np.mean(means, 0)
+        assert_allclose(softmax(logits), expected, atol=TOLERANCE)
 
 
 def combiner_loss_by_hand(coefficients, features, trained):
@@ -163,8 +175,10 @@ def combiner_loss_by_hand(coefficients, features, trained):
     num_members = trained.masks.sum(1).numpy()
     num_clients = trained.masks.shape[1]
     weights = np.where(num_members == 1, 0.2 / num_clients, 1.0)
+    mean_cross_entropy = weights @ cross_entropies / weights.sum()
     distance = coefficients - np.array([1.0, 0, 0, 0])
-    return weights @ cross_entropies / weights.sum() + 0.01 * (distance**2).sum()
+    penalty = 0.01 * (distance**2).sum()
+    return mean_cross_entropy + penalty
 
 
 def features_by_hand(members, trained):
@@ -191,13 +205,16 @@ def features_by_hand(members, trained):
     return np.stack(features, -1)
 
 
+def stack_features(masks, trained):
+    features = [features_by_hand(members_of(mask), trained) for mask in masks.numpy()]
+    return np.stack(features)
+
+
 def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
     trained = make_trained(5, count=2)
     masks = untrained_masks(trained)
-    all_features, of_untrained = [
-        np.stack([features_by_hand(members_of(mask), trained) for mask in coalitions.numpy()])
-        for coalitions in (trained.masks, masks)
-    ]
+    all_features = stack_features(trained.masks, trained)
+    of_untrained = stack_features(masks, trained)
 
     predicted = halving_games.combiner(trained)(masks).double().numpy()
 
@@ -211,20 +228,26 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
     least_loss = combiner_loss_by_hand(coefficients, all_features, trained)
     rng = np.random.default_rng(0)
     for step in 0.02 * rng.normal(size=(50, 4)):
-        assert combiner_loss_by_hand(coefficients + step, all_features, trained) > least_loss - 1e-6
+        loss = combiner_loss_by_hand(coefficients + step, all_features, trained)
+        assert loss > least_loss - 1e-6
     of_ensemble = np.array([1.0, 0, 0, 0])
-    assert combiner_loss_by_hand(of_ensemble, all_features, trained) > least_loss + 1e-3
+    loss_of_ensemble = combiner_loss_by_hand(of_ensemble, all_features, trained)
+    assert loss_of_ensemble > least_loss + 1e-3
 
 
 def test_kriged_residuals_equal_their_formula():
     trained = make_trained(5)
     outputs = outputs_by_members(trained)
     combined = halving_games.combiner(trained)
-    missed = {
-        members_of(mask): center(outputs[members_of(mask)])
-        - center(combined(mask[None])[0].double().numpy())
-        for mask in trained.masks
-    }
+
+    def combine(mask):
+        (logits,) = combined(mask[None])
+        return center(logits.double().numpy())
+
+    missed = {}
+    for mask in trained.masks:
+        members = members_of(mask)
+        missed[members] = center(outputs[members]) - combine(mask)
     masks = untrained_masks(trained)
 
     kriged = halving_games.with_kriged_residuals(trained, combined)
@@ -232,7 +255,7 @@ def test_kriged_residuals_equal_their_formula():
 
     for mask, logits in zip(masks, predicted):
         residual = interpolate(members_of(mask.numpy()), missed, trained)
-        expected = center(combined(mask[None])[0].double().numpy()) + residual
+        expected = combine(mask) + residual
         assert_allclose(logits, expected, atol=TOLERANCE)
 
 
@@ -246,7 +269,8 @@ def game_of(trained):
 
     empty = torch.zeros_like(trained.masks[:1])
     masks = torch.cat([empty, trained.masks])
-    outputs = torch.cat([torch.zeros_like(trained.outputs[:1]), trained.outputs])
+    no_outputs = torch.zeros_like(trained.outputs[:1])
+    outputs = torch.cat([no_outputs, trained.outputs])
     return masks, outputs, accuracy
 
 
@@ -260,7 +284,8 @@ def test_values_are_those_of_the_mean_of_four_tables():
     assert len(predictions) == 4
     for predict in predictions:
         table[1:] += accuracy(predict(every_mask[1:])) / 4
-    trained_numbers = (masks.long() * 2 ** torch.arange(5)).sum(1)
+    powers = 2 ** torch.arange(5)
+    trained_numbers = (masks.long() * powers).sum(1)
     table[trained_numbers] = utilities
 
     values = predicted_shapley(

@@ -52,14 +52,16 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     trained = trained[1:]
     outputs = outputs[1:].flatten(1).double()
     masks = all_coalitions(5)[1:]
-    kernel = ConstantKernel(4.0) * DotProduct(sigma_0=0.0) + RBF(length_scale=0.5)
+    linear_kernel = ConstantKernel(4.0) * DotProduct(sigma_0=0.0)
+    kernel = linear_kernel + RBF(length_scale=0.5)
 
     interpolated = interpolation_weights(masks, trained, sizes) @ outputs
 
     # The mean by generalized least squares, as in ordinary kriging.
     points = coalition_shares(trained, sizes).numpy()
     noise = 1e-3 * torch.eye(len(points)).double()
-    inverse = torch.linalg.inv(torch.from_numpy(kernel(points)) + noise)
+    covariance = torch.from_numpy(kernel(points))
+    inverse = torch.linalg.inv(covariance + noise)
     mean = (inverse.sum(0) @ outputs) / inverse.sum()
     process = GaussianProcessRegressor(kernel, alpha=1e-3, optimizer=None)
     process.fit(points, (outputs - mean).numpy())
@@ -69,26 +71,30 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     assert_close(interpolated, expected, rtol=0, atol=1e-8)
 
 
+def members_of(mask):
+    members = mask.nonzero().flatten()
+    return tuple(members.tolist())
+
+
 def values_by_hand(trained, outputs, sizes, accuracy):
     """Return Shapley values of the mean of both games, one coalition at a time."""
     outputs_by_members = {}
     for mask, logits in zip(trained, outputs):
-        members = tuple(mask.nonzero().flatten().tolist())
-        outputs_by_members[members] = logits  # [V, M]
+        outputs_by_members[members_of(mask)] = logits  # [V, M]
 
     def utility(members):
         if members in outputs_by_members:
-            return float(accuracy(outputs_by_members[members][None]))
+            logits = outputs_by_members[members]
+            return float(accuracy(logits[None]))
 
         interpolated = interpolate_by_hand(members, trained, outputs, sizes)
         mixed = mix_by_hand(members, outputs_by_members, sizes)
-        return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
+        both_outputs = torch.stack([interpolated, mixed])
+        return float(accuracy(both_outputs).sum()) / 2
 
-    table = []
-    for mask in all_coalitions(len(sizes)):
-        members = tuple(mask.nonzero().flatten().tolist())
-        table.append(utility(members))
-    return torch.from_numpy(shapley_by_all_orders(torch.tensor(table, dtype=torch.float64)))
+    utilities = [utility(members_of(mask)) for mask in all_coalitions(len(sizes))]
+    table = torch.tensor(utilities, dtype=torch.float64)
+    return torch.from_numpy(shapley_by_all_orders(table))
 
 
 def interpolate_by_hand(members, trained, outputs, sizes):
@@ -163,10 +169,12 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
     trained, outputs, sizes, accuracy = make_federation(4)
 
     def share_of_class_0(outputs):
-        return (outputs.argmax(-1) == 0).double().mean(-1)
+        is_class_0 = outputs.argmax(-1) == 0
+        return is_class_0.double().mean(-1)
 
     def score_both(outputs):
-        return torch.stack([accuracy(outputs), share_of_class_0(outputs)], dim=1)
+        scores = [accuracy(outputs), share_of_class_0(outputs)]
+        return torch.stack(scores, dim=1)
 
     utilities = score_both(outputs)
 
@@ -188,7 +196,8 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     masks = all_coalitions(num_clients)
     generator = make_generator(1)
     client_outputs = torch.randn(num_clients, NUM_SAMPLES, generator=generator)
-    outputs = (coalition_shares(masks, sizes).float() @ client_outputs).double()
+    shares = coalition_shares(masks, sizes).float()
+    outputs = (shares @ client_outputs).double()
 
     def negative_error(outputs):
         return -(outputs - y).square().mean(-1)
@@ -244,10 +253,16 @@ def test_predicted_shapley_with_wrong_arguments_is_refused():
     trained, outputs, sizes, accuracy = make_federation(3)
     utilities = accuracy(outputs)
 
-    for message, arguments in {
-        "each player alone": (trained[:-1], utilities[:-1], outputs[:-1]),
+    without_last_client = (
+        trained[:-1],
+        utilities[:-1],
+        outputs[:-1],
+    )
+    arguments_by_message = {
+        "each player alone": without_last_client,
         "finite": (trained, utilities, outputs * torch.inf),
         "T utilities": (trained, utilities[1:], outputs),
-    }.items():
+    }
+    for message, arguments in arguments_by_message.items():
         with pytest.raises(ValueError, match=message):
             predicted_shapley(*arguments, sizes, accuracy, logits=True)
