@@ -46,51 +46,81 @@ def assert_says(verdict: Verdict, text: str):
 
 
 def stop(run: Path) -> Path:
-    record = json.loads((run / "run.json").read_text())
+    file = run / "run.json"
+    record = json.loads(file.read_text())
     del record["ended"]
-    (run / "run.json").write_text(json.dumps(record))
+    file.write_text(json.dumps(record))
     return run
 
 
 def make_valued(folder: Path, *values: float, **facts: Any) -> Path:
-    return make_game(folder, {"sv": [*(values or (0.4, 0.1, 0.05, 0.02))]}, **facts)
+    client_values = list(values or (0.4, 0.1, 0.05, 0.02))
+    return make_game(folder, {"sv": client_values}, **facts)
 
 
 def make_retrained(folder: Path, **facts: Any) -> Path:
     values = [0.1, 0.3, 0.05, 0.15]
-    return add_retrained_runs(make_valued(folder), values, **{"majority": 0.2, **facts})
+    run = make_valued(folder)
+    facts = {"majority": 0.2, **facts}
+    return add_retrained_runs(run, values, **facts)
 
 
 def trained(folder: Path, *values: float, **facts: Any) -> Path:
-    return make_trained(make_valued(folder, *values), **facts)
+    run = make_valued(folder, *values)
+    return make_trained(run, **facts)
 
 
-NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
-REASONS: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
+MakeRun = Callable[[Path], Path]
+NO_VALUES = (math.nan,) * 4
+REASONS: dict[str, tuple[MakeRun, set[str]]] = {
     "metric": (make_valued, {"metric"}),
-    "unfinished": (lambda folder: stop(make_valued(folder)), {"unfinished", "metric"}),
-    "rounds": (lambda folder: make_valued(folder, of_rounds="NVFlare"), {"rounds"}),
+    "unfinished": (
+        lambda folder: stop(make_valued(folder)),
+        {"unfinished", "metric"},
+    ),
+    "rounds": (
+        lambda folder: make_valued(folder, of_rounds="NVFlare"),
+        {"rounds"},
+    ),
     "cssv": (make_run, {"unsuitable"}),
     "no gain": (
         lambda folder: make_valued(folder, 0.04, -0.1, 0.05, -0.02),
         {"no_gain", "metric"},
     ),
-    "no values": (lambda folder: trained(folder, *NO_VALUES, end=0.58), {"no_values"}),
-    "alone": (lambda folder: trained(folder, alone_only=True), {"one_seed", "alone"}),
-    "halved": (lambda folder: trained(folder, halved=True), {"one_seed", "halves"}),
+    "no values": (
+        lambda folder: trained(folder, *NO_VALUES, end=0.58),
+        {"no_values"},
+    ),
+    "alone": (
+        lambda folder: trained(folder, alone_only=True),
+        {"one_seed", "alone"},
+    ),
+    "halved": (
+        lambda folder: trained(folder, halved=True),
+        {"one_seed", "halves"},
+    ),
     "ranking": (
         lambda folder: trained(folder, alone_only=True, source="scores"),
         {"ranking", "one_seed"},
     ),
     "pairs": (trained, {"one_seed"}),
-    "scores": (lambda folder: trained(folder, source="scores"), {"one_seed", "scores"}),
+    "scores": (
+        lambda folder: trained(folder, source="scores"),
+        {"one_seed", "scores"},
+    ),
     "clients": (
         lambda folder: trained(folder, evaluators="clients"),
         {"evaluated_by_clients", "one_seed"},
     ),
     # The most frequent class is 0.2 of the samples, and 1.6 times 0.04 are not clearly more.
-    "guess": (lambda folder: trained(folder, end=0.25), {"majority", "one_seed"}),
-    "better": (lambda folder: trained(folder, end=0.28), {"one_seed"}),
+    "guess": (
+        lambda folder: trained(folder, end=0.25),
+        {"majority", "one_seed"},
+    ),
+    "better": (
+        lambda folder: trained(folder, end=0.28),
+        {"one_seed"},
+    ),
     "small": (
         lambda folder: trained(folder, 0.08, 0.04, 0.01, 0.01),
         {"one_seed", "small_gain"},
@@ -104,15 +134,30 @@ REASONS: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
         {"one_seed", "wide"},
     ),
     "retrained": (make_retrained, set()),
-    "retrained once": (lambda folder: make_retrained(folder, seeds=[5]), {"one_seed"}),
+    "retrained once": (
+        lambda folder: make_retrained(folder, seeds=[5]),
+        {"one_seed"},
+    ),
     "retrained at clients": (
         lambda folder: make_retrained(folder, measure="clients' accuracy"),
         {"evaluated_by_clients"},
     ),
-    "one class": (lambda folder: make_retrained(folder, majority=0.82, end=0.9), {"one_class"}),
-    "retrained alone": (lambda folder: make_retrained(folder, alone_only=True), {"alone"}),
-    "retrained halves": (lambda folder: make_retrained(folder, halved=True), {"halves"}),
-    "retrained others": (lambda folder: make_retrained(folder, ranks_only=True), {"ranking"}),
+    "one class": (
+        lambda folder: make_retrained(folder, majority=0.82, end=0.9),
+        {"one_class"},
+    ),
+    "retrained alone": (
+        lambda folder: make_retrained(folder, alone_only=True),
+        {"alone"},
+    ),
+    "retrained halves": (
+        lambda folder: make_retrained(folder, halved=True),
+        {"halves"},
+    ),
+    "retrained others": (
+        lambda folder: make_retrained(folder, ranks_only=True),
+        {"ranking"},
+    ),
 }
 
 
@@ -125,7 +170,7 @@ def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("game", "ends", "reason"),
+    ("game", "is_finished", "reason"),
     [
         ({}, True, MESSAGES["why_no_values"]["trainings"]),
         ({"source": "none"}, True, MESSAGES["why_no_values"]["rounds"]),
@@ -133,9 +178,9 @@ def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
         ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
     ],
 )
-def test_verdict_says_why_there_are_no_values(tmp_path, game, ends, reason):
+def test_verdict_says_why_there_are_no_values(tmp_path, game, is_finished, reason):
     folder = trained(tmp_path, *NO_VALUES, end=0.58, **game)
-    if not ends:
+    if not is_finished:
         stop(folder)
 
     basis = preferred_basis(open_run(folder))
@@ -208,11 +253,12 @@ WITHOUT_GRAZ = [0.3, 0.2, math.nan]
 def retrain_all(folder: Path) -> Path:
     run = add_retrained_runs(make_one_seed(folder), VALUES, trainings="all")
     (run / "config.yaml").write_text("{}")
-    (run / "retrained" / "options.txt").write_text("--trainings all --metric accuracy --rounds 3")
+    options_file = run / "retrained" / "options.txt"
+    options_file.write_text("--trainings all --metric accuracy --rounds 3")
     return run
 
 
-RUNS: dict[str, Callable[[Path], Path]] = {
+RUNS: dict[str, MakeRun] = {
     "finished": lambda folder: make_game(folder, {"sv": VALUES}),
     "stopped": lambda folder: stop(make_one_seed(folder)),
     "killed": lambda folder: kill(make_one_seed(folder)),
@@ -250,12 +296,13 @@ def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path,
 
 #: Texts of five pages. A page whose file is missing is written, to be read before it is committed.
 GOLDEN_PAGES = Path(__file__).with_name("golden_pages")
+BUDGET = Budget(1000.0, currency="EUR")
 PAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "all_partners": ("one seed", {}),
     "one_partner": ("one seed", {"client": "Lyon"}),
-    "budget": ("one seed", {"budget": Budget(1000.0, currency="EUR")}),
+    "budget": ("one seed", {"budget": BUDGET}),
     "stopped": ("stopped", {}),
-    "retrained": ("retrained", {"budget": Budget(1000.0, currency="EUR")}),
+    "retrained": ("retrained", {"budget": BUDGET}),
 }
 
 
@@ -282,9 +329,11 @@ class StopsInRoundTwo(Callback):
 
 def test_terminal_says_that_the_user_stopped_the_training(tmp_path, capsys):
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+    data = toy_data(server_val=0.3)
+    callbacks = [StopsInRoundTwo()]
 
     with pytest.raises(SystemExit):
-        fit(loop, tmp_path, rounds=3, data=toy_data(server_val=0.3), callbacks=[StopsInRoundTwo()])
+        fit(loop, tmp_path, rounds=3, data=data, callbacks=callbacks)
 
     printed = words_in(capsys.readouterr().out)
     assert "The training was stopped after 1 of 3 rounds." in printed

@@ -83,8 +83,10 @@ def make_logger(folder: Path) -> TensorBoardLogger:
     return TensorBoardLogger(folder, name="", version="run")
 
 
-#: Of a run: steps and values by tag.
-PointsByTag = dict[str, list[tuple[int, float]]]
+#: Steps and values of a curve.
+Points = list[tuple[int, float]]
+#: Of a run, by tag.
+PointsByTag = dict[str, Points]
 
 
 def read_scalars(folder: Path) -> dict[str, PointsByTag]:
@@ -114,15 +116,18 @@ def fitted_run(tmp_path_factory):
         "sv": CumulativeShapley(),
         "cost": CommunicationCost(),
     }
-    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
+    evaluation = ClientEvaluation(every=2)
+    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=evaluation)
     module = Plain(network(batch_norm=False))
     module.save_hyperparameters({"_class_path": "project.Plain", "width": 8})
-    fit(loop, folder, module, make_named_data(), rounds=4, logger=make_logger(folder))
+    data = make_named_data()
+    logger = make_logger(folder)
+    fit(loop, folder, module, data, rounds=4, logger=logger)
 
     return loop, folder / "run"
 
 
-def steps_of(points: list[tuple[int, float]]) -> list[int]:
+def steps_of(points: Points) -> list[int]:
     return [step for step, _ in points]
 
 
@@ -170,8 +175,10 @@ def test_every_client_has_a_tensorboard_run(fitted_run):
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     data = toy_data((1,) * 31, client_test=0)
     metrics = {"cssv": ClassSpecificShapley()}
-    loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(figures=0))
-    fit(loop, tmp_path, data=data, rounds=1, logger=make_logger(tmp_path))
+    reporting = Reporting(figures=0)
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=reporting)
+    logger = make_logger(tmp_path)
+    fit(loop, tmp_path, data=data, rounds=1, logger=logger)
     runs = read_scalars(tmp_path / "run")
 
     assert set(runs) == {".", "result"}
@@ -232,7 +239,8 @@ def test_hparams_tab_has_the_settings_and_final_numbers(fitted_run):
     expected = {"val_acc": last_accuracy, "performance/accuracy": last_accuracy}
     parts = ("client_0_Boston", "client_1_St._Mary_s_East", "client_2")
     for metric in ("cssv", "sv", "cost"):
-        for part, value in zip(parts, loop.contributions[metric].tolist()):
+        values = loop.contributions[metric].tolist()
+        for part, value in zip(parts, values):
             expected[f"{metric}/{part}"] = value
 
     gain = numbers.pop("gain/accuracy")
@@ -251,16 +259,22 @@ def write_end(
     """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
-    sink = TensorBoard(writes, Curves({"gain": MeanMetric()}, names, class_names=None))
+    curves = Curves({"gain": MeanMetric()}, names, class_names=None)
+    sink = TensorBoard(writes, curves)
     settings = {"clients": len(names)}
     sink.write_settings(0, settings, partition=plt.figure)
 
-    rows = client_rows(4, "gain", {i: float(i) for i in range(len(names))}, names)
+    values = {client: float(client) for client in range(len(names))}
+    rows = client_rows(4, "gain", values, names)
     game = {"by": "accuracy", "start": None, "end": accuracy}
+    record = {
+        "paid_in": {"gain": game},
+        "logged": {"val_loss": float("nan")},
+    }
     result = RunResult(
         round_index=4,
         table=frame(rows),
-        record={"paid_in": {"gain": game}, "logged": {"val_loss": float("nan")}},
+        record=record,
         pictures={},
     )
     sink.finish(result)
@@ -294,7 +308,8 @@ def test_picture_of_final_values_has_each_clients_interval():
     metric = ShadowShapley(num_clients=3)
     masks = few_coalitions(3, "all")
     member_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
-    metric.update(torch.arange(3), masks, lambda members: members.double() @ member_values)
+    clients = torch.arange(3)
+    metric.update(clients, masks, lambda members: members.double() @ member_values)
     values = metric.compute()
     intervals = metric.intervals(value=values)
     assert intervals is not None
@@ -304,9 +319,12 @@ def test_picture_of_final_values_has_each_clients_interval():
     (axis,) = figure.axes
     assert axis.get_title() == "value, round 5, 90% intervals"
     (whiskers,) = axis.collections
-    for segment, expected_interval in zip(whiskers.get_segments(), torch.stack(intervals, 1)):
-        assert segment[:, 1].tolist() == pytest.approx(expected_interval.tolist())
-    assert len(whiskers.get_segments()) == len(values)
+    segments = whiskers.get_segments()
+    expected_intervals = torch.stack(intervals, 1).tolist()
+    for segment, expected_interval in zip(segments, expected_intervals):
+        drawn_interval = segment[:, 1].tolist()
+        assert drawn_interval == pytest.approx(expected_interval)
+    assert len(segments) == len(values)
 
 
 def test_settings_count_validation_samples_that_are_not_of_the_clients_data():
@@ -343,7 +361,10 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     draws again at the same points."""
 
     def run(
-        folder: Path, rounds: int, ckpt_path: Path | None = None, *more_callbacks: L.Callback
+        folder: Path,
+        rounds: int,
+        ckpt_path: Path | None = None,
+        *more_callbacks: L.Callback,
     ) -> None:
         saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
         loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
@@ -360,14 +381,17 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     with pytest.raises(KeyError, match="killed"):
         run(tmp_path / "resumed", 5, None, Dies())
 
-    for rounds, last_epoch in ((4, 2), (5, 3), (5, 1)):
+    rounds_and_last_epochs = ((4, 2), (5, 3), (5, 1))
+    for rounds, last_epoch in rounds_and_last_epochs:
         (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last_epoch}.ckpt")
         run(tmp_path / "resumed", rounds, checkpoint)
 
     def curves(run_folder: Path) -> dict[str, Any]:
         sorted_curves = {}
         for path, tags in read_scalars(run_folder).items():
-            sorted_curves[path] = {tag: sorted(set(values)) for tag, values in tags.items()}
+            sorted_curves[path] = {}
+            for tag, points in tags.items():
+                sorted_curves[path][tag] = sorted(set(points))
         return sorted_curves
 
     expected = curves(tmp_path / "straight/run")
@@ -376,14 +400,23 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
 
 
 def picture_rounds(
-    folder: Path, metric: ContributionMetric, figures: int | None, rounds: int = 3
+    folder: Path,
+    metric: ContributionMetric,
+    figures: int | None,
+    rounds: int = 3,
 ) -> list[int]:
     """Return the rounds after which a run has drawn its metric's values."""
     reporting = Reporting(figures=figures)
-    loop = FederatedLoop(metrics={"value": metric}, seed=1, reporting=reporting)
+    metrics = {"value": metric}
+    loop = FederatedLoop(metrics=metrics, seed=1, reporting=reporting)
     module = Plain(network(batch_norm=False))
-    fit(loop, folder, module, toy_data(server_val=0.3), rounds, logger=make_logger(folder))
-    return [picture.step for picture in read_events(folder / "run").Images("Contributions/value")]
+    data = toy_data(server_val=0.3)
+    logger = make_logger(folder)
+    fit(loop, folder, module, data, rounds, logger=logger)
+
+    run_events = read_events(folder / "run")
+    pictures = run_events.Images("Contributions/value")
+    return [picture.step for picture in pictures]
 
 
 @pytest.mark.parametrize(

@@ -69,14 +69,16 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
-    assert list(
-        dict.fromkeys(row["client"] for row in shown),
-    ) == ["1/3", "2/3", "3/3"]
+
+    clients = [row["client"] for row in shown]
+    different_clients = list(dict.fromkeys(clients))
+    assert different_clients == ["1/3", "2/3", "3/3"]
 
     rounds = [row["round"] for row in shown]
     half = (len(shown) + 1) // 2
-
-    assert rounds == ["1/2"] * half + ["2/2"] * (len(shown) - half)
+    in_round_one = ["1/2"] * half
+    in_round_two = ["2/2"] * (len(shown) - half)
+    assert rounds == in_round_one + in_round_two
     assert shown[-1]["val_acc"] == 0.5
 
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
@@ -86,7 +88,9 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 
 class LogsByGroup(Plain):
     def validation_step(self, batch, batch_idx):
-        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
+        f1 = torch.tensor(0.5)
+        learning_rate = torch.tensor(0.1)
+        self.log_dict({"val/f1": f1, "lr": learning_rate})
         self.log("lr-SGD", 0.1)  # as a LearningRateMonitor
 
 
@@ -102,17 +106,18 @@ class LogsByGroup(Plain):
 )
 def test_final_table_has_the_documented_columns(metrics, head, tmp_path, capsys):
     module = LogsByGroup(network(batch_norm=False))
-    fit(
-        FederatedLoop(metrics=metrics, seed=1), tmp_path, module, toy_data(server_val=0.3), rounds=1
-    )
+    loop = FederatedLoop(metrics=metrics, seed=1)
+    data = toy_data(server_val=0.3)
+    fit(loop, tmp_path, module, data, rounds=1)
     text = capsys.readouterr().out
     table = text[text.index("Contributions") :]
 
-    assert table.splitlines()[1].split() == head.split()
-    assert ("cssv by class" in table) == (list(metrics) == ["cssv"])
-    assert (
-        "Model:   val/f1 0.5" in table.splitlines()
-    )  # and no contribution, of whenever it is, nor a learning rate
+    lines = table.splitlines()
+    assert lines[1].split() == head.split()
+    has_only_cssv = list(metrics) == ["cssv"]
+    assert ("cssv by class" in table) == has_only_cssv
+    # And no contribution, of whenever it is, nor a learning rate.
+    assert "Model:   val/f1 0.5" in lines
 
 
 def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
@@ -121,8 +126,8 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
 
     clients = shown_clients(Series(values.tolist()), 100)
 
-    descending = values.nan_to_num(-1).argsort(descending=True).tolist()
-    clients_with_value = descending[:99]
+    order = values.nan_to_num(-1).argsort(descending=True)
+    clients_with_value = order.tolist()[:99]
     assert clients == clients_with_value[:10] + clients_with_value[-10:]
 
     names = [str(client) for client in range(100)]
@@ -133,8 +138,11 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
 
 
 def test_tables_of_few_clients_and_of_many_without_values():
-    assert shown_clients(Series(range(20), dtype=float), 20) == list(range(20))
-    assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
+    values = Series(range(20), dtype=float)
+    assert shown_clients(values, 20) == list(range(20))
+
+    ten_at_each_end = [*range(10), *range(40, 50)]
+    assert shown_clients(None, 50) == ten_at_each_end
 
 
 VALUES = [0.193, 0.204, 0.126, 0.112, 0.191]
@@ -154,7 +162,8 @@ def test_table_has_values_and_shares_and_says_for_what_intervals_are(tmp_path, c
     without_intervals = print_of_run(folder, capsys)
     with_intervals = print_of_run(add_intervals(folder, "value", 0.04), capsys)
 
-    assert without_intervals.splitlines()[1].split() == ["client", "samples", "value", "share"]
+    columns = without_intervals.splitlines()[1].split()
+    assert columns == ["client", "samples", "value", "share"]
     assert MESSAGES["intervals"]["none"] in words_in(without_intervals)
     assert MESSAGES["intervals"]["seeds"] in words_in(with_intervals)
     assert max(map(len, with_intervals.splitlines())) <= 100
@@ -165,5 +174,6 @@ def test_values_that_are_mostly_chance_are_printed_without_shares(tmp_path, caps
 
     printed = print_of_run(add_intervals(folder, "value", 1), capsys)
 
-    assert printed.splitlines()[1].split() == ["client", "samples", "value"]
+    columns = printed.splitlines()[1].split()
+    assert columns == ["client", "samples", "value"]
     assert "Do not pay by these values: All data together did not" in words_in(printed)

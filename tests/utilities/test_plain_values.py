@@ -9,24 +9,49 @@ import torch
 from flsv.utilities.plain_values import digest
 
 ZEROS = torch.zeros(4)
+NO_ENTRIES = ZEROS[:0]
+LARGE_ARRAY = np.zeros(2000)
+ONE_IN_THE_MIDDLE = np.zeros(2000)
+ONE_IN_THE_MIDDLE[1000] = 1
 PAIRS = {
     "a type": (1, True),
     "a fraction": (1, 1.0),
     "a text": (1, "1"),
     "nothing": (None, "None"),
-    "where a text ends": (["a", "bc"], ["ab", "c"]),
-    "where a list ends": ([["a"], "b"], [["a", "b"]]),
-    "what a text imitates": (["a", "b"], "a1:str 3:'b'"),
+    "where a text ends": (
+        ["a", "bc"],
+        ["ab", "c"],
+    ),
+    "where a list ends": (
+        [["a"], "b"],
+        [["a", "b"]],
+    ),
+    "what a text imitates": (
+        ["a", "b"],
+        "a1:str 3:'b'",
+    ),
     "a list": ([1], (1,)),
-    "a name": ({"a": 1}, {"b": 1}),
-    "a name's type": ({1: 0}, {"1": 0}),
-    "a tensor's name": ({"ab": ZEROS}, {"a": ZEROS}),
+    "a name": (
+        {"a": 1},
+        {"b": 1},
+    ),
+    "a name's type": (
+        {1: 0},
+        {"1": 0},
+    ),
+    "a tensor's name": (
+        {"ab": ZEROS},
+        {"a": ZEROS},
+    ),
     "a tensor's shape": (ZEROS, ZEROS.view(2, 2)),
     "a tensor's type": (ZEROS, ZEROS.int()),
     "a tensor's sign of 0": (ZEROS, -ZEROS),
-    "where a tensor ends": ([ZEROS[:1], ZEROS[:3]], [ZEROS[:3], ZEROS[:1]]),
-    "the middle of a large array": (np.zeros(2000), np.eye(1, 2000, 1000)[0]),
-    "no tensor": (ZEROS[:0], ZEROS[:0].view(0, 2)),
+    "where a tensor ends": (
+        [ZEROS[:1], ZEROS[:3]],
+        [ZEROS[:3], ZEROS[:1]],
+    ),
+    "the middle of a large array": (LARGE_ARRAY, ONE_IN_THE_MIDDLE),
+    "no tensor": (NO_ENTRIES, NO_ENTRIES.view(0, 2)),
 }
 
 
@@ -42,11 +67,16 @@ def test_equal_values_have_the_same_hash():
     matrix = torch.arange(6).view(2, 3).T
     scalar = torch.tensor(2.0, dtype=torch.bfloat16)
     value = {"a": [1, matrix], "b": scalar}
-    same = OrderedDict(b=scalar.clone(), a=[1, matrix.contiguous()])
+    same_matrix = matrix.contiguous()
+    same = OrderedDict(b=scalar.clone(), a=[1, same_matrix])
     assert digest(value) == digest(same)
-    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32
+
+    complex_numbers = torch.ones(2, dtype=torch.complex64)
+    assert len(digest(complex_numbers)) == 32
 
 
 def test_hash_of_a_single_entry_does_not_depend_on_its_stride():
-    column = torch.arange(12.0).view(4, 3)[2:3, 1]
-    assert digest(column) == digest(torch.tensor([7.0]))
+    matrix = torch.arange(12.0).view(4, 3)
+    entry_of_a_column = matrix[2:3, 1]
+    same_entry = torch.tensor([7.0])
+    assert digest(entry_of_a_column) == digest(same_entry)
