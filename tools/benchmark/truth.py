@@ -249,9 +249,10 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
 
 def stored_utilities(store: CoalitionStore, seed: int, masks: Tensor) -> Tensor:
     """Return the utilities of K coalitions after training, float64 ``[K]``, or raise KeyError."""
+    models = store.scores(seed).models
     utilities = []
     for members in members_of(masks):
-        (model,) = store.models(seed, members).values()
+        (model,) = models[members].values()
         (utility,) = model.utilities[UTILITY_NAME]
         utilities.append(utility)
     return torch.tensor(utilities, dtype=torch.float64)
