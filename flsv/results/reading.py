@@ -124,11 +124,13 @@ class Run:
         """Return the names of a metric's values per client, such as classes, by key. Empty if it has one value per
         client.
         """
-        is_of_column = (self.table["metric"] == metric) & (self.table["class"] != "")
-        rows = self.table[is_of_column]
+        is_of_metric = self.table["metric"] == metric
+        has_column = self.table["class"] != ""
+        rows = self.table[is_of_metric & has_column]
         name_by_key = dict(zip(rows["class"], rows["class_name"]))
         if all(key.isdigit() for key in name_by_key):
-            return {key: name_by_key[key] for key in sorted(name_by_key, key=int)}
+            ordered_keys = sorted(name_by_key, key=int)
+            return {key: name_by_key[key] for key in ordered_keys}
         return name_by_key
 
     def to_frame(self) -> DataFrame:
@@ -141,7 +143,8 @@ class Run:
         """
         if not column:
             return self.estimates(metric)["value"].tolist()
-        return final_values(self.runs, metric, column).mean().tolist()
+        values = final_values(self.runs, metric, column)
+        return values.mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
@@ -159,8 +162,10 @@ class Run:
 
     def taken_part(self) -> list[int]:
         """Return the number of rounds in which each client's update was aggregated."""
-        counts = select_rows(self.table, "weight")["client"].value_counts()
-        return counts.reindex(range(self.num_clients), fill_value=0).tolist()
+        rows = select_rows(self.table, "weight")
+        counts = rows["client"].value_counts()
+        all_clients = range(self.num_clients)
+        return counts.reindex(all_clients, fill_value=0).tolist()
 
     @cached_property
     def retrained(self) -> Run | None:
@@ -238,7 +243,8 @@ def _read_folder(folder: Path) -> Run:
     table = read_contributions(folder / CONTRIBUTIONS)
     # A metric that has failed only has values of earlier rounds.
     names = table["metric"].str.split("/").str[0]
-    is_missing = names.isin(list(record.get("missing", {})))
+    missing_metrics = list(record.get("missing", {}))
+    is_missing = names.isin(missing_metrics)
     return Run(folder, record=record, table=table[~is_missing])
 
 
@@ -301,7 +307,8 @@ def _events_of_all(runs: Sequence[Run]) -> list[Event]:
         for event in run.record["events"]:
             if event.what == UNLIKE_RUN:
                 differences.setdefault(event.text, event)
-    events = [event for event in first_run.record["events"] if event.what != UNLIKE_RUN]
+    first_events = first_run.record["events"]
+    events = [event for event in first_events if event.what != UNLIKE_RUN]
     return [*events, *differences.values()]
 
 
@@ -340,8 +347,10 @@ def seed_summary(
                 "share": NAN,
             }
         )
-        only_ranks = run.performances.get(metric, {}).get("ranks_only")
-        if run.metric_info(metric).get("to_pay_by") and not only_ranks:
+        performance = run.performances.get(metric, {})
+        only_ranks = performance.get("ranks_only")
+        to_pay_by = run.metric_info(metric).get("to_pay_by")
+        if to_pay_by and not only_ranks:
             summary["share"] = shares_in(summary["mean"])
         summaries.append(summary)
     return pandas.concat(summaries, ignore_index=True)
@@ -357,7 +366,9 @@ def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
     if first_run.metric_info(metric).get("class") == "ShadowShapley":
         evidence = [run.performances.get(metric, {}) for run in runs]
     estimates = mean_with_interval(torch.tensor(values), evidence)
-    columns = {name: column.tolist() for name, column in estimates._asdict().items()}
+    columns = {}
+    for name, column in estimates._asdict().items():
+        columns[name] = column.tolist()
     return DataFrame(columns)
 
 

@@ -37,12 +37,14 @@ from helpers.models import Plain, network
 
 LINEAR = ParameterSpace(nn.Linear(3, 2))
 #: The last four of its ten entries are BatchNorm's statistics.
-WITH_BUFFERS = ParameterSpace(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(2)))
+LINEAR_AND_BATCH_NORM = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(2))
+WITH_BUFFERS = ParameterSpace(LINEAR_AND_BATCH_NORM)
 
 
 def make_round(ids, samples, space=LINEAR, **kwargs):
-    generator = make_generator(len(ids))
-    updates = torch.randn(len(ids), space.size, generator=generator)
+    num_clients = len(ids)
+    generator = make_generator(num_clients)
+    updates = torch.randn(num_clients, space.size, generator=generator)
     return Round(
         round_index=0,
         client_ids=torch.tensor(ids),
@@ -56,7 +58,13 @@ def make_round(ids, samples, space=LINEAR, **kwargs):
 
 NAN = float("nan")
 BY_SAMPLES = ShapFedWA(weighting="samples")
-BY_CLASS = [[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]]
+BY_CLASS = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
+NO_VALUES = torch.full((3, 2), NAN)
+CLIENT_1_WITHOUT_VALUE = torch.tensor([[1.0], [NAN], [0.0]])
+CLIENT_2_WITHOUT_VALUE = torch.tensor([[1.0], [0.0], [NAN]])
+NEGATIVE_VALUES = torch.tensor([-1.0, -3.0, -2.0])
+POSITIVE_VALUES = torch.tensor([0.6, 0.9, 0.2])
+NORMALIZED = ShapleyWeighted("sv", normalize=True)
 
 
 @pytest.mark.parametrize(
@@ -66,40 +74,66 @@ BY_CLASS = [[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]]
         (ShapFedWA(), {}, [1 / 2, 1 / 2]),
         (FedCE(), {}, [1 / 2, 1 / 2]),
         (BY_SAMPLES, {}, [10 / 40, 30 / 40]),
-        (ShapFedWA(), {"cssv": [[NAN, NAN]] * 3}, [1 / 2, 1 / 2]),
+        (
+            ShapFedWA(),
+            {"cssv": NO_VALUES},
+            [1 / 2, 1 / 2],
+        ),
         # Shares of (1 + value) / 2. An unknown value is the mean of the others' in the cohort.
-        (ShapFedWA(), {"cssv": [[1.0], [NAN], [0.0]]}, [1.0 / 1.5, 0.5 / 1.5]),
-        (ShapFedWA(), {"cssv": [[1.0], [0.0], [NAN]]}, [1 / 2, 1 / 2]),
-        (BY_SAMPLES, {"cssv": BY_CLASS}, [10 * 0.85 / 28, 30 * 0.65 / 28]),
-        (ShapleyWeighted("sv"), {"sv": [-1.0, -3.0, -2.0]}, [1 / 3, 1 / 3]),
-        (ShapleyWeighted("sv", normalize=True), {"sv": [0.6, 0.9, 0.2]}, [0.6 / 0.8, 0.2 / 0.8]),
+        (
+            ShapFedWA(),
+            {"cssv": CLIENT_1_WITHOUT_VALUE},
+            [1.0 / 1.5, 0.5 / 1.5],
+        ),
+        (
+            ShapFedWA(),
+            {"cssv": CLIENT_2_WITHOUT_VALUE},
+            [1 / 2, 1 / 2],
+        ),
+        (
+            BY_SAMPLES,
+            {"cssv": BY_CLASS},
+            [10 * 0.85 / 28, 30 * 0.65 / 28],
+        ),
+        (
+            ShapleyWeighted("sv"),
+            {"sv": NEGATIVE_VALUES},
+            [1 / 3, 1 / 3],
+        ),
+        (
+            NORMALIZED,
+            {"sv": POSITIVE_VALUES},
+            [0.6 / 0.8, 0.2 / 0.8],
+        ),
     ],
 )
 def test_weights_of_two_clients_follow_their_values(rule, contributions, expected):
     """Of clients 0 and 2, with 10 and 30 samples. Client 1 is not drawn."""
     round = make_round([0, 2], [10, 30])
 
-    weights = rule.weights(
-        round, {name: torch.tensor(values) for name, values in contributions.items()}
-    )
+    weights = rule.weights(round, contributions)
 
-    assert_close(weights.double(), torch.tensor(expected).double(), rtol=1e-6, atol=0)
+    expected = torch.tensor(expected)
+    assert_close(weights.double(), expected.double(), rtol=1e-6, atol=0)
 
 
 def test_shapley_weights_before_the_first_value_are_refused():
+    round = make_round([0, 1], [1, 1])
     with pytest.raises(RuntimeError, match="no value before.*first aggregation"):
-        ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
+        ShapleyWeighted("sv").weights(round, {})
 
 
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model():
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     round = make_round([0, 2, 3], [10, 20, 70], WITH_BUFFERS)
     round.global_vector[:] = torch.arange(10)
-    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
+    values = torch.tensor([0.3, NAN, -0.1, 0.9])
+    rule = ShapleySoftmax("sv")
 
-    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
+    vector, weights = rule.aggregate(round, {"sv": values})
 
-    average = values[[0, 2, 3]].softmax(0) @ round.client_vectors
+    values_of_cohort = values[[0, 2, 3]]
+    average = values_of_cohort.softmax(0) @ round.client_vectors
     halfway = (average + round.global_vector) / 2
     assert_close(vector[:-4], halfway[:-4])
     assert_close(vector[-4:], average[-4:])
@@ -133,7 +167,8 @@ SHARES = torch.tensor([1, 2, 3]) / 6
 def make_round_from(model, seed):
     """A round whose clients have started from this model."""
     round = make_round([0, 1, 2], [1, 2, 3])
-    updates = torch.randn(3, 8, generator=make_generator(seed))
+    generator = make_generator(seed)
+    updates = torch.randn(3, 8, generator=generator)
     return replace(round, round_index=seed, global_vector=model, client_vectors=model + updates)
 
 
@@ -173,7 +208,8 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round():
     aggregator = FedYogi()
     run_rounds(aggregator)
     state = copy.deepcopy(aggregator.state_dict())
-    aggregator.aggregate(make_round_from(torch.ones(8), seed=9), {})  # and no end_round
+    failed_round = make_round_from(torch.ones(8), seed=9)
+    aggregator.aggregate(failed_round, {})  # and no end_round
     moments = aggregator.state_dict()["moments"][0]
 
     for name in ("m", "v"):
@@ -207,10 +243,11 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
     assert all(map(torch.equal, stepped(), whole))
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
-def test_server_optimizer_with_wrong_arguments_raises(wrong):
+@pytest.mark.parametrize(("name", "value"), [("lr", -1.0), ("learning_rate", 1.0)])
+def test_server_optimizer_with_wrong_arguments_raises(name, value):
+    make_optimizer = partial(torch.optim.SGD, **{name: value})
     with refused("could not construct its optimizer"):
-        ServerOptimizer(partial(torch.optim.SGD, **wrong))
+        ServerOptimizer(make_optimizer)
 
 
 # ---- Rules that a minority of bad clients cannot move far, against loops written from the papers
@@ -223,11 +260,14 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry():
 
     # Of five clients the lowest and the highest of each entry are left out.
     parameters = round.client_vectors[:, :-4]
-    middle = parameters.argsort(dim=0, stable=True)[1:4]
+    order = parameters.argsort(dim=0, stable=True)
+    middle = order[1:4]
     counts = middle.flatten().bincount(minlength=5)
-    assert_close(result[:-4], parameters.gather(0, middle).mean(0))
+    kept_entries = parameters.gather(0, middle)
+    buffers = round.client_vectors[:, -4:]
+    assert_close(result[:-4], kept_entries.mean(0))
     assert_close(weights, counts.double() / counts.sum())
-    assert_close(result[-4:], weights.float() @ round.client_vectors[:, -4:])
+    assert_close(result[-4:], weights.float() @ buffers)
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns():
@@ -237,7 +277,14 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns():
     assert_close(result, round.client_vectors.mean(0))
 
 
-@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        ShapFedWA("cssv"),
+        FedDynServer(),
+        DivergenceWeighted(),
+    ],
+)
 def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner):
     with refused("which a bucket does not have"):
         Bucketing(inner)
@@ -266,7 +313,8 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
 
 
 def test_fednova_skips_a_client_without_steps():
-    round = make_round([0, 1], [10, 30], num_steps=torch.tensor([5, 0]))
+    num_steps = torch.tensor([5, 0])
+    round = make_round([0, 1], [10, 30], num_steps=num_steps)
     with_steps = round.client_vectors[0]
     round.client_vectors[1] = 0  # as the global model
 

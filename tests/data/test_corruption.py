@@ -128,7 +128,8 @@ DIGITS = torch.arange(10_000) % 10
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
     generator = torch.Generator().manual_seed(0)
-    same, y = corruption(x.clone(), DIGITS.clone(), 10, generator)
+    labels = DIGITS.clone()
+    same, y = corruption(x.clone(), labels, 10, generator)
     assert torch.equal(x, same)
     return y
 
@@ -184,7 +185,8 @@ def test_unknown_classes_get_the_next_known_label():
 
     is_even = DIGITS % 2 == 0
     assert torch.equal(labels, DIGITS + is_even)
-    assert labels_without_three[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
+    expected_without_three = [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
+    assert labels_without_three[:10].tolist() == expected_without_three
 
 
 def test_open_set_noise_without_a_known_class_is_refused():
@@ -230,7 +232,9 @@ def test_long_tail_class_sizes_fall_exponentially(ratio):
     sizes = class_sizes(ratio, labels, 10)
 
     # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
-    expected = 500 * (1 / ratio) ** (np.arange(10) / 9)
+    imb_factor = 1 / ratio
+    exponents = np.arange(10) / 9
+    expected = 500 * imb_factor**exponents
     assert np.abs(sizes - expected).max() <= 0.5
 
 

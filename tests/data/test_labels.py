@@ -29,9 +29,11 @@ FOUR_LABELS = [index % 4 for index in range(N)]
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 
 
-@pytest.mark.parametrize(
-    "stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)]
-)
+STORED = [3, 1, 2]
+COLUMN = np.array(STORED, np.uint8)[:, None]
+
+
+@pytest.mark.parametrize("stored", [STORED, torch.tensor(STORED), COLUMN])
 def test_stored_labels_spare_reading_the_samples(stored):
     dataset = Items(PAIRS, targets=stored)
     assert dataset_labels(dataset).tolist() == [3, 1, 2]
@@ -113,7 +115,10 @@ WITHOUT_CLASSES = {
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
 def test_data_without_labels_count_as_one_class(kind, recwarn):
-    data = set_up_data(WITHOUT_CLASSES[kind], SizePartitioner([1, 2, 3]), server_val=0.2)
+    source = WITHOUT_CLASSES[kind]
+    partitioner = SizePartitioner([1, 2, 3])
+
+    data = set_up_data(source, partitioner, server_val=0.2)
 
     sizes = data.num_samples.tolist()
     assert data.num_classes == 1
@@ -144,13 +149,18 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
     expected = EXPECTED_LABELS[kind]
 
     classes = find_classes(
-        WITH_CLASSES[kind], class_names=(), held_out={}, labels=None, parts_that_need_classes=asking
+        WITH_CLASSES[kind],
+        class_names=(),
+        held_out={},
+        labels=None,
+        parts_that_need_classes=asking,
     )
 
     assert classes.labels.tolist() == expected
     assert classes.labels.dtype == torch.int64
     assert classes.missing_reason is None
-    assert classes.names == tuple(str(label) for label in range(max(expected) + 1))
+    num_classes = max(expected) + 1
+    assert classes.names == tuple(map(str, range(num_classes)))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,8 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
     ],
 )
 def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):
-    data = set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
+    partitioner = DirichletPartitioner(2, alpha=1.0)
+    data = set_up_data(source, partitioner, labels=labels, server_val=0.0)
 
     for client in range(2):
         expected = [FOUR_LABELS[index] for index in data.client_indices(client)]
@@ -286,17 +297,20 @@ def test_numeric_group_names_get_their_kind_as_prefix():
     names = ("school 3", "school 0042", "school -1.5", "two lines")
     assert client_names_of([3, "0042", "-1.5", "two\nlines\t"], "school") == names
     assert client_names_of(["1", "2"], "site") == ("site 1", "site 2")
-    assert client_names_of([0, 1, 2], "group") == ("0", "1", "2")  # these are the clients' numbers
-    assert client_names_of([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
+    numbers = [0, 1, 2]
+    assert client_names_of(numbers, "group") == ("0", "1", "2")  # these are the clients' numbers
+    assert client_names_of(numbers, "school") == ("school 0", "school 1", "school 2")
 
 
 def test_groups_are_read_from_an_attribute_a_name_or_a_list():
-    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    hospitals = np.array(["b", "a", "c"])
+    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=hospitals)
     subset = Subset(dataset, [2, 1])
 
     by_attribute, _ = named_groups(dataset)
     by_name, _ = named_groups(dataset, "hospital")
-    by_list, _ = named_groups(dataset, torch.tensor([9, 9, 1]))
+    groups = torch.tensor([9, 9, 1])
+    by_list, _ = named_groups(dataset, groups)
     of_subset, _ = named_groups(subset, "hospital")
     of_subset_by_attribute, _ = named_groups(subset)
 
@@ -364,6 +378,8 @@ def test_clients_of_no_single_group_are_numbered(partitioner, names):
 def test_client_names_tell_one_federation_from_another():
     data = set_up_data(clients={"Boston": HERE, "Ly/on": HERE})
     renamed = set_up_data(clients={"Boston": HERE, "Köln": HERE})
-    (difference,) = fit_identity({}, renamed).differences(fit_identity({}, data))
+    identity = fit_identity({}, data)
+    renamed_identity = fit_identity({}, renamed)
+    (difference,) = renamed_identity.differences(identity)
 
     assert difference == "data.client_names is ['Boston', 'Köln'] and was ['Boston', 'Ly/on']"
