@@ -125,7 +125,7 @@ def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("game", "ends", "reason"),
+    ("game", "is_finished", "reason"),
     [
         ({}, True, MESSAGES["why_no_values"]["trainings"]),
         ({"source": "none"}, True, MESSAGES["why_no_values"]["rounds"]),
@@ -133,9 +133,9 @@ def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
         ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
     ],
 )
-def test_verdict_says_why_there_are_no_values(tmp_path, game, ends, reason):
+def test_verdict_says_why_there_are_no_values(tmp_path, game, is_finished, reason):
     folder = trained(tmp_path, *NO_VALUES, end=0.58, **game)
-    if not ends:
+    if not is_finished:
         stop(folder)
 
     basis = preferred_basis(open_run(folder))
