@@ -46,7 +46,8 @@ class Regression(L.LightningModule):
         return self.net(x).squeeze(-1)
 
     def training_step(self, batch, batch_idx):
-        return nn.functional.mse_loss(self(batch[0]), batch[1])
+        inputs, targets = batch
+        return nn.functional.mse_loss(self(inputs), targets)
 
     def validation_step(self, batch, batch_idx):
         self.log("val_mean", self(batch[0]).mean())
@@ -59,14 +60,18 @@ def make_regression_data() -> FederatedDataModule:
     draw = make_generator(2)
     x = torch.randn(160, FEATURES, generator=draw)
     noise = torch.randn(160, generator=draw)
-    y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
+    product = 0.5 * x[:, 1] * x[:, 2]
+    y = x[:, 0] + product + 0.1 * noise
 
     sizes = [60, 30, 70]
+    inputs = x.split(sizes)
+    targets = y.split(sizes)
     sets = {}
-    for name, inputs, targets in zip("abc", x.split(sizes), y.split(sizes)):
-        sets[name] = torch.utils.data.TensorDataset(inputs, targets)
+    for client, name in enumerate("abc"):
+        sets[name] = torch.utils.data.TensorDataset(inputs[client], targets[client])
 
-    return FederatedDataModule(clients=sets, batch_size=8, splits=Splits(server_val=0.3))
+    splits = Splits(server_val=0.3)
+    return FederatedDataModule(clients=sets, batch_size=8, splits=splits)
 
 
 class Adapted(L.LightningModule):
@@ -75,10 +80,17 @@ class Adapted(L.LightningModule):
     def __init__(self, seed: int = 1):
         super().__init__()
         torch.manual_seed(seed)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
-        self.frozen = nn.ModuleList(
-            [nn.Embedding(TOKENS, 8), layer, nn.Linear(8, TOKENS)]
-        ).requires_grad_(False)
+        layer = nn.TransformerEncoderLayer(
+            d_model=8,
+            nhead=2,
+            dim_feedforward=16,
+            dropout=0,
+            batch_first=True,
+        )
+        embedding = nn.Embedding(TOKENS, 8)
+        head = nn.Linear(8, TOKENS)
+        self.frozen = nn.ModuleList([embedding, layer, head])
+        self.frozen.requires_grad_(False)
         self.adapter = nn.Linear(8, 8, bias=False)
         nn.init.zeros_(self.adapter.weight)
 
@@ -86,8 +98,10 @@ class Adapted(L.LightningModule):
         embed, layer, head = self.frozen
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden = layer(embed(tokens), src_mask=mask)
-        log_probabilities = head(hidden + self.adapter(hidden))[:, :-1].log_softmax(-1)
-        return log_probabilities.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        logits = head(hidden + self.adapter(hidden))
+        log_probabilities = logits[:, :-1].log_softmax(-1)
+        next_tokens = tokens[:, 1:, None]
+        return log_probabilities.gather(-1, next_tokens).squeeze(-1)
 
     def training_step(self, batch, batch_idx):
         return -self(batch[0]).mean()
@@ -99,9 +113,16 @@ class Adapted(L.LightningModule):
 def make_text_data() -> FederatedDataModule:
     draw = make_generator(3)
     sets = {}
-    for name, low, count in (("a", 0, 20), ("b", 4, 12), ("c", 8, 16)):
-        tokens = torch.randint(low, TOKENS, (count, 6), generator=draw)
-        sets[name] = torch.utils.data.TensorDataset(tokens, tokens[:, 1:])
+    clients = [
+        ("a", 0, 20),
+        ("b", 4, 12),
+        ("c", 8, 16),
+    ]
+    for name, low, count in clients:
+        size = (count, 6)
+        tokens = torch.randint(low, TOKENS, size, generator=draw)
+        targets = tokens[:, 1:]
+        sets[name] = torch.utils.data.TensorDataset(tokens, targets)
 
     splits = Splits(server_val=0.3)
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
@@ -113,7 +134,11 @@ def negative_losses(out: Tensor, y: Tensor) -> Tensor:
 
 
 def recalls(out: Tensor, y: Tensor) -> Tensor:
-    by_class = [hits_of(out, y)[:, y == label].mean(-1) for label in range(CLASSES)]
+    hits = hits_of(out, y)
+    by_class = []
+    for label in range(CLASSES):
+        hits_of_class = hits[:, y == label]
+        by_class.append(hits_of_class.mean(-1))
     return torch.stack(by_class, 1)
 
 
@@ -153,7 +178,8 @@ def outputs_of(module, x: Tensor) -> Tensor:
         out = copy.deepcopy(module).eval()(x)
 
     if isinstance(module, Adapted):
-        return torch.stack([(1 - out.exp()).log(), out], -1)
+        complement = (1 - out.exp()).log()
+        return torch.stack([complement, out], -1)
 
     return out
 
@@ -172,7 +198,9 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name,
     module = make()
     dealt = make_data()
     dealt.setup("fit")
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    inputs, targets = zip(*dealt.val_dataloader())
+    x = torch.cat(inputs)
+    y = torch.cat(targets)
     empty = torch.zeros(1, CLIENTS)
     grand = torch.ones(1, CLIENTS)
     trained = torch.cat(
@@ -183,7 +211,8 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name,
         ]
     ).bool()
     outputs = [outputs_of(module, x)]
-    for members in ([0, 1, 2], [0], [1], [2]):
+    coalitions = [[0, 1, 2], [0], [1], [2]]
+    for members in coalitions:
         alone = FederatedLoop(
             sampler=FixedCohort(members),
             aggregator=aggregator,
@@ -252,16 +281,23 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     # Predictions of several rounds do not follow each other: their spread over rounds is no error.
     fit_errors = prediction_stderr(torch.tensor(metric.evidence["disagreement"]))
     untrained = read_untrained(tmp_path / "whole" / "coalitions")["accuracy"]
-    stderr = one_seed_stderr(metric.values.flatten(), fit_errors, untrained[:, 0])
+    values = metric.values.flatten()
+    stderr = one_seed_stderr(values, fit_errors, untrained[:, 0])
     assert_close(metric.errors.flatten(), stderr.to(metric.errors))
 
 
 @pytest.mark.slow
 def test_coalitions_with_frozen_weights_have_no_values_if_a_resumed_run_has_others(tmp_path):
     def run(rounds: int, seed: int, path: Path | None = None, **options) -> Tensor:
-        metrics = {"shadow": ShadowShapley(performance=MeanLogLikelihood(), every=1)}
-        loop = FederatedLoop(metrics=metrics, share="trainable", seed=SEED, reporting=SILENT)
-        fit(loop, tmp_path, Adapted(seed), make_text_data(), rounds, path, **options)
+        metric = ShadowShapley(performance=MeanLogLikelihood(), every=1)
+        loop = FederatedLoop(
+            metrics={"shadow": metric},
+            share="trainable",
+            seed=SEED,
+            reporting=SILENT,
+        )
+        data = make_text_data()
+        fit(loop, tmp_path, Adapted(seed), data, rounds, path, **options)
         return loop.contributions["shadow"]
 
     whole = run(2, seed=1)

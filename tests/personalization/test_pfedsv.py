@@ -32,12 +32,12 @@ THREE_DIGITS = 5e-3
 def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
-    clients = [
-        ScoredClient(0, accuracy),
-        *[ScoredClient(i, lambda vector: 0) for i in (1, 2, 3)],
-    ]
+    clients = [ScoredClient(0, accuracy)]
+    for client in (1, 2, 3):
+        clients.append(ScoredClient(client, lambda vector: 0))
+    method = begin_method(4, PFedSV())
 
-    models, round = play_round(begin_method(4, PFedSV()), clients, vectors)
+    models, round = play_round(method, clients, vectors)
 
     values = exact_values(vectors.numpy(), accuracy)
     assert_allclose(round.peer_values[0], values, rtol=THREE_DIGITS)
@@ -81,22 +81,29 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better):
     vectors = random_models(2)
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
-    clients = [ScoredClient(0, closeness(target)), ScoredClient(1, closeness(target))]
-    free, _ = play_round(begin_method(2, PFedSV()), clients, vectors)
-    careful, round = play_round(begin_method(2, PFedSV(safeguard=True)), clients, vectors)
+    accuracy = closeness(target)
+    clients = [ScoredClient(client, accuracy) for client in range(2)]
+    free_method = begin_method(2, PFedSV())
+    careful_method = begin_method(2, PFedSV(safeguard=True))
+
+    free, _ = play_round(free_method, clients, vectors)
+    careful, round = play_round(careful_method, clients, vectors)
 
     assert round.peer_values is not None
     assert (round.peer_values[0] > 0).all()
     assert not torch.equal(free[0], vectors[0])
-    assert torch.equal(careful[0], free[0] if better else vectors[0])
+    expected = free[0] if better else vectors[0]
+    assert torch.equal(careful[0], expected)
 
 
 def test_pfedsv_without_its_metric_is_refused():
     method = begin_method(2, PFedSV())
     client = ScoredClient(0, lambda vector: 0)
+    vectors = random_models(1)
+    relevance = torch.zeros(2)
 
     with refused("DomainRelevance"):
-        play_round(method, [client], random_models(1), torch.zeros(2))
+        play_round(method, [client], vectors, relevance)
 
 
 def test_pfedsv_without_validation_samples_is_refused(tmp_path):
@@ -107,7 +114,10 @@ def test_pfedsv_without_validation_samples_is_refused(tmp_path):
 def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client():
     method = begin_method(4, PFedSV())
     vectors = random_models(3)
-    earlier_clients = [ScoredClient(1, lambda vector: 0.5), ScoredClient(2, lambda vector: 0.5)]
+    earlier_clients = [
+        ScoredClient(1, lambda vector: 0.5),
+        ScoredClient(2, lambda vector: 0.5),
+    ]
     play_round(method, earlier_clients, vectors[1:])
     new_client = ScoredClient(0, lambda vector: 0.5)
 
@@ -121,7 +131,8 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 
     models_received = 1 + 2  # the global one, and those of the two that were there
     models_evaluated = torch.cat(new_client.evaluated)
-    assert round.peer_values.isnan().tolist() == [[False, False, False, True]]
+    has_no_value = round.peer_values.isnan()
+    assert has_no_value.tolist() == [[False, False, False, True]]
     assert round.downloaded.tolist() == [models_received * SPACE.size]
     for vector in vectors:
         is_evaluated = (models_evaluated == vector).all(1).any()
@@ -130,8 +141,11 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 
 def test_pfedsv_downloads_the_peers_with_a_positive_score_once_all_are_known():
     relevance = torch.full((4, 4), nan)
-    relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    clients = [ScoredClient(i, lambda v: 0.5) for i in range(4)]
+    scores = [0.5, -0.1, 0.2, 0.0]
+    relevance[0] = torch.tensor(scores)
+    clients = []
+    for client in range(4):
+        clients.append(ScoredClient(client, lambda vector: 0.5))
 
     _, round = play_round(
         begin_method(4, PFedSV()),
@@ -165,15 +179,17 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
     server = round.server_vector
     assert_close(server, vectors.mean(0))
 
+    extractor = server[:3]
     evaluated = torch.cat(clients[0].evaluated)
-    assert (evaluated[:, :3] == server[:3]).all()
+    evaluated_extractors = evaluated[:, :3]
+    assert (evaluated_extractors == extractor).all()
     for model in models.values():
-        assert torch.equal(model[:3], server[:3])
+        assert torch.equal(model[:3], extractor)
 
     # Shapley values and distances are those of heads on the common extractor.
     heads = vectors[:, 3:]
     on_common_extractor = torch.cat(
-        [server[:3].expand(3, -1), heads],
+        [extractor.expand(3, -1), heads],
         dim=1,
     )
     expected = exact_values(on_common_extractor.numpy(), accuracy)
@@ -190,12 +206,18 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 
     # Up: a model, and three values. Down: the first model, the extractor, 3 parameters, and two heads of 4.
     assert round.uploaded.tolist() == [7 + 3] * 3
-    assert round.downloaded.tolist() == [7 + 3 + 2 * 4] * 3
+    parameters_received = 7 + 3 + 2 * 4
+    assert round.downloaded.tolist() == [parameters_received] * 3
 
 
 # 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
 GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
 STORED_MODEL = [-1] * 7
+
+
+def make_state():
+    global_vector = torch.tensor(GLOBAL_MODEL, dtype=torch.float)
+    return FederationState(2, global_vector=global_vector)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +229,7 @@ STORED_MODEL = [-1] * 7
 )
 def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(mode, expected):
     method = begin_method(2, PFedSV(mode=mode))
-    state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
+    state = make_state()
 
     initial = method.start(1, state)
 
@@ -233,7 +255,7 @@ def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absenc
     mode, last_cohort, expected
 ):
     method = begin_method(2, PFedSV(mode=mode))
-    state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
+    state = make_state()
     stored_model = torch.tensor(STORED_MODEL, dtype=torch.float)
     method._uploads = {1: stored_model}  # client 1 has taken part
     method._cohort = last_cohort
@@ -272,20 +294,27 @@ def test_pfedsv_classifier_may_consist_of_several_layers():
     with refused("classifier"):
         PFedSV(classifier=["0"])  # of whole models
     for layers in (["2"], ["1", "fc"], []):
+        personalizer = PFedSV(mode="extractor", classifier=layers)
         with refused("classifier"):
-            begin_method(2, PFedSV(mode="extractor", classifier=layers))
+            begin_method(2, personalizer)
 
     bare = nn.Sequential(nn.Conv2d(1, 2, 3))
+    space = ParameterSpace(bare)
+    personalizer = PFedSV(mode="extractor")
     with refused("linear"):
-        begin_method(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
+        begin_method(2, personalizer, space=space)
 
 
 def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
-    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    module = nn.Sequential(
+        nn.BatchNorm1d(2),
+        nn.Linear(2, 1),
+    )
     space = ParameterSpace(module)
     num_parameters = 4 + 3  # then come 4 statistics
     vectors = random_models(3, size=space.size)
-    vectors[:, num_parameters:] = 1 + 1000 * vectors[:, num_parameters:].abs()
+    statistics = vectors[:, num_parameters:].abs()
+    vectors[:, num_parameters:] = 1 + 1000 * statistics
 
     def score(vector):
         return 0.5 + 0.01 * float(vector[0])
@@ -295,11 +324,17 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
 
     models, round = play_round(method, clients, vectors, space=space)
 
-    mixture = mixture_of_client_0(round.peer_values[0], vectors[:, :num_parameters], vectors)
+    values = round.peer_values[0]
+    parameters = vectors[:, :num_parameters]
+    mixture = mixture_of_client_0(values, parameters, vectors)
     # The client mixes by its values with all digits, and tells them in three.
     assert_close(models[0], mixture, atol=0, rtol=0.02)
 
 
 def make_loop():
-    metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
-    return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
+    metrics = {
+        "relevance": DomainRelevance(),
+        "cost": CommunicationCost(),
+    }
+    personalizer = PFedSV(k=2)
+    return FederatedLoop(metrics=metrics, personalizer=personalizer, seed=4)

@@ -28,9 +28,9 @@ def noise_by_hand(size: int, block: int) -> list[float]:
 
     cosines = []
     sines = []
-    for first, second in zip(uniform[:pairs], uniform[pairs:]):
-        radius = math.sqrt(-2 * math.log(first))
-        angle = 2 * math.pi * second
+    for uniform_of_radius, uniform_of_angle in zip(uniform[:pairs], uniform[pairs:]):
+        radius = math.sqrt(-2 * math.log(uniform_of_radius))
+        angle = 2 * math.pi * uniform_of_angle
         cosines.append(radius * math.cos(angle))
         sines.append(radius * math.sin(angle))
     return (cosines + sines)[:size]

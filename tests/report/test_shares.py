@@ -36,6 +36,10 @@ def read_share_rows(folder: Path) -> list[dict[str, str]]:
     return read_rows(folder / "shares.csv")
 
 
+def read_share_column(folder: Path, column: str) -> list[str]:
+    return [row[column] for row in read_share_rows(folder)]
+
+
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
 def test_amounts_sum_to_the_budget(tmp_path, rule):
     run = open_run(make_game(tmp_path, {"sv": SHARED}))
@@ -43,10 +47,12 @@ def test_amounts_sum_to_the_budget(tmp_path, rule):
     table = shares_of(run, Budget(1000.01, "sv", rule)).table
 
     amounts = table["amount"].tolist()
-    assert sum(Decimal(str(amount)) for amount in amounts) == Decimal("1000.01")
+    decimals = [Decimal(str(amount)) for amount in amounts]
+    assert sum(decimals) == Decimal("1000.01")
 
     values = torch.tensor(run.final("sv"), dtype=torch.float64)
-    assert amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
+    allocated = allocate(values, 1000.01, rule, unit=0.01)
+    assert amounts == allocated.tolist()
 
 
 def test_pages_and_file_have_the_same_amounts(tmp_path, capsys):
@@ -61,18 +67,28 @@ def test_pages_and_file_have_the_same_amounts(tmp_path, capsys):
     outcome = read_share_rows(folder)
     assert outcome[0]["verdict"] in printed
 
-    expected = shares_of(
-        open_run(folder),
-        Budget(1000.01, "sv", "shift", "EUR"),
+    budget = Budget(
+        1000.01,
+        by="sv",
+        rule="shift",
+        currency="EUR",
     )
+    expected = shares_of(open_run(folder), budget)
+    expected_amounts = expected.table["amount"].tolist()
 
-    assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
+    amounts = [float(row["amount"]) for row in outcome]
+    assert amounts == expected_amounts
     assert {row["of"] for row in outcome} == {"seed 77123, 3 of 5 rounds"}
 
-    shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
+    shown = [f"{amount:,.2f} EUR" for amount in expected_amounts]
     text = text_of_page(folder / "report.html")
 
-    for part in ("Shares of 1,000.01 EUR", "sv; seed 77123, 3 of 5 rounds", *shown):
+    expected_parts = [
+        "Shares of 1,000.01 EUR",
+        "sv; seed 77123, 3 of 5 rounds",
+        *shown,
+    ]
+    for part in expected_parts:
         assert part in text
     assert main([*command, "--client", "1"]) == 0
 
@@ -105,9 +121,9 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(tmp_path):
         seeds=[5, 6],
         rounds=1,
     )
-    text = text_of_page(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
-        "|  |", "| |"
-    )
+    budget = Budget(100.0, currency="JPY")
+    page = write_report(folder, budget=budget)
+    text = text_of_page(page).replace("|  |", "| |")
 
     assert (
         "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 5 rounds."
@@ -125,15 +141,19 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(tmp_path):
     assert float(cell[1]) == pytest.approx(72.4, abs=0.1)
     assert float(cell[2]) == pytest.approx(77.7, abs=0.1)
     assert f"| Graz | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
-    assert MESSAGES["dash"] in text.partition("\nAppendix\n")[0]
+    front, _, _ = text.partition("\nAppendix\n")
+    assert MESSAGES["dash"] in front
+
     rows = read_share_rows(folder)
     assert [row["amount"] for row in rows] == ["75", "25", ""]
     assert [row["share"] for row in rows] == ["0.750000", "0.250000", ""]
     assert "finding" not in rows[0]
 
-    client_text = text_of_page(write_report(folder, 2, budget=Budget(100.0)))
+    client_page = write_report(folder, 2, budget=Budget(100.0))
+    client_text = text_of_page(client_page)
     assert MESSAGES["dash"] in client_text
-    assert basis_of(open_run(folder), "sv").key == "sv"  # unless another is asked for
+    basis = basis_of(open_run(folder), "sv")
+    assert basis.key == "sv"  # unless another is asked for
 
 
 def test_outliers_are_reported_without_changing_amounts(tmp_path):
@@ -144,38 +164,44 @@ def test_outliers_are_reported_without_changing_amounts(tmp_path):
     for folder in (plain, suspicious):
         write_report(folder, budget=Budget(100.0))
 
-    amounts = [row["amount"] for row in read_share_rows(suspicious)]
-    assert amounts == [row["amount"] for row in read_share_rows(plain)]
+    amounts = read_share_column(suspicious, "amount")
+    assert amounts == read_share_column(plain, "amount")
 
     finding = "not finite or far too large in 1 of 2 rounds"
-    assert [row["finding"] for row in read_share_rows(suspicious)] == ["", "", finding]
+    findings = read_share_column(suspicious, "finding")
+    assert findings == ["", "", finding]
     assert "finding" not in read_share_rows(plain)[0]
 
-    text = text_of_page(suspicious / "report.html").partition("\nAppendix\n")[0]
+    text = text_of_page(suspicious / "report.html")
+    front, _, _ = text.partition("\nAppendix\n")
     for sentence in (finding, MESSAGES["findings"]):
-        assert sentence in text
+        assert sentence in front
 
 
 def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
-    folder = add_intervals(make_trained(make_game(tmp_path, {"sv": [3.0, 1.0]})), "sv", 1)
+    game = make_game(tmp_path, {"sv": [3.0, 1.0]})
+    folder = add_intervals(make_trained(game), "sv", 1)
 
     outcome = shares_of(open_run(folder), Budget(100.0))
     low = outcome.table["share_low"]
     high = outcome.table["share_high"]
+    low_of_boston, low_of_lyon = low
+    high_of_boston, high_of_lyon = high
 
-    assert low[0] < 0.75 < high[0]
+    assert low_of_boston < 0.75 < high_of_boston
     # What one client has the other has not.
-    assert low[0] == pytest.approx(1 - high[1], abs=1e-4)
-    assert high[0] == pytest.approx(1 - low[1], abs=1e-4)
-    assert outcome.table["amount_low"].tolist() == [round(100 * share, 2) for share in low]
+    assert low_of_boston == pytest.approx(1 - high_of_lyon, abs=1e-4)
+    assert high_of_boston == pytest.approx(1 - low_of_lyon, abs=1e-4)
 
-    alone = shares_of(
-        open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})),
-        Budget(100.0),
-    )
+    low_amounts = outcome.table["amount_low"].tolist()
+    assert low_amounts == [round(100 * share, 2) for share in low]
+
+    game_of_boston = make_game(tmp_path / "alone", {"sv": [3.0, NAN]})
+    alone = shares_of(open_run(game_of_boston), Budget(100.0))
 
     assert alone.missing == [1]
-    assert alone.table[["share_low", "share_high"]].isna().all(axis=None)
+    intervals = alone.table[["share_low", "share_high"]]
+    assert intervals.isna().all(axis=None)
 
 
 def test_what_the_verdict_forbids_stands_nowhere(tmp_path, capsys):
@@ -187,13 +213,17 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, capsys):
     sentence = MESSAGES["against"]["unsuitable"].format("cssv")
     verdict = f"Do not pay by these values: {sentence}"
     assert verdict in words_in(capsys.readouterr().out)
-    assert {row["verdict"] for row in read_share_rows(folder)} == {verdict}
-    assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
-    assert shares_of(open_run(folder), Budget(100.0)).table["amount"].isna().all()
+    rows = read_share_rows(folder)
+    assert {row["verdict"] for row in rows} == {verdict}
+    assert not {"share", "amount"} & rows[0].keys()
+
+    budget = Budget(100.0)
+    outcome = shares_of(open_run(folder), budget)
+    assert outcome.table["amount"].isna().all()
 
     for client in (None, 1):
-        page = text_of_page(write_report(folder, client, budget=Budget(100.0)))
-        front = page.partition("\nAppendix\n")[0]
+        page = write_report(folder, client, budget=budget)
+        front, _, _ = text_of_page(page).partition("\nAppendix\n")
         assert sentence in front
         assert "amount" not in front
         assert "Shares of" not in front
@@ -202,12 +232,14 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, capsys):
 def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path):
     folder = make_game(tmp_path, {"sv": [0.4, 0.1]})
     write_report(folder, budget=Budget(100.0))
-    tables = {path: path.read_bytes() for path in folder.glob("*.csv")}
+    paths = list(folder.glob("*.csv"))
+    tables = {path: path.read_bytes() for path in paths}
 
     for name in ("march", "contributions"):
         write_report(folder, out=folder / f"{name}.html", budget=Budget(500.0))
 
-    assert {path: path.read_bytes() for path in tables} == tables
+    tables_afterwards = {path: path.read_bytes() for path in paths}
+    assert tables_afterwards == tables
 
     names = {path.name for path in folder.glob("march*")}
     assert names == {"march.html", "march_shares.csv"}
