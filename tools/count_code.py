@@ -31,7 +31,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (357_950, 290_000),
+    "tokens of flsv": (358_050, 290_000),
     "tokens of the core": (122_900, 118_000),
     "modules of the core": (116, 110),
     "words of all pages": (33_900, 30_000),
@@ -45,7 +45,7 @@ ROOMS = {
     "functional": 27_750,
     "training": 26_450,
     "retraining": 20_300,
-    "cli": 19_850,
+    "cli": 19_950,
     "games": 20_250,
     "utilities": 18_600,
     "metrics": 18_400,

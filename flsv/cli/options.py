@@ -47,6 +47,10 @@ CONFIG_HELP = (
 )
 
 
+#: Options of ``Trainer.fit``, which a run's ``config.yaml`` has, and ``flsv repeat`` has not.
+_FIT_OPTIONS = ("ckpt_path", "weights_only")
+
+
 class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
 
@@ -66,7 +70,7 @@ class ConfigFile(ActionConfigFile):
             values = str(path)
             text = path.read_text("utf-8")
         config = get_loader("yaml")(text)
-        sections = with_sections_of_flsv(config)
+        sections = _without_unset_fit_options(parser, with_sections_of_flsv(config))
         if sections != config:
             # JSON is YAML, and has quotes around texts that look like numbers.
             values = json.dumps(sections)
@@ -79,6 +83,17 @@ class ConfigFile(ActionConfigFile):
         are_both_given = isinstance(earlier_metrics, dict) and isinstance(metrics, dict)
         if are_both_given and metrics:
             cfg[_METRICS] = {**earlier_metrics, **metrics}
+
+
+def _without_unset_fit_options(parser: Any, config: Any) -> Any:
+    """Return a configuration without the options of a fit that are null, where a command has no such options."""
+    if not isinstance(config, dict):
+        return config
+    known_names = {action.dest for action in parser._actions}
+    removed = [
+        name for name in _FIT_OPTIONS if name not in known_names and config.get(name) is None
+    ]
+    return {name: section for name, section in config.items() if name not in removed}
 
 
 def _forget_other_classes(config: Any, sections: Any) -> None:

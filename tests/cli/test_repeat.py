@@ -14,6 +14,19 @@ from flsv.results.text import MESSAGES
 from helpers.runs import fit_by_command, write_config, write_table
 
 
+def test_the_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
+    config = write_config(tmp_path / "federation.yaml")
+    run = fit_by_command(tmp_path, config)
+    printed = capsys.readouterr().out
+    (options,) = re.findall(r"Repeat:  flsv repeat 5 (.*?)  #", printed)
+    out = tmp_path / "out"
+
+    assert main(["repeat", "1", *options.split(), f"--out={out}"]) == 0
+
+    (table_of_repetition,) = out.rglob("contributions.csv")
+    assert table_of_repetition.read_text() == (run / "contributions.csv").read_text()
+
+
 @pytest.mark.slow
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
