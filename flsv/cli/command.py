@@ -143,7 +143,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 #: The types of options by their names in ``commands.yaml``.
-TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
+TYPES: Mapping[str, Callable[[str], Any]] = {
+    "path": Path,
+    "int": int,
+    "float": float,
+}
 
 
 def command_parser(

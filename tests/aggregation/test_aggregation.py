@@ -243,9 +243,9 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
     assert all(map(torch.equal, stepped(), whole))
 
 
-@pytest.mark.parametrize(("name", "value"), [("lr", -1.0), ("learning_rate", 1.0)])
-def test_server_optimizer_with_wrong_arguments_raises(name, value):
-    make_optimizer = partial(torch.optim.SGD, **{name: value})
+@pytest.mark.parametrize("arguments", [{"lr": -1.0}, {"learning_rate": 1.0}])
+def test_server_optimizer_with_wrong_arguments_raises(arguments):
+    make_optimizer = partial(torch.optim.SGD, **arguments)
     with refused("could not construct its optimizer"):
         ServerOptimizer(make_optimizer)
 
@@ -254,7 +254,8 @@ def test_server_optimizer_with_wrong_arguments_raises(name, value):
 
 
 def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry():
-    round = make_round([0, 1, 2, 3, 4], [4, 3, 4, 3, 2], WITH_BUFFERS)
+    num_samples = [4, 3, 4, 3, 2]
+    round = make_round(range(5), num_samples, WITH_BUFFERS)
 
     result, weights = TrimmedMean(trim=0.2).aggregate(round, {})
 

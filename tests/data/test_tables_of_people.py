@@ -190,7 +190,9 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    return Look(data.division.source.tensors[0], list(map(str, data.division.source.data_warnings)))
+    source = data.division.source
+    data_warnings = [str(data_warning) for data_warning in source.data_warnings]
+    return Look(source.tensors[0], data_warnings)
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:

@@ -70,7 +70,9 @@ class Renormed(nn.Module):
         self.head = nn.Linear(4 * FEATURES, CLASSES)
 
     def forward(self, x):
-        return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
+        bins = (x * 2).long().clamp(-3, 4)
+        embedded = self.words(bins + 3)
+        return self.head(embedded.flatten(1))
 
 
 def make_hooked_sgd(parameters):

@@ -358,9 +358,9 @@ class SavesInHooks(Callback):
     def __init__(self, folder, *hooks):
         self.folder = folder
         for name in hooks:
-            setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
+            setattr(self, name, partial(self.save, name))
 
-    def save(self, trainer, name):
+    def save(self, name, trainer, *_, **__):
         if trainer.current_epoch == 1:
             batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")

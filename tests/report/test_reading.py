@@ -119,7 +119,7 @@ def test_listed_runs_of_other_rounds_or_data_are_refused(tmp_path, changes, diff
     [
         ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
         ("run.json", "{", "is not the record of a run"),
-        ("run.json", '{"version": 3}', "in format 3, and this flsv .* reads format 4"),
+        ("run.json", '{"version": 4}', "in format 4, and this flsv .* reads format 5"),
     ],
 )
 def test_run_folder_with_files_of_another_kind_is_refused(tmp_path, file, text, message):

@@ -419,12 +419,15 @@ def picture_rounds(
     return [picture.step for picture in pictures]
 
 
+ALL_ROUNDS = [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("metric", "figures", "max_part", "rounds"),
     [
         (ClassSpecificShapley, None, 0.0, [2]),
-        pytest.param(ClassSpecificShapley, None, 1.0, [0, 1, 2], marks=pytest.mark.slow),
-        pytest.param(ShadowShapley, 1, 0.0, [0, 1, 2], marks=pytest.mark.slow),
+        pytest.param(ClassSpecificShapley, None, 1.0, ALL_ROUNDS, marks=pytest.mark.slow),
+        pytest.param(ShadowShapley, 1, 0.0, ALL_ROUNDS, marks=pytest.mark.slow),
     ],
     ids=["no time", "all the time", "asked for"],
 )

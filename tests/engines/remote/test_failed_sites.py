@@ -287,13 +287,10 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    "cluster",
-    [torch.tensor(0.5, dtype=torch.float64), torch.tensor(-7e9, dtype=torch.float64)],
-    ids=str,
-)
-def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path, cluster):
+@pytest.mark.parametrize("number", [0.5, -7e9])
+def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path, number):
     """A report that is used as an index must be one: a fraction would be a cluster of its own."""
+    cluster = torch.tensor(number, dtype=torch.float64)
     vectors_by_address = {}
 
     def change_cluster_of_lyon(address, packet, reply):

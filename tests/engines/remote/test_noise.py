@@ -151,10 +151,10 @@ def variants_of(packet):
         variants[name] = with_plain(packet, **{name: changed(value)})
 
     for name, tensor in packet.tensors.items():
-        last_bit_flipped = (
-            tensor.view(torch.int32) ^ torch.eye(1, len(tensor), dtype=torch.int32)[0]
-        )
-        variants[f"bit of {name}"] = with_tensor(packet, name, last_bit_flipped.view(tensor.dtype))
+        bits = tensor.view(torch.int32).clone()
+        bits[0] ^= 1
+        last_bit_flipped = bits.view(tensor.dtype)
+        variants[f"bit of {name}"] = with_tensor(packet, name, last_bit_flipped)
         variants[f"shape of {name}"] = with_tensor(packet, name, tensor[None])
         variants[f"type of {name}"] = with_tensor(packet, name, tensor.view(torch.int32))
         variants[f"{name} twice"] = with_tensor(packet, f"{name}0", tensor)

@@ -133,7 +133,8 @@ def test_finished_runs_are_read_and_extended_by_another_metric(tmp_path):
 
     for name in entries:
         key = ("small", 0, name)
-        assert torch.allclose(extended.values[key], results.values[key].double(), rtol=1e-6)
+        values_before = results.values[key].double()
+        assert torch.allclose(extended.values[key], values_before, rtol=1e-6)
     assert ("small", 0, "ssv") in extended.values
 
     run_scores = scores_of(results, federations)
