@@ -137,14 +137,17 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self._initial_model = self._model_of(arrays)
         if is_first_round:
             self._num_clients = self._num_clients or len(nodes)
-            # A dry run with a copy of the metrics raises errors before clients train.
-            self._value_round(
-                start=self._initial_model,
-                updates=[self._initial_model, self._initial_model],
-                metrics=copy.deepcopy(self._metrics),
-                num_clients=self._num_clients,
-            )
+            self._dry_run()
         return messages
+
+    def _dry_run(self) -> None:
+        """Compute values with a copy of the metrics, which raises errors before clients train."""
+        self._value_round(
+            start=self._initial_model,
+            updates=[self._initial_model, self._initial_model],
+            metrics=copy.deepcopy(self._metrics),
+            num_clients=self._num_clients,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -190,32 +193,44 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
         files."""
         models = {}
-        reported_samples: dict[str, Any] = {}
-        key = getattr(self.strategy, "weighted_by_key", "num-examples")
+        reported_samples = {}
         for reply in replies:
-            if reply.has_error():
-                continue
-            numbers: dict[str, Any] = {}
-            for record in reply.content.metric_records.values():
-                numbers.update(record.items())
-            node = reply.metadata.src_node_id
-            partition = numbers.get("partition-id", node)
-            name = self._name_of_node.get(node) or str(partition)
-            if name in models:
-                raise ConfigurationError(
-                    f"Two clients have the name {name!r}. Give each client its own name."
-                )
-            models[name] = self._model_of(_only_record(reply.content.array_records))
-            reported_samples[name] = numbers.get(key)
+            if not reply.has_error():
+                numbers = _reported_numbers(reply)
+                name = self._client_name(reply, numbers)
+                if name in models:
+                    raise ConfigurationError(
+                        f"Two clients have the name {name!r}. Give each client its own name."
+                    )
+                models[name] = self._model_of(_only_record(reply.content.array_records))
+                reported_samples[name] = numbers.get(self._weight_key)
 
-        clients = self._client_ids(models)
-        updates = {}
-        samples = {}
-        for name, client in clients.items():
-            updates[client] = models[name]
-            samples[client] = reported_samples[name]
+        ids = self._client_ids(models)
+        updates = {client: models[name] for name, client in ids.items()}
+        samples = {client: reported_samples[name] for name, client in ids.items()}
+        round_values = self._measure(index, updates, samples)
+        if self._files is not None:
+            self._files.write(index, round_values, self._client_names, samples)
+        return _value_by_metric_and_client(round_values, ids)
+
+    @property
+    def _weight_key(self) -> str:
+        """The name of the number by which the strategy weights replies."""
+        return getattr(self.strategy, "weighted_by_key", "num-examples")
+
+    def _client_name(self, reply: Message, numbers: Mapping[str, Any]) -> str:
+        node = reply.metadata.src_node_id
+        partition = numbers.get("partition-id", node)
+        return self._name_of_node.get(node) or str(partition)
+
+    def _measure(
+        self,
+        index: int,
+        updates: Mapping[int, Any],
+        samples: Mapping[int, int | None],
+    ) -> RoundValues:
         has_no_samples = all(number is None for number in samples.values())
-        round_values = self._value_round(
+        return self._value_round(
             start=self._initial_model,
             updates=updates,
             metrics=self._metrics,
@@ -223,13 +238,6 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             num_clients=self._num_clients,
             round_index=index,
         )
-        if self._files is not None:
-            self._files.write(index, round_values, self._client_names, samples)
-        values = {}
-        for metric in self._metrics:
-            for name, client in clients.items():
-                values[metric, name] = round_values[metric][client].item()
-        return values
 
     def _client_ids(
         self,
@@ -267,11 +275,60 @@ def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
     return record
 
 
+def _reported_numbers(reply: Message) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for record in reply.content.metric_records.values():
+        numbers.update(record.items())
+    return numbers
+
+
+def _value_by_metric_and_client(
+    round_values: RoundValues,
+    ids: Mapping[str, int],
+) -> dict[tuple[str, str], float]:
+    value_by_key = {}
+    for metric, values in round_values.values.items():
+        for name, client in ids.items():
+            value_by_key[metric, name] = values[client].item()
+    return value_by_key
+
+
 def _sort_key(name: str) -> str:
     """Return a key by which names that are numbers are sorted as numbers."""
     if name.isdigit():
         return name.zfill(20)
     return name
+
+
+def _check_is_new(folder: Path) -> None:
+    if (folder / CONTRIBUTIONS).exists():
+        raise ConfigurationError(
+            f"{folder} holds a run already. Give each run a folder of its own, such as "
+            "folder=f'runs/{context.run_id}'."
+        )
+
+
+def _record_without_rounds(
+    strategy: Strategy,
+    module: nn.Module,
+    metrics: Mapping[str, Metric],
+) -> dict[str, Any]:
+    """Return the entries of ``run.json`` before the first round."""
+    record = record_head(module, {"aggregator": strategy}, metrics, __version__)
+    for metric_info in record["metrics"].values():
+        metric_info["to_pay_by"] = False
+    return record | {
+        "rounds": None,
+        "classes": None,
+        "class_counts": None,
+        "validation": None,
+        "first_round": 0,
+        "settings": {},
+        "hashes": {},
+        "fingerprint": {},
+        "events": [],
+        "of_rounds": type(strategy).__name__,
+    }
 
 
 class _Files:
@@ -287,26 +344,8 @@ class _Files:
         self._folder = folder.resolve()
         self._metrics = metrics
         self._lock = FolderLock(folder)
-        if (folder / CONTRIBUTIONS).exists():
-            raise ConfigurationError(
-                f"{folder} holds a run already. Give each run a folder of its own, such as "
-                "folder=f'runs/{context.run_id}'."
-            )
-        self._record = record_head(module, {"aggregator": strategy}, metrics, __version__)
-        self._record |= {
-            "rounds": None,
-            "classes": None,
-            "class_counts": None,
-            "validation": None,
-            "first_round": 0,
-            "settings": {},
-            "hashes": {},
-            "fingerprint": {},
-            "events": [],
-            "of_rounds": type(strategy).__name__,
-        }
-        for metric_info in self._record["metrics"].values():
-            metric_info["to_pay_by"] = False
+        _check_is_new(folder)
+        self._record = _record_without_rounds(strategy, module, metrics)
         self._names: list[str] = []  # the names of all clients in the files
         self._results = ResultBuilder(metrics, self._names)
         self._csv = CSV(folder / CONTRIBUTIONS)
@@ -337,10 +376,11 @@ class _Files:
         tensorboard.write_round(result)
         tensorboard.flush()
 
-        all_samples = [self._samples.get(client, 0) for client in range(num_clients)]
-        self._record["clients"] = all_names
-        self._record["samples"] = all_samples
-        self._record["rounds_done"] = index + 1
+        self._record |= {
+            "clients": all_names,
+            "samples": [self._samples.get(client, 0) for client in range(num_clients)],
+            "rounds_done": index + 1,
+        }
         write_record(self._folder, self._record)
 
     def _shares(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -59,21 +61,9 @@ def games_outside_fit(
         are_loaders = all(isinstance(part, DataLoader) for part in loader)
         if not are_loaders:
             loader = StoredBatches(loader)  # Lightning would take a list for several loaders
-    lightning_module: L.LightningModule
-    if isinstance(module, L.LightningModule):
-        if loss is not None:
-            raise ConfigurationError(
-                "value_round(loss=...) works with plain modules only, but the module is a LightningModule. Remove "
-                "loss, and give metrics a value that the module logs: performance='val_loss', mode='min'."
-            )
-        lightning_module = copy.copy(module)
-        detach_fabric(lightning_module)
-    else:
-        lightning_module = PlainModule(module, loss)
-
-    space = ParameterSpace(
-        lightning_module
-    )  # the names have other prefixes than the module's, but the same order
+    lightning_module = _lightning_module(module, loss)
+    # The names have other prefixes than the module's, but the same order.
+    space = ParameterSpace(lightning_module)
     evaluators = make_evaluators(
         _trainer(lightning_module),
         space,
@@ -84,29 +74,54 @@ def games_outside_fit(
     return CoalitionGames(evaluators)
 
 
-def _trainer(module: L.LightningModule) -> L.Trainer:
-    device = module_device(module)
-    accelerator = "gpu" if device.type == "cuda" else device.type
-    devices: int | list[int]
-    if device.index is not None and device.type != "cpu":
-        devices = [device.index]
-    else:
-        devices = 1
-    log = logging.getLogger("lightning.pytorch")
-    log_level = log.level
-    log.setLevel(logging.WARNING)  # the Trainer would announce the devices
-    try:
-        trainer = L.Trainer(
-            accelerator=accelerator,
-            devices=devices,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+def _lightning_module(
+    module: nn.Module,
+    loss: Callable[[Any, Any], Tensor] | None,
+) -> L.LightningModule:
+    """Return a copy of a LightningModule without Fabric, or a plain module with its loss."""
+    if not isinstance(module, L.LightningModule):
+        return PlainModule(module, loss)
+    if loss is not None:
+        raise ConfigurationError(
+            "value_round(loss=...) works with plain modules only, but the module is a LightningModule. Remove "
+            "loss, and give metrics a value that the module logs: performance='val_loss', mode='min'."
         )
-    finally:
-        log.setLevel(log_level)
+    lightning_module = copy.copy(module)
+    detach_fabric(lightning_module)
+    return lightning_module
+
+
+def _trainer(module: L.LightningModule) -> L.Trainer:
+    """Return a Trainer on the module's device, in the state of a fit."""
+    with _without_announcement():
+        trainer = _trainer_on(module_device(module))
     trainer.strategy.connect(module)
     attach(module, trainer)  # the module's hooks may read the trainer's state
     trainer.state.fn = TrainerFn.FITTING
     return trainer
+
+
+@contextmanager
+def _without_announcement() -> Iterator[None]:
+    """Silence a new Trainer, which would announce its devices."""
+    log = logging.getLogger("lightning.pytorch")
+    log_level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(log_level)
+
+
+def _trainer_on(device: torch.device) -> L.Trainer:
+    devices: int | list[int] = 1
+    if device.index is not None and device.type != "cpu":
+        devices = [device.index]
+    return L.Trainer(
+        accelerator="gpu" if device.type == "cuda" else device.type,
+        devices=devices,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )

@@ -142,12 +142,9 @@ def value_round(
     contribution_metrics = ContributionMetrics(metrics_by_name(metrics, loss))
     head = named_head(contribution_metrics.metrics.values())
     space = ParameterSpace(module, head)
-    metric_list = []
-    for metric in contribution_metrics.metrics.values():
-        if isinstance(metric, ContributionMetric):
-            metric_list.append(metric)
-            if num_clients is None:
-                num_clients = metric.num_clients
+
+    if num_clients is None:
+        num_clients = _num_clients_of_metrics(contribution_metrics)
     clients = client_names
     if clients is None:
         clients = range(num_clients or len(updates))
@@ -161,38 +158,17 @@ def value_round(
     if classes is None and space.head is not None:
         classes = space.head.num_classes
     _check_metrics(contribution_metrics, space, head, num_classes, classes)
-    _check_names(contribution_metrics, names)
-    num_columns = classes or 1
-    contribution_metrics.bind(
-        num_clients=len(names),
-        num_classes=num_columns,
-        class_names=None,
-        client_names=names,
-    )
     device = module_device(module)
-    contribution_metrics.to(device)
+    _bind(contribution_metrics, names, classes or 1, device)
 
-    counts = torch.ones(len(client_ids), dtype=torch.long)
-    if num_samples is not None:
-        samples = _by_client(num_samples, "num_samples", clients, expected=client_ids)
-        counts = torch.tensor(_numbers(samples, "num_samples", Count))
-    shares = counts.double() / counts.sum()
-    if weights is not None:
-        weight_by_client = _by_client(weights, "weights", clients, expected=client_ids)
-        shares = torch.tensor(_numbers(weight_by_client, "weights", float), dtype=torch.float64)
-
+    counts = _sample_counts(num_samples, clients, client_ids)
+    shares = _aggregation_weights(weights, counts, clients, client_ids)
     global_vector = _vector(space, module, start, "start")
-    vectors = []
-    owners = [client_called(client, names) for client in client_ids]
-    for owner, model in zip(owners, model_by_client.values()):
-        vectors.append(_vector(space, module, model, owner))
-    models = torch.stack(vectors)  # [k, P]
-    if deltas:
-        models = models + global_vector
-    _check_variances(models, space, owners)
+    offset = global_vector if deltas else None
+    models = _stacked_models(model_by_client, names, space, module, offset)
 
     if round_index is None:
-        round_index = max((int(metric.rounds) for metric in metric_list), default=0)
+        round_index = _num_rounds_of_metrics(contribution_metrics)
     round = Round(
         round_index=round_index,
         client_ids=torch.tensor(client_ids, device=device),
@@ -203,7 +179,83 @@ def value_round(
         seed=seed,
         games=_games(contribution_metrics, module, val_loader, loss, classes),
     )
-    return _measured(contribution_metrics, round, shares.to(device), names)
+    contributions = _update(contribution_metrics, round, shares.to(device))
+    return _round_values(contribution_metrics, round, contributions, names)
+
+
+def _measuring_metrics(contribution_metrics: ContributionMetrics) -> list[ContributionMetric]:
+    metrics = contribution_metrics.metrics.values()
+    return [metric for metric in metrics if isinstance(metric, ContributionMetric)]
+
+
+def _num_clients_of_metrics(contribution_metrics: ContributionMetrics) -> int | None:
+    """Return the number of clients that a metric was created with, or None."""
+    for metric in _measuring_metrics(contribution_metrics):
+        if metric.num_clients is not None:
+            return metric.num_clients
+    return None
+
+
+def _num_rounds_of_metrics(contribution_metrics: ContributionMetrics) -> int:
+    metrics = _measuring_metrics(contribution_metrics)
+    return max((int(metric.rounds) for metric in metrics), default=0)
+
+
+def _bind(
+    contribution_metrics: ContributionMetrics,
+    names: list[str],
+    num_classes: int,
+    device: torch.device,
+) -> None:
+    _check_names(contribution_metrics, names)
+    contribution_metrics.bind(
+        num_clients=len(names),
+        num_classes=num_classes,
+        class_names=None,
+        client_names=names,
+    )
+    contribution_metrics.to(device)
+
+
+def _sample_counts(
+    num_samples: Any,
+    clients: Sequence[Any],
+    client_ids: list[int],
+) -> Tensor:
+    if num_samples is None:
+        return torch.ones(len(client_ids), dtype=torch.long)
+    return torch.tensor(_numbers(num_samples, "num_samples", Count, clients, client_ids))
+
+
+def _aggregation_weights(
+    weights: Any,
+    counts: Tensor,
+    clients: Sequence[Any],
+    client_ids: list[int],
+) -> Tensor:
+    if weights is None:
+        return counts.double() / counts.sum()
+    numbers = _numbers(weights, "weights", float, clients, client_ids)
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _stacked_models(
+    model_by_client: Mapping[int, Model],
+    names: list[str],
+    space: ParameterSpace,
+    module: nn.Module,
+    offset: Tensor | None,
+) -> Tensor:
+    """Return the clients' models ``[k, P]``; ``offset [P]`` is what their updates are differences from."""
+    owners = [client_called(client, names) for client in model_by_client]
+    vectors = []
+    for owner, model in zip(owners, model_by_client.values()):
+        vectors.append(_vector(space, module, model, owner))
+    models = torch.stack(vectors)
+    if offset is not None:
+        models = models + offset
+    _check_variances(models, space, owners)
+    return models
 
 
 def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]:
@@ -257,9 +309,17 @@ def _by_client(
     return {client_id: value_by_id[client_id] for client_id in expected_ids}
 
 
-def _numbers(value_by_client: Mapping[int, Any], argument: str, kind: Any) -> list[Any]:
-    values = value_by_client.values()
-    return [check_argument("value_round", argument, value, kind) for value in values]
+def _numbers(
+    values: Any,
+    argument: str,
+    kind: Any,
+    clients: Sequence[Any],
+    client_ids: list[int],
+) -> list[Any]:
+    """Return the numbers of the clients ``client_ids`` in an argument like ``updates``."""
+    number_by_client = _by_client(values, argument, clients, expected=client_ids)
+    numbers = number_by_client.values()
+    return [check_argument("value_round", argument, number, kind) for number in numbers]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
@@ -298,12 +358,11 @@ def _games(
     return games_outside_fit(module, loader, measures, loss, classes)
 
 
-def _measured(
+def _update(
     contribution_metrics: ContributionMetrics,
     round: Round,
     weights: Tensor,
-    names: list[str],
-) -> RoundValues:
+) -> dict[str, Tensor]:
     """Update all metrics with the round, aggregated by ``weights``, and return the clients' contributions."""
     games: Any = round.games
     if games is not None:
@@ -312,20 +371,21 @@ def _measured(
     weights = weights.to(round.client_vectors)  # the type and device that aggregators return
     aggregated_round = round.aggregated(round.combine(weights), weights)
     contribution_metrics.update(aggregated_round, "aggregation")
+    return {name: value.cpu() for name, value in contribution_metrics.contributions.items()}
 
-    contributions = {
-        name: value.cpu() for name, value in contribution_metrics.contributions.items()
-    }
-    values = {}
-    per_class = {}
-    for name, value in contributions.items():
-        values[name] = overall(contribution_metrics.metrics[name], value)
-        if value.ndim == 2:
-            per_class[name] = value
-    rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
+
+def _round_values(
+    contribution_metrics: ContributionMetrics,
+    round: Round,
+    contributions: Mapping[str, Tensor],
+    names: list[str],
+) -> RoundValues:
+    metrics = contribution_metrics.metrics
+    games: Any = round.games
+    rows = ResultBuilder(metrics, names).rows(round.round_index, contributions)
     return RoundValues(
-        values=values,
-        per_class=per_class,
+        values={name: overall(metrics[name], value) for name, value in contributions.items()},
+        per_class={name: value for name, value in contributions.items() if value.ndim == 2},
         evaluations=0 if games is None else games.evaluations,
         names=names,
         table=tidy(frame(rows)),
@@ -353,6 +413,17 @@ def _check_metrics(
     num_classes_of_caller: int | None,
     num_classes: int | None,
 ) -> None:
+    _check_needs(contribution_metrics)
+    check_space(space, contribution_metrics, [], head, num_classes_of_caller)
+    metrics_of_classes = _metrics_of_classes(contribution_metrics)
+    if num_classes is None and metrics_of_classes:
+        raise ConfigurationError(
+            f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from "
+            "which it could be read. Pass num_classes."
+        )
+
+
+def _check_needs(contribution_metrics: ContributionMetrics) -> None:
     for name, attributes in contribution_metrics.reads.items():
         unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
         if unmet_needs:
@@ -360,16 +431,16 @@ def _check_metrics(
                 f"The metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) needs {unmet_needs}, "
                 "which only a FederatedLoop provides, because they come from the clients themselves."
             )
-    check_space(space, contribution_metrics, [], head, num_classes_of_caller)
+
+
+def _metrics_of_classes(contribution_metrics: ContributionMetrics) -> list[str]:
+    """Return the metrics that have a value per class, and those that use a score of classes."""
     metrics = contribution_metrics.metrics.items()
-    metrics_of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
     measures = contribution_metrics.performances.items()  # only a name is a score of classes
-    metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
-    if num_classes is None and metrics_of_classes:
-        raise ConfigurationError(
-            f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from "
-            "which it could be read. Pass num_classes."
-        )
+    return [
+        *(name for name, metric in metrics if getattr(metric, "per_class", False)),
+        *(name for name, measure in measures if isinstance(measure, str)),
+    ]
 
 
 def _unmet_needs(
@@ -398,33 +469,12 @@ def _vector(
 ) -> Tensor:
     """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``. ``owner`` is for messages."""
     if isinstance(model, Tensor):
-        if model.shape != (space.size,):
-            raise ConfigurationError(
-                f"The model of {owner} does not fit the module: expected a vector [{space.size}], as "
-                "flsv.ParameterSpace(module).read(module) returns it."
-            )
+        _check_length(model, space, owner)
         vector = model.detach().to(space.dtype)
     else:
         module_tensors = module.state_dict()
-        entries: Mapping[str, Any] = {}
-        if isinstance(model, Mapping):
-            entries = model
-        elif len(model) == len(module_tensors):
-            entries = dict(zip(module_tensors, model))
-        tensors = {name: torch.as_tensor(entry).detach() for name, entry in entries.items()}
-
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        different_names = []
-        for name in sorted(module_tensors.keys() | tensors.keys()):
-            is_needed = name in tensors or name in space.names
-            module_shape = getattr(module_tensors.get(name), "shape", None)
-            if is_needed and shapes.get(name) != module_shape:
-                different_names.append(name)
-        if different_names:
-            raise ConfigurationError(
-                f"The model of {owner} does not fit the module: expected the module's state_dict, or its "
-                f"{len(module_tensors)} entries as arrays, but {different_names[:5]} differ."
-            )
+        tensors = _tensors_by_name(model, module_tensors)
+        _check_tensors(tensors, module_tensors, space, owner)
         vector = space.flatten(tensors)
 
     if not vector.isfinite().all():
@@ -432,6 +482,50 @@ def _vector(
             f"The model of {owner} contains NaN or infinite numbers. Do not pass this update."
         )
     return vector
+
+
+def _check_length(model: Tensor, space: ParameterSpace, owner: str) -> None:
+    if model.shape != (space.size,):
+        raise ConfigurationError(
+            f"The model of {owner} does not fit the module: expected a vector [{space.size}], as "
+            "flsv.ParameterSpace(module).read(module) returns it."
+        )
+
+
+def _tensors_by_name(
+    model: Mapping[str, Any] | Sequence[Any],
+    module_tensors: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return a model's tensors by their names in the module, none if there are more or fewer arrays."""
+    entries: Mapping[str, Any] = {}
+    if isinstance(model, Mapping):
+        entries = model
+    elif len(model) == len(module_tensors):
+        entries = dict(zip(module_tensors, model))
+    return {name: torch.as_tensor(entry).detach() for name, entry in entries.items()}
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor],
+    module_tensors: Mapping[str, Any],
+    space: ParameterSpace,
+    owner: str,
+) -> None:
+    """Check that the model has all entries that the space needs, and none of another shape."""
+    different_names = []
+    for name in sorted(module_tensors.keys() | tensors.keys()):
+        is_needed = name in tensors or name in space.names
+        if is_needed and _shape_of(name, tensors) != _shape_of(name, module_tensors):
+            different_names.append(name)
+    if different_names:
+        raise ConfigurationError(
+            f"The model of {owner} does not fit the module: expected the module's state_dict, or its "
+            f"{len(module_tensors)} entries as arrays, but {different_names[:5]} differ."
+        )
+
+
+def _shape_of(name: str, tensors: Mapping[str, Any]) -> torch.Size | None:
+    return getattr(tensors.get(name), "shape", None)
 
 
 def _check_variances(models: Tensor, space: ParameterSpace, owners: Sequence[str]) -> None:
