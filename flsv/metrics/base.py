@@ -188,13 +188,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         Raises:
             ConfigurationError: the metric was constructed with another number of clients or classes.
         """
-        for name, value in (("num_clients", num_clients), ("num_classes", num_classes)):
-            argument = getattr(self, name)
-            if argument is not None and argument != value:
-                raise ConfigurationError(
-                    f"{type(self).__name__}({name}={argument}) does not fit the federation, which has {name}={value}. "
-                    f"Remove the argument {name}, which is set by the data."
-                )
+        self._check_size("num_clients", num_clients)
+        self._check_size("num_classes", num_classes)
         self.class_names = class_names
         self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
@@ -204,6 +199,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         vars(self)["num_classes"] = num_classes
         if not has_states:
             self._create_states()
+
+    def _check_size(self, name: str, size: int) -> None:
+        argument = getattr(self, name)
+        if argument is not None and argument != size:
+            raise ConfigurationError(
+                f"{type(self).__name__}({name}={argument}) does not fit the federation, which has {name}={size}. "
+                f"Remove the argument {name}, which is set by the data."
+            )
 
     def check(self, num_samples: Tensor) -> None:
         """Check before training that the metric works with the clients' numbers of training samples.
@@ -372,36 +375,41 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round
 
-        # A metric's values are per client [n], or a matrix [n, columns] of classes or of columns of its own.
-        column_names: Sequence[str] | None = self.columns()
-        kind_of_columns = ""
-        if column_names is None:
-            column_names = self.class_names
-            kind_of_columns = "class"
+        waterfall_from = None
         if kind == "waterfall":
-            if not isinstance(values, Tensor) or values.ndim != 1:
-                raise ValueError(
-                    "plot(kind='waterfall'): expected one value per client, [num_clients]."
-                )
-            if initial_score is None:
-                # The values add up from the score of the untrained model to that of the model of all clients.
-                score_of_all = self.payment_record().get("together")
-                initial_score = 0.0
-                if score_of_all is not None:
-                    initial_score = float(score_of_all - values.nansum())
+            waterfall_from = self._score_of_untrained(values, initial_score)
+        # A metric's values are per client [n], or a matrix [n, columns] of classes or of columns of its own.
+        columns: Sequence[str] | None = self.columns()
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             values,
             ax=ax,
             name=type(self).__name__,
-            column_names=column_names,
-            kind_of_columns=kind_of_columns,
+            column_names=self.class_names if columns is None else columns,
+            kind_of_columns="class" if columns is None else "",
             client_names=self.client_names,
             unit=self.unit,
             limits=limits,
             intervals=intervals,
-            waterfall_from=initial_score if kind == "waterfall" else None,
+            waterfall_from=waterfall_from,
         )
+
+    def _score_of_untrained(
+        self,
+        values: Tensor | Sequence[Tensor],
+        initial_score: float | None,
+    ) -> float:
+        """Return the score from which values ``[n]`` add up to that of the model of all clients."""
+        if not isinstance(values, Tensor) or values.ndim != 1:
+            raise ValueError(
+                "plot(kind='waterfall'): expected one value per client, [num_clients]."
+            )
+        if initial_score is not None:
+            return initial_score
+        score_of_all = self.payment_record().get("together")
+        if score_of_all is None:
+            return 0.0
+        return float(score_of_all - values.nansum())
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""

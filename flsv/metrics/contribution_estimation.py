@@ -77,8 +77,7 @@ def scores_without_own(
     """Request from k clients their scores of the other clients' average model (:func:`leave_self_out`). Return the
     scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
     """
-    ids = [client.id for client in clients]
-    weights_by_id = dict(zip(ids, weights.tolist()))
+    weights_by_id = {client.id: weight for client, weight in zip(clients, weights.tolist())}
     function = partial(leave_self_out, performance=performance)
 
     def request(client: Client) -> Tensor | None:
@@ -91,13 +90,16 @@ def scores_without_own(
             return None
         return response.double()
 
-    replies = map_clients(clients, request)
-    has_responded = [response is not None for response in replies]
-    known_scores = [float(response) for response in replies if response is not None]
-    scores = torch.tensor(known_scores, dtype=torch.float64)
+    responses = map_clients(clients, request)
+    has_responded = [response is not None for response in responses]
+    _check_finite(clients, responses)
+    scores = [float(response) for response in responses if response is not None]
+    return torch.tensor(scores, dtype=torch.float64), torch.tensor(has_responded)
 
+
+def _check_finite(clients: Sequence[Client], responses: Sequence[Tensor | None]) -> None:
     broken = []
-    for client, response in zip(clients, replies):
+    for client, response in zip(clients, responses):
         if response is not None and not response.isfinite():
             broken.append(client.id)
     if broken:
@@ -106,7 +108,6 @@ def scores_without_own(
             f"clients {broken}, so their values would be NaN. Choose a bounded score (performance='accuracy'), or "
             "lower the learning rate."
         )
-    return scores, torch.tensor(has_responded)
 
 
 def _aggregate(round: Round) -> Tensor:
@@ -263,22 +264,22 @@ class ContributionEstimation(ContributionMetric):
         weights = _shares(aggregation_weights)
         # has_score [k] is True for the clients that replied with a score. `scores` has these clients' scores only.
         scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
-        scores = scores.to(self.scores)
+        self._check_range(scores)
         has_score = has_score.to(client_ids.device)
+        gram = self._matrix(client_updates).gram()
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[has_score]
+        ids = client_ids[has_score]
+        self.cosines = self.cosines.index_add(0, ids, cosines.to(self.cosines))
+        self.scores = self.scores.index_add(0, ids, scores.to(self.scores))
+        self.participations = self.participations.index_add(0, ids, torch.ones_like(ids))
+
+    def _check_range(self, scores: Tensor) -> None:
+        scores = scores.to(self.scores)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.performance!r} gave "
                 f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
-        gram = self._matrix(client_updates).gram()
-        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)
-        scored_cosines = cosines[has_score].to(self.cosines)
-        scored_ids = client_ids[has_score]
-        self.cosines = self.cosines.index_add(0, scored_ids, scored_cosines)
-        self.scores = self.scores.index_add(0, scored_ids, scores)
-        self.participations = self.participations.index_add(
-            0, scored_ids, torch.ones_like(scored_ids)
-        )
 
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""

@@ -137,17 +137,9 @@ class CosineGradientShapley(ContributionMetric):
             weights = normalized(reputation_before)
         else:
             weights = aggregation_weights.double()
-
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))  # [k]
-        is_first_round = bool(self.reputation.isnan().all())
-        starts_at_zero = self.init == "zero" and is_first_round
-        reputation_after = updated_reputation(
-            None if starts_at_zero else reputation_before.to(phi.device),
-            phi,
-            alpha=self.alpha,
-            floor=self.floor,
-        )
+        reputation_after = self._updated_reputation(reputation_before, phi)
 
         # The sum of the reputations of the round's clients does not change. `compute` normalizes the sum over all
         # clients to 1.
@@ -156,6 +148,16 @@ class CosineGradientShapley(ContributionMetric):
         self.reputation[client_ids] = with_equal_sum.to(self.reputation)
         self.phi = self.phi.clone()
         self.phi[client_ids] = phi.to(self.phi)
+
+    def _updated_reputation(self, reputation: Tensor, phi: Tensor) -> Tensor:
+        is_first_round = bool(self.reputation.isnan().all())
+        starts_at_zero = self.init == "zero" and is_first_round
+        return updated_reputation(
+            None if starts_at_zero else reputation.to(phi.device),
+            phi,
+            alpha=self.alpha,
+            floor=self.floor,
+        )
 
     def compute(self) -> Tensor:
         """Compute the reputations ``[num_clients]``, which sum to 1. NaN for clients that never took part."""

@@ -87,17 +87,12 @@ class CommunicationCost(ContributionMetric):
             uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
             downloaded_bytes: ``[k]``, the bytes of ``downloaded``. None: 4 bytes per number.
         """
-        numbers = self._up_and_down(
-            client_ids, uploaded, downloaded, names="uploaded and downloaded"
-        )
+        numbers = self._up_and_down(client_ids, uploaded, downloaded, "uploaded and downloaded")
         if uploaded_bytes is None or downloaded_bytes is None:
             num_bytes = numbers.cpu().double() * torch.float32.itemsize
         else:
             num_bytes = self._up_and_down(
-                client_ids,
-                uploaded_bytes,
-                downloaded_bytes,
-                names="uploaded_bytes and downloaded_bytes",
+                client_ids, uploaded_bytes, downloaded_bytes, "uploaded_bytes and downloaded_bytes"
             )
         self.exchanged[client_ids] += numbers.to(self.exchanged)
         self.exchanged_bytes[client_ids] += num_bytes.ceil().to(self.exchanged_bytes)

@@ -143,14 +143,7 @@ class WassersteinContribution(ContributionMetric):
             generator: the random generator of the start points. None: torch's default.
         """
         self._check_asked(client_ids, clients)
-        values_repeatedly = self.every > 0
-        if values_repeatedly and round_index % self.every > 0:
-            return
-        if values_repeatedly:
-            valued_clients = list(clients)
-        else:  # each client once
-            has_no_distance = self.distances.isnan()
-            valued_clients = [client for client in clients if has_no_distance[client.id]]
+        valued_clients = self._clients_to_value(clients, round_index)
         if valued_clients:
             valuation = self.valuer.value(
                 valued_clients,
@@ -161,6 +154,15 @@ class WassersteinContribution(ContributionMetric):
                 others=self._sizes,
             )
             self._store_distances(valuation)
+
+    def _clients_to_value(self, clients: Sequence[Client], round_index: int) -> list[Client]:
+        """Return a round's clients in the rounds that ``every`` selects. If it is 0, each client is valued once."""
+        if self.every == 0:
+            has_no_distance = self.distances.isnan()
+            return [client for client in clients if has_no_distance[client.id]]
+        if round_index % self.every == 0:
+            return list(clients)
+        return []
 
     def _store_distances(self, valuation: Valuation) -> None:
         """Store a valuation's distances in the states."""

@@ -138,17 +138,12 @@ class GradientAgreement(ContributionMetric):
             num_samples: ``[k]``, the clients' numbers of training samples.
         """
         matrix = self._matrix(client_updates)
-        k = len(client_ids)
-        if gradient_products.shape != (k,) or num_samples.shape != (k,):
-            shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
-            raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
+        _check_lengths(len(client_ids), gradient_products, num_samples)
         weights = num_samples.to(self.descent)
         descents = -weights * gradient_products.to(self.descent)
-        norms = matrix.norms()
-        shares = weights.to(norms) / weights.sum().to(norms)
-        cosines = cosines_with_sum(matrix, norms, shares, epsilon=EPSILON).to(self.cosine)
         mean_abs_descent = descents.abs().mean()
-        cohort_descents = mean_abs_descent.expand(k)
+        cohort_descents = mean_abs_descent.expand(len(client_ids))
+        cosines = _cosines(matrix, weights).to(self.cosine)
 
         self.descent = self.descent.index_add(0, client_ids, descents)
         self.cohort_descent = self.cohort_descent.index_add(0, client_ids, cohort_descents)
@@ -182,6 +177,19 @@ class GradientAgreement(ContributionMetric):
         descents = self.descent / divisors * self.total_cohort_descent
         weighted_cosines = self.samples * self.cosine / self.participations
         return descents, weighted_cosines
+
+
+def _check_lengths(k: int, gradient_products: Tensor, num_samples: Tensor) -> None:
+    if gradient_products.shape != (k,) or num_samples.shape != (k,):
+        shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
+        raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
+
+
+def _cosines(matrix: ClientMatrix, weights: Tensor) -> Tensor:
+    """Return the cosines ``[k]`` of the updates with their sum, weighted by ``weights [k]``."""
+    norms = matrix.norms()
+    shares = weights.to(norms) / weights.sum().to(norms)
+    return cosines_with_sum(matrix, norms, shares, epsilon=EPSILON)
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:

@@ -70,59 +70,56 @@ def plot_contributions(
     """
     rows = [val] if isinstance(val, Tensor) else list(val)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
-    num_dimensions = 2 if is_heatmap else 1
-    if not rows or any(row.ndim != num_dimensions for row in rows):
-        raise ValueError(
-            "plot expected values [n, M] or [n], or a sequence of values [n]. To plot values per class over rounds, "
-            "pass the values of one class."
-        )
-
-    arrays = [row.detach().double().cpu().numpy() for row in rows]
-    all_values = np.stack(arrays)  # [1, n, M], [1, n], or [R, n] of R rounds
+    _check_dimensions(rows, num_dimensions=2 if is_heatmap else 1)
+    # [1, n, M], [1, n], or [R, n] of R rounds
+    all_values = np.stack([row.detach().double().cpu().numpy() for row in rows])
     num_clients = all_values.shape[1]
     clients = _clients_to_draw(all_values)
     values = all_values[:, clients]
     all_names = client_names or range(num_clients)
     names = [label_text(all_names[client]) for client in clients]
-    note = ""
-    if len(clients) < num_clients:
-        note = f" ({len(clients)} of {num_clients:,} clients: the highest and the lowest values)"
+    note = _note_on_clients(len(clients), num_clients)
 
     if is_heatmap:
-        num_columns = all_values.shape[2]
-        titles = list(map(label_text, column_names or range(num_columns)))
-        ax = ax or _new_axis(
-            width=2.9 + 0.5 * num_columns,
-            height=1.5 + 0.3 * len(clients),
-            below=titles,
-            beside=names,
-        )
-        _draw_heatmap(ax, values[0], titles, names, unit, limits)
+        columns = list(map(label_text, column_names or range(values.shape[2])))
+        ax = ax or _axis_for_heatmap(columns, names)
+        _draw_heatmap(ax, values[0], columns, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel(f"client{note}")
     elif isinstance(val, Tensor):
-        width = max(5.0, 2 + 0.42 * len(clients))
-        ax = ax or _new_axis(width, 3.8, below=names)
+        ax = ax or _new_axis(max(5.0, 2 + 0.42 * len(clients)), 3.8, below=names)
         if intervals is not None:
             low, high = intervals
             intervals = low[clients], high[clients]
         if waterfall_from is None:
             _draw_bars(ax, values[0], names, intervals)
         else:
-            final_score = waterfall_from + float(np.nansum(arrays[0]))
-            scores = (waterfall_from, final_score)
+            scores = (waterfall_from, waterfall_from + float(np.nansum(all_values[0])))
             _draw_waterfall(ax, values[0], names, intervals, scores=scores)
         ax.set_xlabel(f"client{note}")
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
         labels = client_labels(num_clients, client_names)
-        legend_texts = [label_text(labels[client]) for client in clients]
-        _draw_lines(ax, values, legend_texts)
+        _draw_lines(ax, values, [label_text(labels[client]) for client in clients])
         ax.set_xlabel(f"round{note}")
         _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
     return Shown((ax.figure, ax))
+
+
+def _check_dimensions(rows: Sequence[Tensor], num_dimensions: int) -> None:
+    if not rows or any(row.ndim != num_dimensions for row in rows):
+        raise ValueError(
+            "plot expected values [n, M] or [n], or a sequence of values [n]. To plot values per class over rounds, "
+            "pass the values of one class."
+        )
+
+
+def _note_on_clients(num_drawn: int, num_clients: int) -> str:
+    if num_drawn == num_clients:
+        return ""
+    return f" ({num_drawn} of {num_clients:,} clients: the highest and the lowest values)"
 
 
 def _clients_to_draw(values: np.ndarray) -> list[int]:
@@ -195,17 +192,9 @@ def _draw_bars(
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
 
+    style = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": "0.5"}
     for client in np.flatnonzero(~has_value).tolist():
-        ax.text(
-            client,
-            0,
-            " no value",
-            rotation=90,
-            ha="center",
-            va="bottom",
-            fontsize=8,
-            color="0.5",
-        )
+        ax.text(client, 0, " no value", **style)
 
 
 def _draw_waterfall(
@@ -253,58 +242,68 @@ def _draw_intervals(
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     ranking = _ranking(rows)
-
-    clients_with_name = list(range(len(names)))
+    named_clients = list(range(len(names)))
     if len(names) > MAX_NAMED_LINES:
         lower_ranks = ranking[NUM_NAMED_PER_END:]
-        clients_with_name = ranking[:NUM_NAMED_PER_END] + lower_ranks[-NUM_NAMED_PER_END:]
+        named_clients = ranking[:NUM_NAMED_PER_END] + lower_ranks[-NUM_NAMED_PER_END:]
+
     rounds = range(1, len(rows) + 1)
-    for client in sorted({*ranking} - {*clients_with_name}):
+    for client in sorted({*ranking} - {*named_clients}):
         ax.plot(rounds, rows[:, client], color="0.72", linewidth=0.7)
-    for position, client in enumerate(clients_with_name):
-        is_second_pass = position >= len(PALETTE)
-        ax.plot(
-            rounds,
-            rows[:, client],
-            label=names[client],
-            marker=".",  # a line through a single value would be invisible
-            color=PALETTE[position % len(PALETTE)],
-            linestyle="--" if is_second_pass else "-",
-        )
+    for position, client in enumerate(named_clients):
+        _draw_named_line(ax, rounds, rows[:, client], names[client], position)
+    _finish_lines(ax, are_all_named=len(named_clients) == len(names))
+
+
+def _draw_named_line(
+    ax: Any,
+    rounds: Sequence[int],
+    values: np.ndarray,
+    name: str,
+    position: int,
+) -> None:
+    """Draw the line in the color of its position. When all colors are used, lines are dashed."""
+    ax.plot(
+        rounds,
+        values,
+        label=name,
+        marker=".",  # a line through a single value would be invisible
+        color=PALETTE[position % len(PALETTE)],
+        linestyle="-" if position < len(PALETTE) else "--",
+    )
+
+
+def _finish_lines(ax: Any, are_all_named: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.legend(
         fontsize="small",
         frameon=False,
-        title="top and bottom" if len(clients_with_name) < len(names) else None,
+        title=None if are_all_named else "top and bottom",
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
     )
 
 
+def _axis_for_heatmap(columns: Sequence[str], names: Sequence[str]) -> Any:
+    width = 2.9 + 0.5 * len(columns)
+    height = 1.5 + 0.3 * len(names)
+    return _new_axis(width, height, below=columns, beside=names)
+
+
 def _draw_heatmap(
     ax: Any,
     values: np.ndarray,
-    titles: Sequence[str],
+    columns: Sequence[str],
     names: Sequence[str],
     unit: str,
     limits: tuple[float, float] | None,
 ) -> None:
-    """Draw ``values [n, M]`` with a row per client. If some are negative, the color scale is symmetric about 0."""
+    """Draw ``values [n, M]`` with a row per client."""
     is_finite = np.isfinite(values)
-    if limits is not None:
-        low, high = limits
-    elif is_finite.any():
-        low = values[is_finite].min()
-        high = values[is_finite].max()
-    else:
-        low, high = 0.0, 1.0
-    has_negative = low < 0
-    bound = max(-low, high) if has_negative else high or 1.0
-
+    lowest, highest = _color_range(values[is_finite], limits)
     # Where there is no value, the hatching is visible. White would mean 0.
     ax.set_facecolor("0.9")
     ax.patch.set(hatch="////", edgecolor="0.65")
@@ -312,28 +311,41 @@ def _draw_heatmap(
         np.where(is_finite, values, np.nan),
         aspect="auto",
         interpolation="nearest",
-        cmap="RdBu" if has_negative else "Blues",
-        vmin=-bound if has_negative else 0.0,
-        vmax=bound,
+        cmap="RdBu" if lowest < 0 else "Blues",
+        vmin=lowest,
+        vmax=highest,
     )
     ax.figure.colorbar(image, ax=ax, label=unit)
-    _label_axis(ax.xaxis, titles)
+    _label_axis(ax.xaxis, columns)
     _label_axis(ax.yaxis, names)
-
     if values.size <= MAX_NUMBERS_IN_HEATMAP:
-        for row, column in np.argwhere(is_finite).tolist():
-            value = values[row, column]
-            text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
-            color = "white" if abs(value) > 0.6 * bound else "black"
-            ax.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=color,
-            )
+        _write_numbers(ax, values, bound=highest)
+
+
+def _color_range(
+    values: np.ndarray,
+    limits: tuple[float, float] | None,
+) -> tuple[float, float]:
+    """Return the limits of the color scale. If there are negative values, it is symmetric about 0."""
+    if limits is not None:
+        low, high = limits
+    elif values.size:
+        low, high = values.min(), values.max()
+    else:
+        low, high = 0.0, 1.0
+    if low < 0:
+        bound = max(-low, high)
+        return -bound, bound
+    return 0.0, high or 1.0
+
+
+def _write_numbers(ax: Any, values: np.ndarray, bound: float) -> None:
+    """Write the values into the heatmap, in white where its color is dark."""
+    for row, column in np.argwhere(np.isfinite(values)).tolist():
+        value = values[row, column]
+        text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
+        color = "white" if abs(value) > 0.6 * bound else "black"
+        ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:

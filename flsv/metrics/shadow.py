@@ -269,10 +269,7 @@ class ShadowShapley(MeasuredMetric):
         self.participations[client_ids] += 1
         if coalitions is None or utility is None:
             return
-        if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
-            raise ValueError(
-                f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
-            )
+        self._check_width(coalitions)
         masks = coalitions.cpu()
         utilities = utility(masks).detach().cpu().double()
         recent_values = self.recent.cpu()
@@ -286,6 +283,12 @@ class ShadowShapley(MeasuredMetric):
         self.recent = torch.cat([self.recent[1:], estimate])
         self._show(round_values)
         self.evaluations = self.evaluations + len(masks)
+
+    def _check_width(self, coalitions: Tensor) -> None:
+        if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
+            raise ValueError(
+                f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
+            )
 
     def game(
         self,

@@ -188,11 +188,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.participations[client_ids] += 1
 
-        # Evaluate the game now, or at the run's end if this was the last round.
         rounds_added = int(self.rounds) + 1  # the present round is counted later
         evaluate_game = partial(self._evaluate_game, utility, generator, round_index, rounds_added)
-        is_due = (round_index + 1) % self.fold.rounds == 0
-        if is_due:
+        if (round_index + 1) % self.fold.rounds == 0:
             self.compute_at_run_end = None
             evaluate_game()
         else:
@@ -253,17 +251,7 @@ def game_of_run(
     # A variance plus its changes could be negative, so the buffers, after the parameters, are the global model's.
     buffers = slice(space.num_parameters, None)
     models[:, buffers] = global_vector[buffers]
-
-    num_clients = len(updates)
-    whole_run = Round(
-        round_index,
-        client_ids=torch.arange(num_clients, device=updates.device),
-        # Not read: the weighting has the run's weights.
-        num_samples=torch.ones(num_clients, dtype=torch.long, device=updates.device),
-        global_vector=initial_vector,
-        client_vectors=models,
-        space=space,
-    )
+    whole_run = _round_of_run(initial_vector, models, round_index, space)
     return CoalitionUtility(
         whole_run,
         games.evaluator_of(measure),
@@ -271,4 +259,22 @@ def game_of_run(
         weighting=weighting,
         server_lr=games.server_lr,
         table=games.table_of(whole_run, measure),
+    )
+
+
+def _round_of_run(
+    initial_vector: Tensor,
+    models: Tensor,
+    round_index: int,
+    space: ParameterSpace,
+) -> Round:
+    num_clients = len(models)
+    return Round(
+        round_index,
+        client_ids=torch.arange(num_clients, device=models.device),
+        # Not read: the weighting has the run's weights.
+        num_samples=torch.ones(num_clients, dtype=torch.long, device=models.device),
+        global_vector=initial_vector,
+        client_vectors=models,
+        space=space,
     )
