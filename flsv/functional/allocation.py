@@ -65,7 +65,16 @@ def allocate(
     num_units = 0
     if unit is not None:
         num_units = _whole_units(budget, unit)
+    shares = _shares_of_budget(values, negatives)
+    if unit is None:
+        amounts = _adjust_to_sum([share * budget for share in shares], budget)
+    else:
+        counts = largest_remainder(shares, num_units)
+        amounts = [_exact_product(count, unit) for count in counts]
+    return torch.tensor(amounts, dtype=torch.float64)
 
+
+def _shares_of_budget(values: Tensor, negatives: Negatives) -> list[float]:
     has_value = ~values.isnan()
     claims = torch.zeros_like(values)
     claims[has_value] = proportions(_scaled_by_power_of_two(values[has_value]), negatives)
@@ -76,14 +85,7 @@ def allocate(
             f'negatives={negatives!r}. Set negatives="shift" or "softmax", which give shares to negative values, too, '
             "unless all are equal."
         )
-    shares = [claim / total for claim in claims.tolist()]
-
-    if unit is None:
-        amounts = _adjust_to_sum([share * budget for share in shares], budget)
-    else:
-        counts = largest_remainder(shares, num_units)
-        amounts = [_exact_product(count, unit) for count in counts]
-    return torch.tensor(amounts, dtype=torch.float64)
+    return [claim / total for claim in claims.tolist()]
 
 
 def _whole_units(budget: float, unit: float) -> int:

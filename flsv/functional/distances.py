@@ -9,6 +9,7 @@ operations, while some 40 bytes are read and written, so that memory bandwidth i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -24,34 +25,40 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
     """Compute Euclidean distances of points ``[k, P]`` from an origin, float64 ``[k]``. The origin is ``[P]``, or
     ``[k, P]``.
     """
-    num_points, length = points.shape
-    # A block has as many whole rows as fit, or a part of one row, so that memory is read sequentially. One buffer is
-    # used for all blocks, since allocating thousands would fragment the heap by as much as a second matrix.
-    block_size = _block_size(points)
-    row_size = max(1, length)
-    num_rows = max(1, block_size // row_size)
-    width = min(block_size, row_size)
-    num_rows = min(num_rows, max(1, num_points))
-    scratch = points.new_empty(num_rows, width, dtype=torch.float64)
-
+    scratch = _scratch(points)
     is_double = points.dtype == torch.float64
-    total_lengths = points.new_zeros(num_points, dtype=torch.float64)
+    total_lengths = points.new_zeros(len(points), dtype=torch.float64)
     origins = origin.expand_as(points)
-    for top in range(0, num_points, num_rows):
-        rows = slice(top, top + num_rows)
-        for begin in range(0, length, width):
-            columns = slice(begin, begin + width)
-            block = points[rows, columns]
-            height, length_of_part = block.shape
-            steps = scratch[:height, :length_of_part]
-            steps.copy_(block)
-            steps -= origins[rows, columns]
+    for rows, columns in _blocks(points.shape, scratch.shape):
+        block = points[rows, columns]
+        height, width = block.shape
+        steps = scratch[:height, :width]
+        steps.copy_(block)
+        steps -= origins[rows, columns]
 
-            lengths = _row_lengths(steps, scale=is_double)
-            # The parts of a row are orthogonal, so that their squared lengths add up.
-            lengths_so_far = total_lengths[rows]
-            torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
+        lengths = _row_lengths(steps, scale=is_double)
+        # The parts of a row are orthogonal, so that their squared lengths add up.
+        lengths_so_far = total_lengths[rows]
+        torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
     return total_lengths
+
+
+def _scratch(points: Tensor) -> Tensor:
+    """Return a buffer for a block of points: as many whole rows as fit, or a part of one row."""
+    # Memory is read sequentially. One buffer is used for all blocks, since allocating thousands would fragment the
+    # heap by as much as a second matrix.
+    num_points, length = points.shape
+    block_size = _block_size(points)
+    width = min(block_size, max(1, length))
+    num_rows = max(1, min(block_size // width, num_points))
+    return points.new_empty(num_rows, width, dtype=torch.float64)
+
+
+def _blocks(shape: torch.Size, block_shape: torch.Size) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows and columns of each block of a matrix."""
+    for top in range(0, shape[0], block_shape[0]):
+        for begin in range(0, shape[1], block_shape[1]):
+            yield slice(top, top + block_shape[0]), slice(begin, begin + block_shape[1])
 
 
 def all_finite(vector: Tensor) -> bool:

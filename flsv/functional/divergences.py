@@ -86,18 +86,7 @@ def divergence_weights(
         >>> divergence_weights(torch.tensor([100, 300]), torch.zeros(2), b=0.0)
         tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    has_valid_shape = num_samples.ndim == 1 and len(num_samples) > 0
-    if not has_valid_shape or divergence.shape != num_samples.shape:
-        raise ValueError(
-            f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
-        )
-    sizes = num_samples.double()
-    distances = divergence.to(num_samples.device, torch.float64)
-    _check_not_negative("num_samples", sizes)
-    _check_not_negative("divergence", distances)
-    if sizes.sum() == 0:
-        raise ValueError("expected a client with samples, but num_samples are all 0.")
-
+    sizes, distances = _checked_inputs(num_samples, divergence)
     shares = sizes / sizes.sum()
     if distances.sum() > 0:
         distances = distances / distances.sum()
@@ -109,6 +98,22 @@ def divergence_weights(
         )
         return shares
     return weights / weights.sum()
+
+
+def _checked_inputs(num_samples: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
+    """Check numbers of samples and divergences, both ``[k]``, and return them as float64."""
+    has_valid_shape = num_samples.ndim == 1 and len(num_samples) > 0
+    if not has_valid_shape or divergence.shape != num_samples.shape:
+        raise ValueError(
+            f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
+        )
+    sizes = num_samples.double()
+    distances = divergence.to(num_samples.device, torch.float64)
+    _check_not_negative("num_samples", sizes)
+    _check_not_negative("divergence", distances)
+    if sizes.sum() == 0:
+        raise ValueError("expected a client with samples, but num_samples are all 0.")
+    return sizes, distances
 
 
 def _check_not_negative(name: str, values: Tensor) -> None:

@@ -57,20 +57,21 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     # other_weights [k, k]: row i has the weights of all updates except the i-th.
     identity = torch.eye(k, dtype=torch.float64, device=gram.device)
     other_weights = weights.expand(k, k) * (1 - identity)
+    sum_norms = _norms_of_sums(gram, update_norms, other_weights)
     products = (gram * other_weights).sum(dim=1)
-    # The squared norm of each sum: c^T G c, with the row c of other_weights.
-    squared_norms = torch.einsum("ia,ab,ib->i", other_weights, gram, other_weights)
-
-    # A sum that is far shorter than if all updates pointed one way, and its products, are rounding errors.
-    max_norms = (other_weights.abs() * update_norms).sum(dim=1)
-    is_sum = squared_norms > ROUNDING * max_norms.square()
-    sum_norms = torch.where(is_sum, squared_norms, 0).sqrt()
     products = products.where(sum_norms > 0, torch.zeros_like(products))
+    norm_products = update_norms.clamp_min(EPSILON) * sum_norms.clamp_min(EPSILON)
+    return (products / norm_products).clamp(-1, 1)
 
-    update_norms = update_norms.clamp_min(EPSILON)
-    sum_norms = sum_norms.clamp_min(EPSILON)
-    cosines = products / (update_norms * sum_norms)
-    return cosines.clamp(-1, 1)
+
+def _norms_of_sums(gram: Tensor, update_norms: Tensor, weights: Tensor) -> Tensor:
+    """Return the norms ``[k]`` of k weighted sums of updates, ``weights [k, k]``. Rounding errors are 0."""
+    # The squared norm of each sum: c^T G c, with the row c of the weights.
+    squared_norms = torch.einsum("ia,ab,ib->i", weights, gram, weights)
+    # A sum that is far shorter than if all updates pointed one way is a rounding error, and so are its products.
+    max_norms = (weights.abs() * update_norms).sum(dim=1)
+    is_sum = squared_norms > ROUNDING * max_norms.square()
+    return torch.where(is_sum, squared_norms, 0).sqrt()
 
 
 @checked

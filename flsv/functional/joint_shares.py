@@ -200,31 +200,31 @@ def joint_shares(
         >>> found.low.round(decimals=2), found.high.round(decimals=2)
         (tensor([0.7200, 0.2200], dtype=torch.float64), tensor([0.7800, 0.2800], dtype=torch.float64))
     """
-    low = torch.full(values.shape, math.nan, dtype=torch.float64)
-    high = low.clone()
     has_value = ~values.isnan()
+    no_bounds = torch.full(values.shape, math.nan, dtype=torch.float64)
     sources = _errors_of_clients(errors, has_value)
-    for source in sources:
-        if source.covariance.isnan().any():
-            return JointShares(low, high, moved=math.nan, without_gain=math.nan)
+    if any(source.covariance.isnan().any() for source in sources):
+        return JointShares(no_bounds, no_bounds.clone(), moved=math.nan, without_gain=math.nan)
 
     known_values = values[has_value].double()
     value_draws = draw_values(known_values, sources)  # [draws, known values]
     shares = shares_of_draws(known_values[None, :], negatives)  # [1, known values]
     share_draws = shares_of_draws(value_draws, negatives)
     share_draws = share_draws[share_draws.isfinite().all(1)]
-
-    quantiles = np.quantile(torch.cat([share_draws, shares]), INTERVAL_ENDS, axis=0)
-    low_quantiles, high_quantiles = torch.from_numpy(quantiles)
-    # If many draws are 0, the share itself may lie outside its quantiles.
-    low[has_value] = torch.minimum(low_quantiles, shares[0])
-    high[has_value] = torch.maximum(high_quantiles, shares[0])
-
+    low, high = _bounds_of_shares(shares, share_draws)
     distances = (share_draws - shares).abs().sum(1)
     has_no_gain = value_draws.sum(1) <= 0
     return JointShares(
-        low=low,
-        high=high,
+        low=no_bounds.masked_scatter(has_value, low),
+        high=no_bounds.masked_scatter(has_value, high),
         moved=float(distances.mean() / 2),
         without_gain=float(has_no_gain.double().mean()),
     )
+
+
+def _bounds_of_shares(shares: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends of the intervals of ``shares [1, k]`` by ``draws [D, k]``."""
+    quantiles = np.quantile(torch.cat([draws, shares]), INTERVAL_ENDS, axis=0)
+    low, high = torch.from_numpy(quantiles)
+    # If many draws are 0, the share itself may lie outside its quantiles.
+    return torch.minimum(low, shares[0]), torch.maximum(high, shares[0])

@@ -57,34 +57,16 @@ def personalized_weights(
         >>> personalized_weights(values, distances, own=0, self_weight=0.1)
         tensor([0.9677, 0.0323, 0.0000])
     """
-    are_vectors = values.ndim == 1 and values.shape == distances.shape
-    if not are_vectors or not 0 <= own < len(values):
-        raise ValueError(
-            f"expected values [s], distances [s] and own in 0 .. s - 1, but got {list(values.shape)}, "
-            f"{list(distances.shape)} and {own}."
-        )
+    _check_weighting(values, distances, own)
     is_other = torch.arange(len(values), device=values.device) != own
     positive_values = values.double().clamp_min(0)
     divisors = distances.double().clone()
-    other_distances = divisors[is_other]
-    are_values_finite = values.isfinite().all()
-    are_distances_valid = (other_distances >= 0) & other_distances.isfinite()
-    if not are_values_finite or not are_distances_valid.all():
-        raise ValueError(
-            f"expected finite values and finite distances of at least 0, but got {values.tolist()} and "
-            f"{distances.tolist()}."
-        )
     if self_weight == "exclude":
         positive_values = positive_values * is_other
     is_helpful = is_other & (positive_values > 0)
     if not is_helpful.any():
         return (~is_other).to(values)
-    if self_weight == "mean":
-        divisors[own] = other_distances.mean()
-    elif isinstance(self_weight, str):
-        divisors[own] = other_distances.min()
-    else:
-        divisors[own] = self_weight
+    divisors[own] = _own_divisor(divisors[is_other], self_weight)
 
     equals_own = (divisors == 0) & (positive_values > 0)
     if equals_own.any():
@@ -93,6 +75,30 @@ def personalized_weights(
         tiny = torch.finfo(torch.float64).tiny
         weights = positive_values / divisors.clamp_min(tiny)
     return (weights / weights.sum()).to(values)
+
+
+def _check_weighting(values: Tensor, distances: Tensor, own: int) -> None:
+    are_vectors = values.ndim == 1 and values.shape == distances.shape
+    if not are_vectors or not 0 <= own < len(values):
+        raise ValueError(
+            f"expected values [s], distances [s] and own in 0 .. s - 1, but got {list(values.shape)}, "
+            f"{list(distances.shape)} and {own}."
+        )
+    is_valid = (distances >= 0) & distances.isfinite()
+    is_valid[own] = True  # the client's distance from itself is not used
+    if not values.isfinite().all() or not is_valid.all():
+        raise ValueError(
+            f"expected finite values and finite distances of at least 0, but got {values.tolist()} and "
+            f"{distances.tolist()}."
+        )
+
+
+def _own_divisor(other_distances: Tensor, self_weight: SelfWeight) -> Tensor | float:
+    if self_weight == "mean":
+        return other_distances.mean()
+    if isinstance(self_weight, str):
+        return other_distances.min()
+    return self_weight
 
 
 Explore = Literal["score", "unvisited"]
@@ -154,15 +160,19 @@ def top_k_download(
         num_helpful = int((is_candidate & (scores > 0)).sum())
         num_downloads = max(num_helpful, 1)
 
-    # A random permutation is sorted by stable sorts, the most important key last.
-    clients = torch.randperm(len(scores), generator=generator)
-    descending = scores[clients].argsort(descending=True, stable=True)
-    clients = clients[descending]
+    clients = _best_first(scores, generator)
     if explore == "unvisited":
         unvisited_first = is_unvisited[clients].int().argsort(descending=True, stable=True)
         clients = clients[unvisited_first]
     candidates = clients[is_candidate[clients]]
     return candidates[:num_downloads]
+
+
+def _best_first(scores: Tensor, generator: Generator | None) -> Tensor:
+    """Return the clients by falling scores, those of equal scores in random order."""
+    clients = torch.randperm(len(scores), generator=generator)
+    descending = scores[clients].argsort(descending=True, stable=True)
+    return clients[descending]
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:

@@ -53,13 +53,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         >>> normalize_shapley(torch.tensor([-0.2, 0.0, 0.1, 0.2]), "positive")
         tensor([0.0000, 0.0000, 0.5000, 1.0000])
     """
-    is_infinite = torch.isinf(values)
-    if is_infinite.any():
-        is_infinite = is_infinite.reshape(len(values), -1)
-        players = is_infinite.any(dim=1).nonzero().flatten().tolist()
-        raise ValueError(
-            f"the Shapley values of players {players} are infinite, so they cannot be normalized."
-        )
+    _check_no_infinity(values)
     if len(values) == 0:
         return values
     if not values.dtype.is_floating_point:
@@ -81,6 +75,16 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     has_spread = spread > rounding  # False where no player has a value
     normalized = (values - lowest) / torch.where(has_spread, spread, 1)
     return torch.where(~has_spread & is_valid, 0.5, normalized)
+
+
+def _check_no_infinity(values: Tensor) -> None:
+    is_infinite = torch.isinf(values)
+    if is_infinite.any():
+        is_infinite = is_infinite.reshape(len(values), -1)
+        players = is_infinite.any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"the Shapley values of players {players} are infinite, so they cannot be normalized."
+        )
 
 
 @checked
@@ -115,38 +119,41 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
     """
     _check_weights(weights, expected_cohort)
-    num_clients = len(weights)
     w = weights.to(torch.float64)
     tiny = torch.finfo(torch.float64).tiny
     w = w / w.max().clamp_min(tiny)
     descending, order = w.sort(descending=True, stable=True)
-
-    # Element l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
-    tail_sums = descending.flip(0).cumsum(0).flip(0)
-    num_larger = torch.arange(num_clients, device=w.device)
-    num_larger = num_larger.to(torch.float64)
-    cohort_left = expected_cohort - num_larger
-    equal_shares = 1 / (num_clients - num_larger)
-    shares = torch.where(tail_sums > 0, descending / tail_sums, equal_shares)
-    is_feasible = cohort_left * shares <= 1 + 1e-12
-    num_certain = num_clients
-    if is_feasible.any():
-        num_certain = int(is_feasible.int().argmax())
-
-    # The largest weights are drawn with certainty, the others in proportion to their weights.
-    descending_probabilities = torch.ones_like(w)
-    if num_certain < num_clients:
-        tail = descending[num_certain:]
-        tail_shares = torch.full_like(tail, 1 / len(tail))
-        if tail_sums[num_certain] > 0:
-            tail_shares = tail / tail_sums[num_certain]
-        tail_cohort = cohort_left[num_certain].clamp_min(0)
-        descending_probabilities[num_certain:] = tail_cohort * tail_shares
-
     probabilities = torch.empty_like(w)
-    probabilities[order] = descending_probabilities.clamp_max(1)
+    probabilities[order] = _descending_probabilities(descending, expected_cohort)
     dtype = weights.dtype if weights.dtype.is_floating_point else torch.float32
     return probabilities.to(weights.device, dtype)
+
+
+def _descending_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
+    """Return the probabilities of clients with falling weights ``[n]``."""
+    num_clients = len(weights)
+    # Element l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
+    tail_sums = weights.flip(0).cumsum(0).flip(0)
+    num_larger = torch.arange(num_clients, device=weights.device).to(torch.float64)
+    equal_shares = 1 / (num_clients - num_larger)
+    shares = torch.where(tail_sums > 0, weights / tail_sums, equal_shares)
+    cohort_left = expected_cohort - num_larger
+    is_feasible = cohort_left * shares <= 1 + 1e-12
+
+    # The largest weights are drawn with certainty, the others in proportion to their weights.
+    probabilities = torch.ones_like(weights)
+    if is_feasible.any():
+        num_certain = int(is_feasible.int().argmax())
+        tail_cohort = cohort_left[num_certain].clamp_min(0)
+        tail_shares = _shares_of_tail(weights[num_certain:], tail_sums[num_certain])
+        probabilities[num_certain:] = tail_cohort * tail_shares
+    return probabilities.clamp_max(1)
+
+
+def _shares_of_tail(tail: Tensor, tail_sum: Tensor) -> Tensor:
+    if tail_sum > 0:
+        return tail / tail_sum
+    return torch.full_like(tail, 1 / len(tail))
 
 
 def _check_weights(weights: Tensor, expected_cohort: float) -> None:

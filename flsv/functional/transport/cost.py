@@ -184,30 +184,26 @@ def class_statistics(
     check_labels(y, x)
     labels, index, counts = y.long().unique(return_inverse=True, return_counts=True)
     data = x.detach().double()
-    divisors = counts[:, None]
     sums = data.new_zeros(len(labels), x.shape[1])
-    means = sums.index_add_(0, index, data) / divisors
+    means = sums.index_add_(0, index, data) / counts[:, None]
 
     deviations = None
     if covariance == "diag":
         squares = (data - means[index]).square_()
         sums_of_squares = torch.zeros_like(means).index_add_(0, index, squares)
-        deviations = (sums_of_squares / divisors).sqrt_()
+        deviations = (sums_of_squares / counts[:, None]).sqrt_().to(x.dtype)
     elif covariance == "full":
-        roots = []
-        for position, mean in enumerate(means):
-            samples_of_class = data[index == position]
-            roots.append(_covariance_root(samples_of_class - mean))
-        deviations = torch.stack(roots)
+        deviations = _covariance_roots(data, index, means).to(x.dtype)
+    return ClassStatistics(labels, counts, means=means.to(x.dtype), deviations=deviations)
 
-    if deviations is not None:
-        deviations = deviations.to(x.dtype)
-    return ClassStatistics(
-        labels=labels,
-        counts=counts,
-        means=means.to(x.dtype),
-        deviations=deviations,
-    )
+
+def _covariance_roots(data: Tensor, index: Tensor, means: Tensor) -> Tensor:
+    """Return the roots of the classes' covariances ``[M, d, d]``."""
+    roots = []
+    for position, mean in enumerate(means):
+        samples_of_class = data[index == position]
+        roots.append(_covariance_root(samples_of_class - mean))
+    return torch.stack(roots)
 
 
 def _covariance_root(centered: Tensor) -> Tensor:
@@ -283,12 +279,8 @@ def label_embedding(
     if y is None:
         return x
     check_labels(y, x)
-    covariance_size = x.shape[1] ** 2
-    if covariance == "full" and covariance_size > MAX_EMBEDDED_COVARIANCE:
-        raise ConfigurationError(
-            f'covariance="full" with {x.shape[1]} features would add {covariance_size} numbers to each point, more '
-            f'than {MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (such as PCA to 50).'
-        )
+    if covariance == "full":
+        _check_num_features(x.shape[1])
     if statistics is None:
         statistics = class_statistics(x, y, covariance=covariance)
     classes = statistics.index(y)
@@ -299,3 +291,12 @@ def label_embedding(
         deviations = statistics.deviations.flatten(1)[classes]
         parts.append(scale * deviations.to(x))
     return torch.cat(parts, 1)
+
+
+def _check_num_features(num_features: int) -> None:
+    covariance_size = num_features**2
+    if covariance_size > MAX_EMBEDDED_COVARIANCE:
+        raise ConfigurationError(
+            f'covariance="full" with {num_features} features would add {covariance_size} numbers to each point, more '
+            f'than {MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (such as PCA to 50).'
+        )

@@ -117,39 +117,56 @@ def _potentials(
     final_eps = max(eps / largest, SMALLEST_EPS)
     dtype = torch.float32 if cost.device.type == "mps" else torch.float64
     plan = torch.empty_like(cost, dtype=dtype)
-    f = plan.new_zeros(m)
-    g = plan.new_zeros(m2)
-    stage_eps = max(1.0, final_eps)
-    while stage_eps > final_eps:
-        f, g = _half_step(relative_cost, f, g, stage_eps)
-        _write_plan(plan, relative_cost, f, g, stage_eps)
-        u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
-        f = f + stage_eps * u
-        g = g + stage_eps * v
-        stage_eps = max(stage_eps * STAGE_FACTOR, final_eps)
-
-    iterations_left = MAX_FINAL_ITERATIONS
-    while True:
-        f, g = _half_step(relative_cost, f, g, final_eps)
-        _write_plan(plan, relative_cost, f, g, final_eps)
-        u, v, steps, error = finish(plan, iterations_left)
-        f = f + final_eps * u
-        g = g + final_eps * v
-        iterations_left -= steps
-        if error < MAX_ERROR or iterations_left <= 0:
-            break
-    if error >= MAX_ERROR:
-        warnings.warn(
-            f"The potentials of optimal transport have not converged after {MAX_FINAL_ITERATIONS} iterations. Their "
-            f"error may be {error:.0e} eps instead of {MAX_ERROR:.0e} eps, since the regularization is small "
-            f"({final_eps:.1e} of the largest cost). Raise eps (blur), or scale the features down.",
-            stacklevel=4,
-        )
-
+    f, g = _approach(relative_cost, plan, final_eps)
+    f, g = _converge(relative_cost, plan, f, g, final_eps, finish)
     shift = (g.mean() - f.mean()) / 2
     potential = largest * (f + shift)
     potential2 = largest * (g - shift)
     return potential.to(cost.dtype), potential2.to(cost.dtype)
+
+
+def _approach(cost: Tensor, plan: Tensor, final_eps: float) -> tuple[Tensor, Tensor]:
+    """Return potentials after stages in which the regularization falls to ``final_eps``. Overwrite ``plan``."""
+    m, m2 = cost.shape
+    f = plan.new_zeros(m)
+    g = plan.new_zeros(m2)
+    eps = max(1.0, final_eps)
+    while eps > final_eps:
+        f, g = _half_step(cost, f, g, eps)
+        _write_plan(plan, cost, f, g, eps)
+        u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
+        f = f + eps * u
+        g = g + eps * v
+        eps = max(eps * STAGE_FACTOR, final_eps)
+    return f, g
+
+
+def _converge(
+    cost: Tensor,
+    plan: Tensor,
+    f: Tensor,
+    g: Tensor,
+    eps: float,
+    finish: Finish,
+) -> tuple[Tensor, Tensor]:
+    """Improve potentials until their error is small. Overwrite ``plan``."""
+    iterations_left = MAX_FINAL_ITERATIONS
+    error = math.inf
+    while error >= MAX_ERROR and iterations_left > 0:
+        f, g = _half_step(cost, f, g, eps)
+        _write_plan(plan, cost, f, g, eps)
+        u, v, steps, error = finish(plan, iterations_left)
+        f = f + eps * u
+        g = g + eps * v
+        iterations_left -= steps
+    if error >= MAX_ERROR:
+        warnings.warn(
+            f"The potentials of optimal transport have not converged after {MAX_FINAL_ITERATIONS} iterations. Their "
+            f"error may be {error:.0e} eps instead of {MAX_ERROR:.0e} eps, since the regularization is small "
+            f"({eps:.1e} of the largest cost). Raise eps (blur), or scale the features down.",
+            stacklevel=5,
+        )
+    return f, g
 
 
 def _check_size(cost: Tensor) -> None:
@@ -217,7 +234,7 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
     :func:`_scale_both`.
     """
-    # u and v are the logarithms of the factors. The step that makes one side's marginal uniform is taken omega times.
+    # u and v are the logarithms of the factors.
     m, m2 = plan.shape
     u = plan.new_zeros(m)
     v = plan.new_zeros(m2)
@@ -227,40 +244,49 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     error = math.inf
     steps = 0
     while steps < iterations:
-        initial_u = u
-        initial_v = v
-        for _ in range(ITERATIONS_PER_CHECK):
-            column_means = (u.exp() @ plan / m).clamp(min=TINY)
-            step_of_v = -column_means.log() - v
-            v = v + omega * step_of_v
-            row_means = (plan @ v.exp() / m2).clamp(min=TINY)
-            step_of_u = -row_means.log() - u
-            u = u + omega * step_of_u
+        next_u, next_v, step_size = _over_relaxed(plan, u, v, omega)
         steps += ITERATIONS_PER_CHECK
-        step_size = float(step_of_u.abs().mean() + step_of_v.abs().mean())
         if not math.isfinite(step_size):
             # Far from the limit, over-relaxation can diverge. With omega = 1 it cannot.
-            u = initial_u
-            v = initial_v
             max_omega = 1 + (omega - 1) / 2
             omega = 1.0
             previous_step_size = math.inf
             continue
 
-        # The remaining steps are a geometric series.
+        u, v = next_u, next_v
         rate = (step_size / previous_step_size) ** (1 / ITERATIONS_PER_CHECK)
         rate = max(rate, omega - 1)
-        error = math.inf
-        if rate < 1:
-            error = step_size / (1 - rate)
-        largest_u = float(u.abs().max())
-        largest_v = float(v.abs().max())
-        if error < MAX_ERROR or max(largest_u, largest_v) > MAX_LOG_SCALING:
+        # The remaining steps are a geometric series.
+        error = step_size / (1 - rate) if rate < 1 else math.inf
+        if error < MAX_ERROR or _is_extreme(u) or _is_extreme(v):
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)
         previous_step_size = step_size
     return u, v, steps, error
+
+
+def _over_relaxed(
+    plan: Tensor,
+    u: Tensor,
+    v: Tensor,
+    omega: float,
+) -> tuple[Tensor, Tensor, float]:
+    """Iterate until the next check. Return u, v and the mean length of the last step."""
+    m, m2 = plan.shape
+    for _ in range(ITERATIONS_PER_CHECK):
+        # The step that makes one side's marginal uniform is taken omega times.
+        column_means = (u.exp() @ plan / m).clamp(min=TINY)
+        step_of_v = -column_means.log() - v
+        v = v + omega * step_of_v
+        row_means = (plan @ v.exp() / m2).clamp(min=TINY)
+        step_of_u = -row_means.log() - u
+        u = u + omega * step_of_u
+    return u, v, float(step_of_u.abs().mean() + step_of_v.abs().mean())
+
+
+def _is_extreme(log_factors: Tensor) -> bool:
+    return float(log_factors.abs().max()) > MAX_LOG_SCALING
 
 
 def _faster_omega(omega: float, rate: float, max_omega: float) -> float:
@@ -347,19 +373,16 @@ def client_values(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
     num_features = x.shape[1]
-    has_too_few_features = gamma.shape[1] < num_features
-    if y is not None or has_too_few_features:
+    if y is not None or gamma.shape[1] < num_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
 
     cost = squared_costs(x, gamma[:, :num_features])
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps)
+    del cost  # frees [m, m2], before another matrix is made
     gradient = torch.zeros_like(feature_potential)  # [m]
     if part != "labels":
-        del cost  # frees [m, m2], before another of [m, m] is made
-        cost_to_itself = squared_costs(x, x)
-        gradient = feature_potential - self_potential(cost_to_itself, eps)
-
+        gradient = feature_potential - self_potential(squared_costs(x, x), eps)
     if part != "features" and y is not None:
         # With the same eps for both costs, the labels' part is the difference of their potentials.
         labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps)

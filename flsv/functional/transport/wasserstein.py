@@ -373,23 +373,28 @@ def wasserstein_barycenter(
     for _ in range(iterations):
         next_center = torch.zeros_like(center)
         for index, client in enumerate(clients):
-            # gamma lies between the client's samples and the center. Both sides respond with points halfway to it.
-            gamma = gammas[index]
-            client_points, client_distance = client.respond(gamma)
-            plan, center_distance = matching(gamma, center, p)
-            center_points = interpolate_along(gamma, center, plan, num_points=support, t=HALFWAY)
-            distances[index] = client_distance + center_distance
-
-            # The next gamma lies halfway between the two responses.
-            gamma = interpolating_measure(client_points.to(center_points), center_points, p=p)
-            gammas[index] = gamma
-
+            gammas[index], distances[index] = _next_gamma(client, gammas[index], center, p)
             # X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
-            plan_of_center, _ = matching(center, gamma, p)
+            plan_of_center, _ = matching(center, gammas[index], p)
             weight = shares[index].to(center) * support
-            next_center += weight * (plan_of_center @ gamma)
+            next_center += weight * (plan_of_center @ gammas[index])
         center = next_center
     return FederatedBarycenter(center, distances)
+
+
+def _next_gamma(
+    client: RespondingClient,
+    gamma: Tensor,
+    center: Tensor,
+    p: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the next points between a client's samples and the center, and the distance by way of ``gamma``."""
+    # Both sides respond with points halfway to gamma. The next gamma lies halfway between the two responses.
+    client_points, client_distance = client.respond(gamma)
+    plan, center_distance = matching(gamma, center, p)
+    center_points = interpolate_along(gamma, center, plan, num_points=len(center), t=HALFWAY)
+    next_gamma = interpolating_measure(client_points.to(center_points), center_points, p=p)
+    return next_gamma, client_distance + center_distance
 
 
 def _initial_center(
