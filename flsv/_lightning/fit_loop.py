@@ -288,24 +288,7 @@ class FederatedFitLoop(_FitLoop):
         if trainer.datamodule is not None:
             name = type(trainer.datamodule).__qualname__  # Lightning's key in a checkpoint
             self._data_state[name] = _copy_state(trainer.datamodule.state_dict(), name)
-
-        optimizer_states = []
-        for optimizer in trainer.optimizers:
-            # Between two rounds an optimizer has no state: clients keep theirs in the store.
-            optimizer_states.append({**optimizer.state_dict(), "state": {}})
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        states = {
-            "optimizer_states": optimizer_states,
-            "lr_schedulers": [scheduler.state_dict() for scheduler in schedulers],
-        }
-        precision = trainer.precision_plugin
-        precision_state = precision.state_dict()
-        if precision_state:
-            states[type(precision).__qualname__] = precision_state
-        owners = [*trainer.optimizers, *schedulers]
-        class_names = dict.fromkeys(type(owner).__name__ for owner in owners)
-        owners_for_error = " or ".join(class_names)
-        self._optimizer_states = _copy_state(states, owners_for_error)
+        self._optimizer_states = _copy_of_optimizer_states(trainer)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
@@ -322,11 +305,7 @@ class FederatedFitLoop(_FitLoop):
 
     # ---- hooks that run once a round
 
-    def _end_batch(
-        self,
-        lightnings_end: Callable[..., None],
-        fetcher: Any,
-    ) -> None:
+    def _end_batch(self, lightnings_end: Callable[..., None], fetcher: Any) -> None:
         # A batch ends as in Lightning, except that validation is delayed to the end of the round.
         trainer = self.trainer
         is_last_batch = self.epoch_loop.batch_progress.is_last_batch
@@ -368,6 +347,25 @@ class FederatedFitLoop(_FitLoop):
     def _show(self, hook: Callable[..., None], *arguments: Any) -> None:
         batch_index = self.total_batch_idx - self._first_batch_index
         hook(*arguments[:-1], batch_index)
+
+
+def _copy_of_optimizer_states(trainer: Any) -> dict[str, Any]:
+    """Copy the states of optimizers, schedulers and the precision, under Lightning's keys in a checkpoint."""
+    optimizer_states = []
+    for optimizer in trainer.optimizers:
+        # Between two rounds an optimizer has no state: clients keep theirs in the store.
+        optimizer_states.append({**optimizer.state_dict(), "state": {}})
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    states = {
+        "optimizer_states": optimizer_states,
+        "lr_schedulers": [scheduler.state_dict() for scheduler in schedulers],
+    }
+    precision = trainer.precision_plugin
+    precision_state = precision.state_dict()
+    if precision_state:
+        states[type(precision).__qualname__] = precision_state
+    class_names = {type(owner).__name__: None for owner in (*trainer.optimizers, *schedulers)}
+    return _copy_state(states, " or ".join(class_names))
 
 
 def _copy_state(state: Any, owner: str) -> Any:

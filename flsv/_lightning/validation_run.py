@@ -74,28 +74,29 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
     """Read and store the batches of one or several validation loaders."""
     has_hooks = _has_transfer_hooks(trainer)
     device = trainer.lightning_module.device
-    limit: Any = trainer.limit_val_batches
-    has_limit = isinstance(limit, int) and limit > 0
     stored_loaders = []
     # Generators are restored, so that the run's own validation reads the same batches.
     with kept_generators(generators_of(loaders)):
         for loader in list_loaders(loaders):
-            limited_loader: Iterable[Any] = loader
-            if has_limit and sized_len(loader) is None:  # the loader may be infinite
-                limited_loader = islice(loader, limit)
-            if has_hooks:  # the hooks move batches themselves
-                stored_loaders.append(StoredBatches(limited_loader))
-            else:
-                moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
-                stored_loaders.append(StoredBatches(moved_batches))
+            batches = _limited(loader, trainer.limit_val_batches)
+            if not has_hooks:  # hooks move batches themselves
+                batches = (move_data_to_device(batch, device) for batch in batches)
+            stored_loaders.append(StoredBatches(batches))
 
     _check_copies(stored_loaders)
-    has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
-    if not has_batches:
+    if not any(map(len, stored_loaders)):
         raise ConfigurationError(
             "models are evaluated on validation batches, but the validation loaders are empty. Add validation samples."
         )
     return stored_loaders
+
+
+def _limited(loader: Any, limit: Any) -> Iterable[Any]:
+    """Return a loader's batches, up to the Trainer's limit if the loader may be infinite."""
+    has_limit = isinstance(limit, int) and limit > 0
+    if has_limit and sized_len(loader) is None:
+        return islice(loader, limit)
+    return loader
 
 
 def _has_transfer_hooks(trainer: L.Trainer) -> bool:
@@ -222,41 +223,14 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     # Every object in Lightning's private attributes is copied that refers to the trainer or the module, or that a
     # validation changes, so that the original trainer does not change.
     trainer_copy: Any = copy.copy(trainer)
-
-    # The strategy calls the module's steps.
-    accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
-    trainer_copy._accelerator_connector = accelerator_connector
-    strategy = copy.copy(accelerator_connector.strategy)
-    accelerator_connector.strategy = strategy
-    strategy.connect(module)
-    # The ranks validate different numbers of models, so no rank may wait for another. A strategy without the attribute
-    # `ranks` is alone.
-    vars(strategy).pop("ranks", None)
-
-    # Hooks may set attributes of the data module, which must not change the run's.
-    data = getattr(trainer_copy, "datamodule", None)
-    if data is not None:
-        is_users_own = data is not data_of(trainer)
-        trainer_copy.datamodule = copy_of_data_module(data) if is_users_own else copy.copy(data)
-        trainer_copy.datamodule.trainer = trainer_copy
-    # The data connector calls the hooks around batches.
-    data_connector = copy.copy(trainer_copy._data_connector)
-    trainer_copy._data_connector = data_connector
-    data_connector.trainer = trainer_copy
-    data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
-
+    _copy_strategy(trainer_copy, module)
+    _copy_data(trainer_copy, trainer, module)
     # The copy has its own logs and profiler, and no callbacks.
     trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
     trainer_copy.callbacks = []
     trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
     trainer_copy.profiler = PassThroughProfiler()
-
-    # The caller sets the validation loop.
-    fit_loop = copy.copy(trainer_copy.fit_loop)
-    trainer_copy.fit_loop = fit_loop
-    fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
-    fit_loop.trainer = trainer_copy
-    fit_loop.epoch_loop.trainer = trainer_copy
+    _copy_loops(trainer_copy)
 
     # Hooks see the same loaders and numbers of steps as in the fit.
     getters = {name: partial(getattr, trainer, name) for name in _SHOWN_ATTRIBUTES}
@@ -266,6 +240,40 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     module.trainer = trainer_copy
     module._metric_attributes = None  # Lightning's map from ids of the original module's metrics
     return trainer_copy
+
+
+def _copy_strategy(trainer_copy: Any, module: L.LightningModule) -> None:
+    """Copy the strategy, which calls the module's steps."""
+    accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
+    trainer_copy._accelerator_connector = accelerator_connector
+    strategy = copy.copy(accelerator_connector.strategy)
+    accelerator_connector.strategy = strategy
+    strategy.connect(module)
+    # The ranks validate different numbers of models, so no rank may wait for another. A strategy without the attribute
+    # `ranks` is alone.
+    vars(strategy).pop("ranks", None)
+
+
+def _copy_data(trainer_copy: Any, trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Copy the data module, of which hooks may set attributes, and what calls its hooks around batches."""
+    data = getattr(trainer_copy, "datamodule", None)
+    if data is not None:
+        is_users_own = data is not data_of(trainer)
+        trainer_copy.datamodule = copy_of_data_module(data) if is_users_own else copy.copy(data)
+        trainer_copy.datamodule.trainer = trainer_copy
+    data_connector = copy.copy(trainer_copy._data_connector)
+    trainer_copy._data_connector = data_connector
+    data_connector.trainer = trainer_copy
+    data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
+
+
+def _copy_loops(trainer_copy: Any) -> None:
+    """Copy the loops of a fit. The caller sets the validation loop."""
+    fit_loop = copy.copy(trainer_copy.fit_loop)
+    trainer_copy.fit_loop = fit_loop
+    fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
+    fit_loop.trainer = trainer_copy
+    fit_loop.epoch_loop.trainer = trainer_copy
 
 
 def logged_number(name: str, logged: Mapping[str, Any]) -> float:

@@ -47,6 +47,14 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
     return torch.where(counts > 0, weights, 1.0).float()
 
 
+def _check_module(module: Any, network_args: dict[str, Any] | None) -> None:
+    check_argument("ClassifierClient", "network", module, nn.Module | None)
+    if module is not None and network_args:
+        raise ConfigurationError(
+            "ClassifierClient: network_args are for networks given by name, but network is a module. Remove them."
+        )
+
+
 class ReadyClient(L.LightningModule):
     """Base class of ready-made LightningModules, with validation, test and optimizer."""
 
@@ -145,16 +153,9 @@ class ClassifierClient(ReadyClient):
         class_weights: Literal["balanced"] | list[Positive] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(network, str):
-            module = None
-            name = network
-            # A subclass with networks of its own knows their names.
-            if type(self)._make_network.__module__.startswith("flsv."):
-                network_maker(name)  # raises an error for an unknown name
-        else:
-            module = network
-            # The hyper-parameters hold plain types only.
-            name = f"{type(network).__module__}.{type(network).__qualname__}"
+        module = None if isinstance(network, str) else network
+        # The hyper-parameters hold plain types only.
+        name = self._checked_name(network)
         # save_hyperparameters reads plain Python values from these names.
         arguments = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes = arguments["num_classes"]
@@ -165,11 +166,7 @@ class ClassifierClient(ReadyClient):
         self.is_balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
-        check_argument("ClassifierClient", "network", module, nn.Module | None)
-        if module is not None and network_args:
-            raise ConfigurationError(
-                "ClassifierClient: network_args are for networks given by name, but network is a module. Remove them."
-            )
+        _check_module(module, network_args)
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
@@ -194,6 +191,15 @@ class ClassifierClient(ReadyClient):
         can_build = module is not None or input_shape is not None
         if num_classes is not None and can_build and not self.is_balanced:
             self._build(num_classes, self._input_shape)
+
+    def _checked_name(self, network: str | nn.Module) -> str:
+        """Return the name of a network, or a module's class. An unknown name raises an error."""
+        if not isinstance(network, str):
+            return f"{type(network).__module__}.{type(network).__qualname__}"
+        # A subclass with networks of its own knows their names.
+        if type(self)._make_network.__module__.startswith("flsv."):
+            network_maker(network)
+        return network
 
     def configure_model(self) -> None:
         """Build the network, and check that classes and input shape are those of the data module."""

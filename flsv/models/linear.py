@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -71,17 +71,8 @@ def check_output(
     network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]
 ) -> None:
     """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
-    like = torch.empty(0)
-    for parameter in network.parameters():
-        if parameter.is_floating_point():
-            like = parameter
-            break
-    blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
     try:
-        with torch.no_grad():
-            logits = network(blank)
+        logits = _output_of_blank(network, input_shape)
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
         reason = str(error).rstrip(".")
         raise ConfigurationError(
@@ -89,9 +80,6 @@ def check_output(
             "Resize the images to what it expects, choose another network, or, for a timm transformer, "
             "pass its image size (network_args: {img_size: 28})."
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
     output: object = type(logits).__name__
     if isinstance(logits, torch.Tensor):
@@ -101,6 +89,21 @@ def check_output(
             f"{name} returns {output} for 2 samples of shape {tuple(input_shape)}, but {(2, num_classes)} logits were "
             f"expected: one for each of the {num_classes} classes. Change its last layer, or num_classes."
         )
+
+
+def _output_of_blank(network: nn.Module, input_shape: Sequence[int]) -> Any:
+    """Return the network's output for two samples of zeros, in evaluation mode."""
+    parameters = [tensor for tensor in network.parameters() if tensor.is_floating_point()]
+    like = parameters[0] if parameters else torch.empty(0)
+    blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            return network(blank)
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:

@@ -121,6 +121,15 @@ class LoRAClient(ClassifierClient):
         if has_lora(self.network):
             return  # the network has adapters already
         head = head_name(self.network)
+        targets = self._layers_to_adapt(head)
+        with torch.device("cpu"):  # as ClassifierClient does
+            self.network = add_lora(self.network, self.rank, alpha=self.alpha, targets=targets)
+        if head is not None:
+            self.network.get_submodule(head).requires_grad_(True)
+        if self.exact:
+            freeze_a(self.network)
+
+    def _layers_to_adapt(self, head: str | None) -> list[str] | str:
         targets = self.targets
         if targets == "all-linear":
             targets = linear_layers(self.network, exclude=head)
@@ -129,14 +138,4 @@ class LoRAClient(ClassifierClient):
                 f"LoRAClient: {type(self.network).__name__} has no linear layer except its head {head!r}. Name layers "
                 "with targets=[...], or use a deeper network."
             )
-        with torch.device("cpu"):  # as ClassifierClient does
-            self.network = add_lora(
-                self.network,
-                self.rank,
-                alpha=self.alpha,
-                targets=targets,
-            )
-        if head is not None:
-            self.network.get_submodule(head).requires_grad_(True)
-        if self.exact:
-            freeze_a(self.network)
+        return targets

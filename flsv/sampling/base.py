@@ -124,7 +124,6 @@ def draw_cohort(
 ) -> list[int]:
     """Draw the client ids of a round's cohort, and check them. ``state`` is that of a run or of a coalition."""
     round_index = state.round_index
-    num_clients = state.num_clients
     chosen_ids = sampler.choose(
         clients,
         state.model(),
@@ -134,18 +133,11 @@ def draw_cohort(
     )
     ids = torch.as_tensor(chosen_ids)
     cohort: list[int] = ids.tolist()
-
-    are_integers = ids.dtype != torch.bool and not ids.is_floating_point()
-    is_list = ids.ndim == 1 and len(ids) > 0
-    is_valid = are_integers and is_list
-    if is_valid:
-        distinct_ids = set(cohort)
-        are_distinct = len(distinct_ids) == len(cohort)
-        is_valid = are_distinct and distinct_ids <= set(range(num_clients))
-    if not is_valid:
+    if not _is_vector_of_integers(ids) or not _are_distinct_ids(cohort, state.num_clients):
         raise RuntimeError(
             f"{sampler!r} drew {cohort} ({ids.dtype}) for round {round_index + 1}, but a cohort must be a vector of "
-            f"distinct client ids, integers from 0 to {num_clients - 1}. Convert a mask by mask.nonzero().flatten()."
+            f"distinct client ids, integers from 0 to {state.num_clients - 1}. Convert a mask by "
+            "mask.nonzero().flatten()."
         )
     if sampler.members is not None and not set(cohort) <= set(sampler.members):
         raise RuntimeError(
@@ -153,6 +145,16 @@ def draw_cohort(
             "`sample` must draw from its `members` if they are not None."
         )
     return cohort
+
+
+def _is_vector_of_integers(ids: Tensor) -> bool:
+    are_integers = ids.dtype != torch.bool and not ids.is_floating_point()
+    return are_integers and ids.ndim == 1 and len(ids) > 0
+
+
+def _are_distinct_ids(ids: list[int], num_clients: int) -> bool:
+    distinct_ids = set(ids)
+    return len(distinct_ids) == len(ids) and distinct_ids <= set(range(num_clients))
 
 
 def checked_probabilities(

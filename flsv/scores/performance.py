@@ -239,23 +239,17 @@ def undefined_untrained(
         outputs: the untrained model's outputs, None if they are not known.
     """
     title = measure if isinstance(measure, str) else measure.title
-    num_broken = 0
-    if outputs is not None:
-        num_broken = int((~outputs.isfinite()).sum())
-
+    trouble = f"{title} is not a finite number"
+    remedy = "Begin with other weights, or choose a performance that is defined for every model."
     if is_logged(measure):
-        trouble = f"{title} is not a finite number"
         remedy = "Let validation log a finite number for every model, or name another value."
-    elif outputs is not None and num_broken > 0:
-        trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
-        remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
-    else:
-        trouble = f"{title} is not a finite number"
-        if outputs is not None:
+    elif outputs is not None:
+        num_broken = int((~outputs.isfinite()).sum())
+        if num_broken > 0:
+            trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
+            remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
+        else:
             trouble += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
-        remedy = (
-            "Begin with other weights, or choose a performance that is defined for every model."
-        )
     return ConfigurationError(
         f"{requester} compares all models with the untrained model, of which {trouble}. {remedy}"
     )
@@ -304,21 +298,9 @@ if less is.
     if isinstance(performance, ModelScore):  # checked before, for another object
         return performance
     if isinstance(performance, FromOutputs):
-        measure = performance_of(owner, performance.metric, mode, argument)
-        if is_logged(measure) or not isinstance(measure, ModelScore):
-            raise ConfigurationError(
-                f"{owner_name}({argument}=FromOutputs({performance.metric!r})): expected one of {[*CLASS_SCORES]}, or "
-                "a torchmetrics metric."
-            )
-        return replace(measure, logits=performance.logits)
+        return _score_of_outputs(owner_name, performance, mode, argument)
     if isinstance(performance, Metric):
-        if mode is None and performance.higher_is_better is None:
-            raise ConfigurationError(
-                f"{owner_name}({argument}={type(performance).__name__}()): the metric does not say whether more of it "
-                'is better. Say mode="min" or mode="max".'
-            )
-        better_direction: Mode = "max" if performance.higher_is_better else "min"
-        return ModelScore(copy.deepcopy(performance), mode or better_direction)
+        return _score_by_metric(owner_name, performance, mode, argument)
     if performance in CLASSIFICATION:
         if mode == "min":
             raise ConfigurationError(
@@ -326,16 +308,50 @@ if less is.
                 "of this name that the module logs needs another name.)"
             )
         return performance
-    if mode is None and performance in CLASS_SCORES:
+    if mode is not None:
+        return ModelScore(performance, mode)
+    if performance in CLASS_SCORES:
         return ModelScore(ClassScore(performance), "max", performance)
-    if mode is None:
-        names = ", ".join(_PERFORMANCE_NAMES)
-        advice = nearest(performance, _PERFORMANCE_NAMES) or (
-            " A value that the module logs in validation_step needs a mode beside it: mode: max if more of it is "
-            "better, mode: min if less is."
-        )
+    raise _unknown_performance(owner_name, performance, argument)
+
+
+def _score_of_outputs(
+    owner: str,
+    performance: FromOutputs,
+    mode: Mode | None,
+    argument: str,
+) -> ModelScore:
+    measure = performance_of(owner, performance.metric, mode, argument)
+    if is_logged(measure) or not isinstance(measure, ModelScore):
         raise ConfigurationError(
-            f"{owner_name}({argument}={performance!r}): expected one of {names}, or a torchmetrics metric (in YAML by "
-            f"its class_path).{advice}"
+            f"{owner}({argument}=FromOutputs({performance.metric!r})): expected one of {[*CLASS_SCORES]}, or "
+            "a torchmetrics metric."
         )
-    return ModelScore(performance, mode)
+    return replace(measure, logits=performance.logits)
+
+
+def _score_by_metric(
+    owner: str,
+    metric: Metric,
+    mode: Mode | None,
+    argument: str,
+) -> ModelScore:
+    if mode is None and metric.higher_is_better is None:
+        raise ConfigurationError(
+            f"{owner}({argument}={type(metric).__name__}()): the metric does not say whether more of it "
+            'is better. Say mode="min" or mode="max".'
+        )
+    better_direction: Mode = "max" if metric.higher_is_better else "min"
+    return ModelScore(copy.deepcopy(metric), mode or better_direction)
+
+
+def _unknown_performance(owner: str, performance: str, argument: str) -> ConfigurationError:
+    names = ", ".join(_PERFORMANCE_NAMES)
+    advice = nearest(performance, _PERFORMANCE_NAMES) or (
+        " A value that the module logs in validation_step needs a mode beside it: mode: max if more of it is "
+        "better, mode: min if less is."
+    )
+    return ConfigurationError(
+        f"{owner}({argument}={performance!r}): expected one of {names}, or a torchmetrics metric (in YAML by "
+        f"its class_path).{advice}"
+    )

@@ -105,39 +105,53 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
         return FirstResponse(samples=0, broken=0)
     x, y = local.samples()
     raw_features = embed(local, x).detach().float()
-    # Samples are valued in float64, which Apple's GPUs lack.
-    device = raw_features.device
-    if device.type == "mps":
-        device = torch.device("cpu")
     features = raw_features.cpu()
-    y = y.cpu()
     is_finite = features.isfinite().all(1)
     num_broken = int((~is_finite).sum())
     if num_broken == len(is_finite):
-        gradients = torch.full((num_broken,), torch.inf)
-        reasons = (REASON_OF_NOT_FINITE,) * num_broken
-        local.memory[SampleValues] = SampleValues(gradients, ~is_finite, reasons)
+        local.memory[SampleValues] = _values_of_broken(num_broken)
         return FirstResponse(samples=0, broken=num_broken)
 
-    features = features[is_finite]
-    y = y[is_finite]
-    points, statistics = embed_labels(features, y, valuer)
-    transport_client = TransportClient(
-        points, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
+    client_state = _client_state(features, y.cpu(), is_finite, raw_features.device, valuer)
+    local.memory[key] = client_state
+    return FirstResponse(
+        samples=len(client_state.x),
+        broken=num_broken,
+        features=features.shape[1],
+        dim=client_state.transport_client.dim,
     )
-    local.memory[key] = _ClientState(
-        features,
+
+
+def _values_of_broken(count: int) -> SampleValues:
+    """Return the values of samples of which none is finite."""
+    return SampleValues(
+        gradients=torch.full((count,), torch.inf),
+        flagged=torch.ones(count, dtype=torch.bool),
+        why=(REASON_OF_NOT_FINITE,) * count,
+    )
+
+
+def _client_state(
+    features: Tensor,
+    y: Tensor,
+    is_finite: Tensor,
+    device: torch.device,
+    valuer: ValuationOptions,
+) -> _ClientState:
+    x = features[is_finite]
+    y = y[is_finite]
+    points, statistics = embed_labels(x, y, valuer)
+    allow_reconstruction = valuer.allow_reconstruction
+    return _ClientState(
+        x,
         y,
         is_finite=is_finite,
         statistics=statistics,
-        transport_client=transport_client,
-        device=device,
-    )
-    return FirstResponse(
-        samples=len(features),
-        broken=num_broken,
-        features=features.shape[1],
-        dim=transport_client.dim,
+        transport_client=TransportClient(
+            points, p=valuer.p, allow_reconstruction=allow_reconstruction
+        ),
+        # Samples are valued in float64, which Apple's GPUs lack.
+        device=torch.device("cpu") if device.type == "mps" else device,
     )
 
 
@@ -177,21 +191,17 @@ def _sample_gradients(
 ) -> Tensor:
     """Compute the gradients ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
     device = client_state.device
-    x = client_state.x.to(device)
-    y = client_state.y.to(device)
     points = points.to(device)
     statistics = client_state.statistics.to(device)
-    has_labels = valuer.label_weight > 0
-
-    count = len(x)
+    count = len(client_state.x)
     gradients = torch.empty(count)
     order = torch.randperm(count, generator=generator_for(seed, "parts"))
     num_parts = math.ceil(count / valuer.chunk)
+    has_labels = valuer.label_weight > 0
     for rows in order.chunk(num_parts):
-        rows_on_device = rows.to(device)
         gradients_of_part = client_values(
-            x[rows_on_device],
-            y[rows_on_device] if has_labels else None,
+            client_state.x[rows].to(device),
+            client_state.y[rows].to(device) if has_labels else None,
             points,
             part=valuer.part if has_labels else "features",
             blur=valuer.blur,

@@ -136,24 +136,25 @@ def head_inputs(
         raise ConfigurationError(
             f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
         )
-    inputs_by_batch: list[Tensor] = []
-    layer = module.get_submodule(head_of_module.name)
-    hook = layer.register_forward_pre_hook(lambda _, inputs: inputs_by_batch.append(inputs[0]))
-    try:
-        for batch in x.split(BATCH_SIZE):
-            module(batch)
-    finally:
-        hook.remove()
-    if inputs_by_batch:
-        features = torch.cat([inputs.flatten(1) for inputs in inputs_by_batch])
-    else:
-        features = torch.empty(0, 0)
+    features = _flat_inputs(module, x, module.get_submodule(head_of_module.name))
     if len(features) != len(x):
         raise ConfigurationError(
             f"the head {head_of_module.name!r} of {type(module).__name__} was given {len(features)} rows for {len(x)} "
             "samples: it is not called once in every forward pass. Name another layer with Penultimate(head=...)."
         )
     return features.float()
+
+
+def _flat_inputs(module: nn.Module, x: Tensor, layer: nn.Module) -> Tensor:
+    """Return all inputs of a layer of the module for the samples ``x``, a row for each."""
+    inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0].flatten(1)))
+    try:
+        for batch in x.split(BATCH_SIZE):
+            module(batch)
+    finally:
+        hook.remove()
+    return torch.cat(inputs) if inputs else torch.empty(0, 0)
 
 
 class PCA(Features):

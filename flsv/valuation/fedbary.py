@@ -194,29 +194,26 @@ class FedBary(ValidatedArguments, SampleFilter):
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        server_x, server_labels = None, None
-        if server is not None:
-            server_x, server_labels = server.samples("val")
-        self.features.fit(server_x, clients)
+        server_samples = None if server is None else server.samples("val")
+        self.features.fit(None if server_samples is None else server_samples[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(client_functions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             first_responses = map_clients(clients, lambda client: client.request(enter))
-            sizes = {**(others or {})}
-            responses = {}  # of the clients with samples
-            for client, response in zip(clients, first_responses):
-                sizes[client.id] = response.samples
-                if response.samples:
-                    responses[client] = response
-            support = self.support_for(sizes)
-
-            if server is None or server_x is None or server_labels is None:
+            response_by_client = dict(zip(clients, first_responses))
+            sizes = {client.id: reply.samples for client, reply in response_by_client.items()}
+            support = self.support_for({**(others or {}), **sizes})
+            responses = {
+                client: reply for client, reply in response_by_client.items() if reply.samples
+            }
+            if server is None or server_samples is None:
                 self._check_features(responses)
                 target = self._barycenter(responses, key, support, seed)
             else:
-                server_features = embed(server, server_x)
-                target = self._target_points(server_features, server_labels)
+                x, y = server_samples
+                server_features = embed(server, x)
+                target = self._target_points(server_features, y)
                 self._check_features(responses, server_features.shape[1])
             value_client = partial(
                 self._value_client,
@@ -230,23 +227,8 @@ class FedBary(ValidatedArguments, SampleFilter):
                 values = map_clients(list(responses), value_client, pool.map)
         finally:
             map_clients(clients, lambda client: client.request(client_functions.leave, key))
-
-        distances = dict.fromkeys(clients, torch.tensor(torch.nan))
-        flagged_counts = {
-            client: response.broken for client, response in zip(clients, first_responses)
-        }
-        for client, (distance, flagged_count) in zip(responses, values):
-            distances[client] = distance
-            if flagged_count is not None:
-                flagged_counts[client] = flagged_count
-        return Valuation(
-            tuple(client.id for client in clients),
-            torch.tensor([response.samples for response in first_responses]),
-            torch.tensor([response.broken for response in first_responses]),
-            distances=torch.stack(list(distances.values())),
-            flagged=torch.tensor(list(flagged_counts.values())),
-            support=support,
-        )
+        value_by_client = dict(zip(responses, values))
+        return _valuation(clients, first_responses, value_by_client, support)
 
     def _barycenter(
         self,
@@ -358,6 +340,29 @@ class _BarycenterClient:
         return self.client.request(client_functions.respond, self.key, gamma)
 
 
+def _valuation(
+    clients: Sequence[Client],
+    first_responses: Sequence[FirstResponse],
+    value_by_client: Mapping[Client, tuple[Tensor, int | None]],
+    support: int,
+) -> Valuation:
+    no_value = (torch.tensor(torch.nan), None)
+    distances = []
+    flagged_counts = []
+    for client, response in zip(clients, first_responses):
+        distance, flagged_count = value_by_client.get(client, no_value)
+        distances.append(distance)
+        flagged_counts.append(response.broken if flagged_count is None else flagged_count)
+    return Valuation(
+        tuple(client.id for client in clients),
+        torch.tensor([response.samples for response in first_responses]),
+        torch.tensor([response.broken for response in first_responses]),
+        distances=torch.stack(distances),
+        flagged=torch.tensor(flagged_counts),
+        support=support,
+    )
+
+
 def _embed(
     local: LocalData,
     x: Tensor,
@@ -439,28 +444,33 @@ def participants_of(
             "leave the valuation out",
         )
 
-    def on_device(batches: Iterable[Any]) -> Iterable[Any]:
-        return (move_data_to_device(batch, torch.device(device)) for batch in batches)
-
     def batches_of_client(client_id: int, split: Split) -> Iterable[Any]:
-        return on_device(data.client_loader(client_id, split, shuffle=False))
+        return _moved(data.client_loader(client_id, split, shuffle=False), device)
 
     clients = []
     for client_id in range(data.num_clients):
         batches = partial(batches_of_client, client_id)
         clients.append(_client(client_id, batches, data.class_counts))
+    return clients, _server_with(data, device)
+
+
+def _moved(batches: Iterable[Any], device: str | torch.device) -> Iterable[Any]:
+    return (move_data_to_device(batch, torch.device(device)) for batch in batches)
+
+
+def _server_with(data: Any, device: str | torch.device) -> LocalData | None:
+    """Return the server's data: the data module's validation set, or None without one."""
     validation_loader = data.val_dataloader()
     if not validation_loader:
-        return clients, None
+        return None
     no_samples = torch.zeros_like(data.class_counts[0])  # of the training set
-    server = LocalData(
+    return LocalData(
         "the server",
-        lambda split: on_device(validation_loader),
+        lambda split: _moved(validation_loader, device),
         class_counts=no_samples,
         federation_class_counts=no_samples,
         guarded=False,
     )
-    return clients, server
 
 
 def _client(
