@@ -253,9 +253,7 @@ class Client:
         is_in_this_process = owners is None or owners.has(self.id)
         response = None  # remains None if another process has the client
         if is_in_this_process:
-            with opened(self.__data):  # the only place where functions read the data
-                result = function(self.__data, *args, **kwargs)
-            response = rounded_response(function, result)
+            response = self._local_response(function, args, kwargs)
 
         # This process is the only one.
         if owners is None:
@@ -274,6 +272,11 @@ class Client:
         description = f"client {self.id}'s response to {_name(function)!r}"
         shared_response: T | None = owners.ranks.broadcast(owner_rank, response, description)
         return shared_response
+
+    def _local_response(self, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with opened(self.__data):  # the only place where functions read the data
+            result = function(self.__data, *args, **kwargs)
+        return rounded_response(function, result)
 
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]
@@ -345,31 +348,45 @@ def map_clients(
     hold_conversations = map or clients[0].map_conversations
     channel = clients[0]._channel or Channel()  # without one, messages are not counted
     num_earlier_messages = len(channel.messages)
-    # The clients of other processes respond there.
     owners = clients[0]._owners
-    if owners is not None and owners.in_map_clients:
-        owners = None
-    clients_here = clients
-    if owners is not None:
+    if owners is None or owners.in_map_clients:
+        conversations = hold_conversations(conversation, clients)
+        results = {client.id: result for client, result in zip(clients, conversations)}
+        messages = channel.messages[num_earlier_messages:]
+    else:
+        # The clients of other processes respond there.
         clients_here = [client for client in clients if owners.has(client.id)]
-        owners.in_map_clients = True
-    try:
-        conversations = hold_conversations(conversation, clients_here)
-        results = {client.id: result for client, result in zip(clients_here, conversations)}
-    finally:
-        if owners is not None:
-            owners.in_map_clients = False
-
-    messages = channel.messages[num_earlier_messages:]
-    if owners is not None:
-        exchanged = owners.ranks.all_gather((results, messages), "conversations")
-        results = {}
-        messages = []
-        for results_of_rank, messages_of_rank in exchanged:
-            results |= results_of_rank
-            messages += messages_of_rank
+        with _within_map(owners):
+            conversations = hold_conversations(conversation, clients_here)
+            results = {client.id: result for client, result in zip(clients_here, conversations)}
+        messages = channel.messages[num_earlier_messages:]
+        results, messages = _of_all_ranks(owners, results, messages)
     channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
     return [results[client.id] for client in clients]
+
+
+@contextmanager
+def _within_map(owners: ClientPlacement) -> Iterator[None]:
+    owners.in_map_clients = True
+    try:
+        yield
+    finally:
+        owners.in_map_clients = False
+
+
+def _of_all_ranks(
+    owners: ClientPlacement,
+    results: dict[int, T],
+    messages: list[Message],
+) -> tuple[dict[int, T], list[Message]]:
+    """Return all processes' results by client, and their messages."""
+    all_results: dict[int, T] = {}
+    all_messages: list[Message] = []
+    exchanged = owners.ranks.all_gather((results, messages), "conversations")
+    for results_of_rank, messages_of_rank in exchanged:
+        all_results |= results_of_rank
+        all_messages += messages_of_rank
+    return all_results, all_messages
 
 
 def _in_order_of(

@@ -99,17 +99,9 @@ class ParameterSpace:
         _check_values(float_state)
         self._floating = frozenset(float_state)
         self._assign_names(module, private, kept_names=kept_names, candidate_constants=constant)
-
         self.non_finite_names = self._frozen_not_finite(float_state, former_names=non_finite)
         self._excluded = self._private_set.union(self._constant_set, self.non_finite_names)
-        entries = float_state.items()
-        shared = {name: tensor for name, tensor in entries if name not in self._excluded}
-        if self._excluded and not shared:
-            raise ConfigurationError(
-                f"private={list(private)} excludes all parameters and buffers of the module, so there is no model to "
-                "share."
-            )
-        _check_real(shared)
+        shared = self._shared_tensors(float_state, private)
 
         self.names = tuple(shared)
         self.shapes = tuple(tensor.shape for tensor in shared.values())
@@ -123,6 +115,21 @@ class ParameterSpace:
 
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
+
+    def _shared_tensors(
+        self,
+        float_state: Mapping[str, Tensor],
+        private: Sequence[str],
+    ) -> dict[str, Tensor]:
+        entries = float_state.items()
+        shared = {name: tensor for name, tensor in entries if name not in self._excluded}
+        if self._excluded and not shared:
+            raise ConfigurationError(
+                f"private={list(private)} excludes all parameters and buffers of the module, so there is no model to "
+                "share."
+            )
+        _check_real(shared)
+        return shared
 
     def _assign_names(
         self,
@@ -302,21 +309,12 @@ class ParameterSpace:
             begin += size
         return slices
 
-    def _locate_head(
-        self,
-        module: nn.Module,
-        requested: str | None,
-    ) -> Head | None:
+    def _locate_head(self, module: nn.Module, requested: str | None) -> Head | None:
         layer_name = head_name(module, requested)
         if layer_name is None:
             return None
         layer = module.get_submodule(layer_name)
-
-        # Tensors are found by identity, since a weight that several layers share has one name.
-        name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
-        weight_name = name_by_tensor.get(id(_stored_tensor(layer, "weight")))
-        bias_name = name_by_tensor.get(id(_stored_tensor(layer, "bias")))
-
+        weight_name, bias_name = _names_in_model(module, layer)
         if weight_name in self._excluded:
             self.unshared_head = layer_name
             return None
@@ -328,17 +326,19 @@ class ParameterSpace:
                 f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
                 "Name the last linear layer of the classifier."
             )
-
         slices = self._slices()
-        bias = None
-        if bias_name is not None:
-            bias = slices.get(bias_name)
-        return Head(
-            name=layer_name,
-            num_classes=shapes[weight_name][0],
-            weight=slices[weight_name],
-            bias=bias,
-        )
+        num_classes = shapes[weight_name][0]
+        bias = None if bias_name is None else slices.get(bias_name)
+        return Head(layer_name, num_classes, weight=slices[weight_name], bias=bias)
+
+
+def _names_in_model(module: nn.Module, layer: nn.Module) -> tuple[str | None, str | None]:
+    """Return the names of a layer's weight and bias in the module, None for a tensor that is not stored there."""
+    # Tensors are found by identity, since a weight that several layers share has one name.
+    name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
+    weight_name = name_by_tensor.get(id(_stored_tensor(layer, "weight")))
+    bias_name = name_by_tensor.get(id(_stored_tensor(layer, "bias")))
+    return weight_name, bias_name
 
 
 def _stored_tensor(layer: nn.Module, name: str) -> Tensor | None:

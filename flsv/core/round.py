@@ -270,12 +270,7 @@ class Round:
         # A branch would wait for the value of `total` on an accelerator.
         combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
-    def _restore_common_columns(
-        self,
-        combined: Tensor,
-        weights: Tensor,
-        total: Tensor,
-    ) -> None:
+    def _restore_common_columns(self, combined: Tensor, weights: Tensor, total: Tensor) -> None:
         """Set the elements that are equal in all clients' models to exactly this value, in place."""
         # Elements that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         # The rounding error of a sum of k weights is about k times eps.

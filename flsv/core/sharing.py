@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -53,11 +54,7 @@ class Sharing(NamedTuple):
     constant: set[str]
 
 
-def sharing(
-    share: Share,
-    module: nn.Module,
-    head: str | None = None,
-) -> Sharing:
+def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
     """Return the names of the parameters and buffers that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())
@@ -70,9 +67,10 @@ def sharing(
     if not isinstance(share, str) and callable(share):
         included_names = {name for name, tensor in state.items() if share(name, tensor)}
     else:
-        included_names, excluded_names = _shared_by_words(
-            share, module, state, frozen=frozen_names, head=head
+        names_of_word = partial(
+            _names_of_word, module=module, state=state, frozen=frozen_names, head=head
         )
+        included_names, excluded_names = _shared_by_words(share, state, names_of_word)
 
     if not any(state[name].is_floating_point() for name in included_names):
         raise ConfigurationError(
@@ -86,23 +84,18 @@ def sharing(
 
 def _shared_by_words(
     share: str | Sequence[str],
-    module: nn.Module,
     state: Mapping[str, Tensor],
-    *,
-    frozen: set[str],
-    head: str | None,
+    names_of_word: Callable[[str], Collection[str]],
 ) -> tuple[set[str], set[str]]:
     """Return the names that ``share`` includes, and those that it excludes by ``!``. Later patterns take precedence."""
     words = [share] if isinstance(share, str) else share
     excluded_names: set[str] = set()
     included_names: set[str] = set()
-    starts_with_all = words[0].startswith("!")
-    if starts_with_all:
+    if words[0].startswith("!"):
         included_names.update(state)
 
     for word in words:
-        pattern = word.removeprefix("!")
-        names = set(_names_of_word(pattern, module, state, frozen=frozen, head=head))
+        names = set(names_of_word(word.removeprefix("!")))
         if not names:
             raise ConfigurationError(
                 f"FederatedLoop(share={share!r}): {word!r} matches no parameter or buffer of the module. It has "
@@ -127,17 +120,7 @@ def warn_of_sharing(
     ``clients_are_evaluated``: each client is evaluated with its own tensors.
     """
     if space.kept_names:
-        names = listed(map(repr, space.kept_names))
-        message = (
-            f"{len(space.kept_names)} trained tensors stay at their clients: {names}. In validation, tests and "
-            "checkpoints, the global model has their initial values."
-        )
-        if not clients_are_evaluated:
-            message += (
-                " To evaluate each client with its own tensors, set ClientEvaluation(every=1)."
-            )
-        warnings.warn(message, stacklevel=2)
-
+        _warn_of_kept(space.kept_names, clients_are_evaluated)
     lora_names = _averaged_lora_pairs(space, module)
     if lora_names:
         names = listed(map(repr, lora_names))
@@ -146,6 +129,17 @@ def warn_of_sharing(
             "the clients' products. Freeze A for exact averages (FFA-LoRA): flsv.models.lora.freeze_a(module).",
             stacklevel=2,
         )
+
+
+def _warn_of_kept(kept_names: Collection[str], clients_are_evaluated: bool) -> None:
+    names = listed(map(repr, kept_names))
+    message = (
+        f"{len(kept_names)} trained tensors stay at their clients: {names}. In validation, tests and "
+        "checkpoints, the global model has their initial values."
+    )
+    if not clients_are_evaluated:
+        message += " To evaluate each client with its own tensors, set ClientEvaluation(every=1)."
+    warnings.warn(message, stacklevel=3)
 
 
 def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:

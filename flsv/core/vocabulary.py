@@ -116,8 +116,6 @@ def _parse_table(table: str) -> dict[str, Attribute]:
         name, meaning, shape, stage, needs_cell, marks_cell = cells
         needs = tuple(need for need in needs_cell.split(", ") if need)
         marks = marks_cell.split(", ")
-        is_loop_only = "loop" in marks
-        is_internal = "internal" in marks
         attributes[name] = Attribute(
             meaning=meaning,
             shape=shape,
@@ -127,8 +125,8 @@ def _parse_table(table: str) -> dict[str, Attribute]:
             of_updates="of updates" in marks or "updates" in needs,
             of_starts="of starts" in marks,
             needs_utilities="scores" in marks,
-            outside=not is_loop_only,
-            is_argument=not is_internal,
+            outside="loop" not in marks,
+            is_argument="internal" not in marks,
         )
     return attributes
 
