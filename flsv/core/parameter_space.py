@@ -101,7 +101,7 @@ class ParameterSpace:
         self._assign_names(module, private, kept_names=kept_names, candidate_constants=constant)
         self.non_finite_names = self._frozen_not_finite(float_state, former_names=non_finite)
         self._excluded = self._private_set.union(self._constant_set, self.non_finite_names)
-        shared = self._shared_tensors(float_state, private)
+        shared = self._shared_state(float_state, private)
 
         self.names = tuple(shared)
         self.shapes = tuple(tensor.shape for tensor in shared.values())
@@ -116,7 +116,7 @@ class ParameterSpace:
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
-    def _shared_tensors(
+    def _shared_state(
         self,
         float_state: Mapping[str, Tensor],
         private: Sequence[str],

@@ -160,12 +160,7 @@ def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:
 
 
 def _names_of_word(
-    word: str,
-    module: nn.Module,
-    state: Mapping[str, Tensor],
-    *,
-    frozen: set[str],
-    head: str | None,
+    word: str, module: nn.Module, state: Mapping[str, Tensor], *, frozen: set[str], head: str | None
 ) -> Collection[str]:
     """Return the names in ``state`` that match ``word``, a pattern of ``share`` without its ``!``."""
     if word == "all":
