@@ -185,13 +185,10 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         """Log the wrapped strategy's settings."""
         self.strategy.summary()
 
-    def _values(
-        self,
-        index: int,
-        replies: Sequence[Message],
-    ) -> dict[tuple[str, str], float]:
+    def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
         """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
         files."""
+        weight_key = getattr(self.strategy, "weighted_by_key", "num-examples")
         models = {}
         reported_samples = {}
         for reply in replies:
@@ -203,7 +200,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
                         f"Two clients have the name {name!r}. Give each client its own name."
                     )
                 models[name] = self._model_of(_only_record(reply.content.array_records))
-                reported_samples[name] = numbers.get(self._weight_key)
+                reported_samples[name] = numbers.get(weight_key)
 
         ids = self._client_ids(models)
         updates = {client: models[name] for name, client in ids.items()}
@@ -212,11 +209,6 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         if self._files is not None:
             self._files.write(index, round_values, self._client_names, samples)
         return _value_by_metric_and_client(round_values, ids)
-
-    @property
-    def _weight_key(self) -> str:
-        """The name of the number by which the strategy weights replies."""
-        return getattr(self.strategy, "weighted_by_key", "num-examples")
 
     def _client_name(self, reply: Message, numbers: Mapping[str, Any]) -> str:
         node = reply.metadata.src_node_id
@@ -364,9 +356,8 @@ class _Files:
         reports none.
         """
         num_clients = len(round_values.names)
-        all_names = list(names)
-        for client in range(len(names), num_clients):
-            all_names.append(f"not seen ({client})")
+        unseen_clients = range(len(names), num_clients)
+        all_names = [*names, *(f"not seen ({client})" for client in unseen_clients)]
         tensorboard = self._writer_for(all_names)
 
         shares = self._shares(samples, num_clients)

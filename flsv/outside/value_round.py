@@ -143,14 +143,16 @@ def value_round(
     head = named_head(contribution_metrics.metrics.values())
     space = ParameterSpace(module, head)
 
-    if num_clients is None:
-        num_clients = _num_clients_of_metrics(contribution_metrics)
+    measuring_metrics = _measuring_metrics(contribution_metrics)
+    for metric in measuring_metrics:
+        if num_clients is None:
+            num_clients = metric.num_clients
     clients = client_names
     if clients is None:
         clients = range(num_clients or len(updates))
     names = _checked_names(clients, num_clients)
     model_by_client = _by_client(updates, "updates", clients)
-    client_ids = list(model_by_client)
+    cohort = _Cohort(clients, ids=list(model_by_client))
     _check_form("num_samples", num_samples, updates)
     _check_form("weights", weights, updates)
 
@@ -158,20 +160,22 @@ def value_round(
     if classes is None and space.head is not None:
         classes = space.head.num_classes
     _check_metrics(contribution_metrics, space, head, num_classes, classes)
+    _check_names(contribution_metrics, names)
+    contribution_metrics.bind(len(names), classes or 1, class_names=None, client_names=names)
     device = module_device(module)
-    _bind(contribution_metrics, names, classes or 1, device)
+    contribution_metrics.to(device)
 
-    counts = _sample_counts(num_samples, clients, client_ids)
-    shares = _aggregation_weights(weights, counts, clients, client_ids)
+    counts = cohort.sample_counts(num_samples)
+    shares = cohort.shares(weights, counts)
     global_vector = _vector(space, module, start, "start")
     offset = global_vector if deltas else None
     models = _stacked_models(model_by_client, names, space, module, offset)
 
     if round_index is None:
-        round_index = _num_rounds_of_metrics(contribution_metrics)
+        round_index = max((int(metric.rounds) for metric in measuring_metrics), default=0)
     round = Round(
         round_index=round_index,
-        client_ids=torch.tensor(client_ids, device=device),
+        client_ids=torch.tensor(cohort.ids, device=device),
         num_samples=counts.to(device),
         global_vector=global_vector.to(device),
         client_vectors=models.to(device),
@@ -183,60 +187,32 @@ def value_round(
     return _round_values(contribution_metrics, round, contributions, names)
 
 
+@dataclass(frozen=True)
+class _Cohort:
+    """All clients by name or number, and the ids of those in the round."""
+
+    clients: Sequence[Any]
+    ids: list[int]
+
+    def sample_counts(self, num_samples: Any) -> Tensor:
+        if num_samples is None:
+            return torch.ones(len(self.ids), dtype=torch.long)
+        return torch.tensor(self._numbers(num_samples, "num_samples", Count))
+
+    def shares(self, weights: Any, sample_counts: Tensor) -> Tensor:
+        if weights is None:
+            return sample_counts.double() / sample_counts.sum()
+        return torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
+
+    def _numbers(self, values: Any, argument: str, kind: Any) -> list[Any]:
+        number_by_client = _by_client(values, argument, self.clients, expected=self.ids)
+        numbers = number_by_client.values()
+        return [check_argument("value_round", argument, number, kind) for number in numbers]
+
+
 def _measuring_metrics(contribution_metrics: ContributionMetrics) -> list[ContributionMetric]:
     metrics = contribution_metrics.metrics.values()
     return [metric for metric in metrics if isinstance(metric, ContributionMetric)]
-
-
-def _num_clients_of_metrics(contribution_metrics: ContributionMetrics) -> int | None:
-    """Return the number of clients that a metric was created with, or None."""
-    for metric in _measuring_metrics(contribution_metrics):
-        if metric.num_clients is not None:
-            return metric.num_clients
-    return None
-
-
-def _num_rounds_of_metrics(contribution_metrics: ContributionMetrics) -> int:
-    metrics = _measuring_metrics(contribution_metrics)
-    return max((int(metric.rounds) for metric in metrics), default=0)
-
-
-def _bind(
-    contribution_metrics: ContributionMetrics,
-    names: list[str],
-    num_classes: int,
-    device: torch.device,
-) -> None:
-    _check_names(contribution_metrics, names)
-    contribution_metrics.bind(
-        num_clients=len(names),
-        num_classes=num_classes,
-        class_names=None,
-        client_names=names,
-    )
-    contribution_metrics.to(device)
-
-
-def _sample_counts(
-    num_samples: Any,
-    clients: Sequence[Any],
-    client_ids: list[int],
-) -> Tensor:
-    if num_samples is None:
-        return torch.ones(len(client_ids), dtype=torch.long)
-    return torch.tensor(_numbers(num_samples, "num_samples", Count, clients, client_ids))
-
-
-def _aggregation_weights(
-    weights: Any,
-    counts: Tensor,
-    clients: Sequence[Any],
-    client_ids: list[int],
-) -> Tensor:
-    if weights is None:
-        return counts.double() / counts.sum()
-    numbers = _numbers(weights, "weights", float, clients, client_ids)
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _stacked_models(
@@ -307,19 +283,6 @@ def _by_client(
             "num_clients."
         )
     return {client_id: value_by_id[client_id] for client_id in expected_ids}
-
-
-def _numbers(
-    values: Any,
-    argument: str,
-    kind: Any,
-    clients: Sequence[Any],
-    client_ids: list[int],
-) -> list[Any]:
-    """Return the numbers of the clients ``client_ids`` in an argument like ``updates``."""
-    number_by_client = _by_client(values, argument, clients, expected=client_ids)
-    numbers = number_by_client.values()
-    return [check_argument("value_round", argument, number, kind) for number in numbers]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
@@ -461,15 +424,14 @@ def _unmet_needs(
     return ""
 
 
-def _vector(
-    space: ParameterSpace,
-    module: nn.Module,
-    model: Model,
-    owner: str,
-) -> Tensor:
+def _vector(space: ParameterSpace, module: nn.Module, model: Model, owner: str) -> Tensor:
     """Return a model, given as vector, ``state_dict`` or arrays, as a vector ``[P]``. ``owner`` is for messages."""
     if isinstance(model, Tensor):
-        _check_length(model, space, owner)
+        if model.shape != (space.size,):
+            raise ConfigurationError(
+                f"The model of {owner} does not fit the module: expected a vector [{space.size}], as "
+                "flsv.ParameterSpace(module).read(module) returns it."
+            )
         vector = model.detach().to(space.dtype)
     else:
         module_tensors = module.state_dict()
@@ -482,14 +444,6 @@ def _vector(
             f"The model of {owner} contains NaN or infinite numbers. Do not pass this update."
         )
     return vector
-
-
-def _check_length(model: Tensor, space: ParameterSpace, owner: str) -> None:
-    if model.shape != (space.size,):
-        raise ConfigurationError(
-            f"The model of {owner} does not fit the module: expected a vector [{space.size}], as "
-            "flsv.ParameterSpace(module).read(module) returns it."
-        )
 
 
 def _tensors_by_name(
