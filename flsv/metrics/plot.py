@@ -82,7 +82,9 @@ def plot_contributions(
 
     if is_heatmap:
         columns = list(map(label_text, column_names or range(values.shape[2])))
-        ax = ax or _axis_for_heatmap(columns, names)
+        width = 2.9 + 0.5 * len(columns)
+        height = 1.5 + 0.3 * len(clients)
+        ax = ax or _new_axis(width, height, below=columns, beside=names)
         _draw_heatmap(ax, values[0], columns, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel(f"client{note}")
@@ -285,12 +287,6 @@ def _finish_lines(ax: Any, are_all_named: bool) -> None:
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
     )
-
-
-def _axis_for_heatmap(columns: Sequence[str], names: Sequence[str]) -> Any:
-    width = 2.9 + 0.5 * len(columns)
-    height = 1.5 + 0.3 * len(names)
-    return _new_axis(width, height, below=columns, beside=names)
 
 
 def _draw_heatmap(

@@ -139,12 +139,16 @@ def draw_cohort(
             f"distinct client ids, integers from 0 to {state.num_clients - 1}. Convert a mask by "
             "mask.nonzero().flatten()."
         )
+    _check_members(sampler, cohort)
+    return cohort
+
+
+def _check_members(sampler: ClientSampler, cohort: list[int]) -> None:
     if sampler.members is not None and not set(cohort) <= set(sampler.members):
         raise RuntimeError(
             f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}, but a sampler that overrides "
             "`sample` must draw from its `members` if they are not None."
         )
-    return cohort
 
 
 def _is_vector_of_integers(ids: Tensor) -> bool:

@@ -258,7 +258,8 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
         rate = max(rate, omega - 1)
         # The remaining steps are a geometric series.
         error = step_size / (1 - rate) if rate < 1 else math.inf
-        if error < MAX_ERROR or _is_extreme(u) or _is_extreme(v):
+        largest = float(torch.cat([u, v]).abs().max())
+        if error < MAX_ERROR or largest > MAX_LOG_SCALING:
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)
@@ -283,10 +284,6 @@ def _over_relaxed(
         step_of_u = -row_means.log() - u
         u = u + omega * step_of_u
     return u, v, float(step_of_u.abs().mean() + step_of_v.abs().mean())
-
-
-def _is_extreme(log_factors: Tensor) -> bool:
-    return float(log_factors.abs().max()) > MAX_LOG_SCALING
 
 
 def _faster_omega(omega: float, rate: float, max_omega: float) -> float:
