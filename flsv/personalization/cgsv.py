@@ -68,12 +68,7 @@ class SparsifiedReward(Personalizer):
             return merit / best
         return torch.ones_like(merit)
 
-    def personalize(
-        self,
-        round: Round,
-        contributions: Contributions,
-        models: Starts,
-    ) -> Starts:
+    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         assert round.server_vector is not None
         sent_fractions = self.shares(contributions[self.metric])  # [n]
         num_parameters = round.space.num_parameters

@@ -189,23 +189,22 @@ def mix_models(
     models = torch.stack([local.model, *downloads])  # [s, P]
     evaluated_models = torch.cat([initial_model[None, :], models])
     losses = -local.utility(evaluated_models, performance)  # [1 + s]
-    initial_loss = losses[0]
-    model_losses = losses[1:]
     updates = models - initial_model
     distances = torch.linalg.vector_norm(updates[:, :num_parameters], dim=1)  # [s]
-    signed_weights = first_order_weights(initial_loss, model_losses, distances.to(losses))
+    signed_weights = first_order_weights(losses[0], losses[1:], distances.to(losses))
+    local.state[OWN_MODEL] = _mixture(models, signed_weights, initial_model)
     tiny = torch.finfo(signed_weights.dtype).tiny  # avoids 0 / 0
     sum_of_magnitudes = signed_weights.abs().sum().clamp_min(tiny)
+    return signed_weights / sum_of_magnitudes
 
+
+def _mixture(models: Tensor, signed_weights: Tensor, initial_model: Tensor) -> Tensor:
     weights = signed_weights.clamp_min(0)
     total = weights.sum()
     if total > 0:
         shares = (weights / total).to(models)
-        mixture = keep_common(shares @ models, models)
-    else:  # no model is better than the initial one
-        mixture = initial_model.clone()
-    local.state[OWN_MODEL] = mixture
-    return signed_weights / sum_of_magnitudes
+        return keep_common(shares @ models, models)
+    return initial_model.clone()  # no model is better
 
 
 declare_response(mix_models, _expected_weights, numbers=lambda clients, classes: clients)

@@ -133,37 +133,33 @@ class PFedHN(Personalizer):
         written = self._network(torch.tensor(client, device=global_vector.device))
         return torch.cat([written, global_vector[len(written) :]])
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
-    def personalize(
-        self,
-        round: Round,
-        contributions: Contributions,
-        models: Starts,
-    ) -> Starts:
+    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+        num_parameters = round.space.num_parameters
+        for row, client in enumerate(round.client_ids):
+            # The gradient of the last layer's output, which is the client's model.
+            update = round.matrix.update(row)[:num_parameters]
+            self._step(client, output_gradient=-update)
+        return {}
+
+    def _step(self, client: Tensor, output_gradient: Tensor) -> None:
+        """Take a step of SGD on all parameters of the network."""
         assert self._network is not None
         network = self._network
         last_layer = network.writer
-        num_parameters = round.space.num_parameters
         # All parameters but the last layer's.
         parameters: list[Tensor] = [
             *network.embedding.parameters(),
             *network.features.parameters(),
         ]
-        for row, client in enumerate(round.client_ids):
-            # The gradient of the last layer's output, which is the client's model.
-            update = round.matrix.update(row)[:num_parameters]
-            output_gradient = -update
-            features = network.features(network.embedding(client))
-            feature_gradient = output_gradient @ last_layer.weight.detach()
-            gradients = torch.autograd.grad(features, parameters, grad_outputs=feature_gradient)
-            with torch.no_grad():
-                # weight -= lr * outer(output_gradient, features), without storing the product, which is as large as the
-                # layer.
-                last_layer.weight.addr_(output_gradient, features, alpha=-self.lr)
-                last_layer.bias.add_(output_gradient, alpha=-self.lr)
-                torch._foreach_add_(parameters, gradients, alpha=-self.lr)
-        return {}
+        features = network.features(network.embedding(client))
+        feature_gradient = output_gradient @ last_layer.weight.detach()
+        gradients = torch.autograd.grad(features, parameters, grad_outputs=feature_gradient)
+        with torch.no_grad():
+            # weight -= lr * outer(output_gradient, features), without storing the product, which is as large as the
+            # layer.
+            last_layer.weight.addr_(output_gradient, features, alpha=-self.lr)
+            last_layer.bias.add_(output_gradient, alpha=-self.lr)
+            torch._foreach_add_(parameters, gradients, alpha=-self.lr)
 
     def state_dict(self) -> dict[str, Any]:
         if self._network is None:  # between load_state_dict and resume

@@ -93,18 +93,12 @@ def collaborate(
         base[~personal.to(base.device)] = extractor
     models = torch.stack([select_personal(local.model, personal), *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
+    values = game.values(generator)
 
-    num_permutations = PERMUTATIONS_PER_MODEL * len(models)
-    budget = num_permutations * (len(models) - 1) + 2  # with the empty and the grand coalition
-    estimate = permutation_shapley(game.utility, len(models), budget=budget, generator=generator)
-    values = estimate.values
-
-    if personal is None:
-        num_mixed_parameters = num_parameters
-    else:
-        num_mixed_parameters = int(personal[:num_parameters].sum())
+    if personal is not None:
+        num_parameters = int(personal[:num_parameters].sum())
     differences = models - models[0]  # to the client's own model
-    distances = differences[:, :num_mixed_parameters].norm(dim=1)
+    distances = differences[:, :num_parameters].norm(dim=1)
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed_model = keep_common(weights.to(models) @ models, models)
 
@@ -147,6 +141,14 @@ class _MixtureGame:
             mean_models = shares.to(self.models) @ self.models
             utilities[rows] = self.evaluate(mean_models)
         return utilities
+
+    def values(self, generator: Generator) -> Tensor:
+        """Estimate the models' Shapley values ``[s]``."""
+        num_models = len(self.models)
+        num_permutations = PERMUTATIONS_PER_MODEL * num_models
+        budget = num_permutations * (num_models - 1) + 2  # with the empty and the grand coalition
+        estimate = permutation_shapley(self.utility, num_models, budget=budget, generator=generator)
+        return estimate.values
 
 
 def _own_unless_better(
@@ -352,14 +354,12 @@ class PFedSV(UploadKeeper):
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
         assert round.server_vector is not None
-        cohort = on_host(round.client_ids)
-        client_vectors = round.client_vectors
         previous_uploads = self.store_uploads(
             round, lambda vector: select_personal(vector, self._is_personal)
         )
         extractor = None  # the new elements that are not personal
         if self._is_personal is not None:
-            is_shared = ~self._is_personal.to(client_vectors.device)
+            is_shared = ~self._is_personal.to(round.client_vectors.device)
             extractor = round.server_vector[is_shared]
         value_peers = partial(
             self._value_peers,
@@ -367,9 +367,9 @@ class PFedSV(UploadKeeper):
             relevance=self._relevance(contributions),
             extractor=extractor,
         )
-        shape = (len(cohort), self._num_clients)
-        no_values = torch.full(shape, float("nan"), device=client_vectors.device)
-        self._cohort = cohort  # for `send` in the next round
+        self._cohort = on_host(round.client_ids)  # for `send` in the next round
+        shape = (len(round), self._num_clients)
+        no_values = torch.full(shape, float("nan"), device=round.client_vectors.device)
         peer_values = self.collect_values(
             no_values, round, request_values=value_peers, previous_uploads=previous_uploads
         )
