@@ -80,6 +80,15 @@ class Bucketing(Aggregator):
         return weights
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
+        bucket_of_client = self._draw_buckets(round)
+        sizes = torch.bincount(bucket_of_client)
+        buckets = _means_of_buckets(round, bucket_of_client, sizes)
+        vector, weights = self.aggregator.aggregate(buckets, {})
+        weights_of_members = weights / sizes
+        return vector, weights_of_members[bucket_of_client]
+
+    def _draw_buckets(self, round: Round) -> Tensor:
+        """Draw the bucket ``[k]`` of each client."""
         device = round.client_vectors.device
         num_clients = len(round)
         generator = round.generator("buckets")
@@ -87,27 +96,7 @@ class Bucketing(Aggregator):
         # The first `size` clients of the permutation form bucket 0, and so on.
         bucket_of_client = torch.empty_like(order)
         bucket_of_client[order] = torch.arange(num_clients, device=device) // self.size
-        sizes = torch.bincount(bucket_of_client)
-        num_buckets = len(sizes)
-
-        # The mean model of each bucket: [buckets, P].
-        shares = round.client_vectors / sizes[bucket_of_client, None]
-        means = shares.new_zeros(num_buckets, shares.shape[1])
-        means.index_add_(0, bucket_of_client, shares)
-        num_samples = torch.zeros_like(sizes)
-        num_samples.index_add_(0, bucket_of_client, round.num_samples.to(sizes))
-        buckets = Round(
-            round_index=round.round_index,
-            client_ids=torch.arange(num_buckets, device=device),
-            num_samples=num_samples,
-            global_vector=round.global_vector,
-            client_vectors=means,
-            space=round.space,
-            seed=round.seed,
-        )
-        vector, weights = self.aggregator.aggregate(buckets, {})
-        weights_of_members = weights / sizes
-        return vector, weights_of_members[bucket_of_client]
+        return bucket_of_client
 
     def end_round(self, round: Round) -> None:
         self.aggregator.end_round(round)
@@ -117,3 +106,22 @@ class Bucketing(Aggregator):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.aggregator.load_state_dict(state)
+
+
+def _means_of_buckets(round: Round, bucket_of_client: Tensor, sizes: Tensor) -> Round:
+    """Return a round in which each bucket is a client, whose model is its members' mean."""
+    num_buckets = len(sizes)
+    shares = round.client_vectors / sizes[bucket_of_client, None]
+    means = shares.new_zeros(num_buckets, shares.shape[1])
+    means.index_add_(0, bucket_of_client, shares)
+    num_samples = torch.zeros_like(sizes)
+    num_samples.index_add_(0, bucket_of_client, round.num_samples.to(sizes))
+    return Round(
+        round_index=round.round_index,
+        client_ids=torch.arange(num_buckets, device=shares.device),
+        num_samples=num_samples,
+        global_vector=round.global_vector,
+        client_vectors=means,
+        space=round.space,
+        seed=round.seed,
+    )

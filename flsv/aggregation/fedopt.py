@@ -71,22 +71,26 @@ class ServerOptimizer(FedAvg):
         # the same as FedAvg.
         initial_models = [round.global_vector] * len(round)
         updates = ClientMatrix(round.client_vectors, initial_models)
+        mean_update = updates.first_columns(num_parameters).combine(weights)
 
         # The optimizer steps from the global model. It changes `next_parameters` in place, a view of `vector`, which
         # saves the memory of another model.
         next_parameters = vector[:num_parameters]
         next_parameters.copy_(round.global_vector[:num_parameters])
         parameter = torch.nn.Parameter(next_parameters)
-        mean_update = updates.first_columns(num_parameters).combine(weights)
         parameter.grad = mean_update.neg_()  # an optimizer steps against the gradient
+        self._next_moments = self._moments_after_step(parameter)
+        return vector, weights
+
+    def _moments_after_step(self, parameter: Tensor) -> dict[int, Any]:
+        """Let the optimizer change the parameter in place, and return its new moments."""
         optimizer = self.optimizer([parameter])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.
         moments = deepcopy(self._moments)
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        optimizer.step()  # changes `next_parameters`, so `vector`
-        self._next_moments = optimizer.state_dict()["state"]
-        return vector, weights
+        optimizer.step()
+        return optimizer.state_dict()["state"]
 
     def end_round(self, round: Round) -> None:
         self._moments = self._next_moments
@@ -227,10 +231,7 @@ class AdaptiveServer(Optimizer):
                     self._step_parameter(parameter, parameter.grad, group)
 
     def _step_parameter(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        group: Mapping[str, Any],
+        self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]
     ) -> None:
         state = self.state[parameter]
         if not state:
@@ -243,14 +244,17 @@ class AdaptiveServer(Optimizer):
         for x, g, m, v in zip(*chunks):
             # m <- beta1 m - (1 - beta1) g
             m.lerp_(-g, 1 - group["beta1"])
-            square = g.square()
-            if group["rule"] == "adam":
-                # v <- beta2 v + (1 - beta2) g^2
-                v.lerp_(square, 1 - group["beta2"])
-            else:
-                # v <- v - (1 - beta2) g^2 sign(v - g^2)
-                sign = (v - square).sign_()
-                v.addcmul_(square, sign, value=group["beta2"] - 1)
+            _update_second_moment(v, g.square(), group)
             # x <- x + lr m / (sqrt(v) + tau)
             divisor = v.sqrt().add_(group["tau"])
             x.addcdiv_(m, divisor, value=group["lr"])
+
+
+def _update_second_moment(v: Tensor, square: Tensor, group: Mapping[str, Any]) -> None:
+    if group["rule"] == "adam":
+        # v <- beta2 v + (1 - beta2) g^2
+        v.lerp_(square, 1 - group["beta2"])
+    else:
+        # v <- v - (1 - beta2) g^2 sign(v - g^2)
+        sign = (v - square).sign_()
+        v.addcmul_(square, sign, value=group["beta2"] - 1)

@@ -62,15 +62,7 @@ class GeometricMedian(Aggregator):
         global_point = round.global_vector[:num_parameters]
         sample_shares = round.num_samples.double() / round.num_samples.sum()  # alpha, [k]
 
-        # The iteration begins at the mean of updates that are clipped to their median length.
-        lengths = distances(points, global_point)  # [k]
-        factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
-        clipped_weights = sample_shares * factors.clamp(max=1)
-        center = weighted_mean(points, clipped_weights)
-        # The weight that clipping takes from the clients' points goes to the global point.
-        remaining_weight = float(1 - clipped_weights.sum())
-        center.add_(global_point, alpha=remaining_weight)
-
+        center = _mean_of_clipped(points, global_point, sample_shares)
         weights = sample_shares
         previous_objective = float("inf")
         for _ in range(self.iterations):
@@ -83,3 +75,14 @@ class GeometricMedian(Aggregator):
             weights = weights / weights.sum()
             center = weighted_mean(points, weights)
         return weights
+
+
+def _mean_of_clipped(points: Tensor, global_point: Tensor, sample_shares: Tensor) -> Tensor:
+    """Return the mean of the clients' points, whose updates are clipped to their median length."""
+    lengths = distances(points, global_point)  # [k]
+    factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
+    clipped_weights = sample_shares * factors.clamp(max=1)
+    mean = weighted_mean(points, clipped_weights)
+    # The weight that clipping takes from the clients' points goes to the global point.
+    remaining_weight = float(1 - clipped_weights.sum())
+    return mean.add_(global_point, alpha=remaining_weight)
