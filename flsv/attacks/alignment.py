@@ -48,12 +48,7 @@ class Alignment(Attack):
         super().__init__(clients, fraction, seed)
         self.mix = mix
 
-    def attack(
-        self,
-        update: Tensor,
-        context: UploadContext,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         if context.start is None:
             return update
         # The client remembers the model that it got, to know the server's last step the next time.
@@ -63,8 +58,10 @@ class Alignment(Attack):
         context.state[name] = model
         if previous_model is None:
             return update
+        return self._aligned(update, step=model - previous_model.to(model))
 
-        step = model - previous_model.to(model)
+    def _aligned(self, update: Tensor, step: Tensor) -> Tensor:
+        """Turn an update towards the server's last step. Its length stays."""
         length = update.norm()
         step_length = step.norm()
         if length == 0 or step_length == 0:

@@ -91,18 +91,21 @@ class Collusion(ClientChoice, JointUpload):
         false_updates = self.collude(
             visible_updates, colluders=num_colluders, cohort=len(cohort), generator=generator
         )
+        self._check_shape(false_updates, updates.shape[1:], num_colluders)
+        # One update [P] is sent by all colluders.
+        false_updates = false_updates.expand(num_colluders, -1)
+        colluders_in_cohort = [cohort[row] for row in colluder_rows]
+        return dict(zip(colluders_in_cohort, false_updates))
 
-        shape_of_common = updates.shape[1:]
+    def _check_shape(
+        self, false_updates: Tensor, shape_of_common: torch.Size, num_colluders: int
+    ) -> None:
         shape_of_separate = (num_colluders, *shape_of_common)
         if false_updates.shape not in (shape_of_common, shape_of_separate):
             expected = f"{list(shape_of_common)} or {list(shape_of_separate)}"
             raise ConfigurationError(
                 f"{self!r} returned updates of shape {list(false_updates.shape)}, but expected {expected}."
             )
-        # One update [P] is sent by all colluders.
-        false_updates = false_updates.expand(num_colluders, -1)
-        colluders_in_cohort = [cohort[row] for row in colluder_rows]
-        return dict(zip(colluders_in_cohort, false_updates))
 
 
 class InnerProductManipulation(Collusion):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import LARGE, NOT_FINITE, Cohort, UpdateFilter
@@ -78,18 +79,8 @@ class OutlierFilter(UpdateFilter):
 
     def apply(self, cohort: Cohort) -> Cohort:
         """Exclude updates that are too large, or hide them from the metrics, with a warning."""
-        norms = cohort.norms  # [k], as all masks below
-        is_drowning = drowning_updates(norms, cohort.model_norm)
-        if self.threshold is None:
-            is_large = is_drowning
-        else:
-            num_steps = [update.num_steps for update in cohort.updates]
-            steps = torch.tensor(num_steps, dtype=torch.float64)
-            norms_by_step = norms / steps.clamp_min(1)
-            is_outlier = large_updates(norms, self.threshold)
-            is_outlier_by_step = large_updates(norms_by_step, self.threshold)
-            is_large = is_drowning | (is_outlier & is_outlier_by_step)
-
+        is_drowning = drowning_updates(cohort.norms, cohort.model_norm)  # [k], as all masks below
+        is_large = is_drowning | self._are_outliers(cohort)
         # An update in whose sum the others would be lost is always excluded.
         is_excluded = is_large if self.excludes else is_drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
@@ -102,6 +93,17 @@ class OutlierFilter(UpdateFilter):
         ]
         checked_cohort = replace(cohort, unmeasured=unmeasured)
         return checked_cohort.warn(*sentences).keep(~is_excluded)
+
+    def _are_outliers(self, cohort: Cohort) -> Tensor:
+        """Return bool ``[k]``: which updates are long for the cohort, also by step of training."""
+        norms = cohort.norms
+        if self.threshold is None:
+            return torch.zeros_like(norms, dtype=torch.bool)
+        num_steps = [update.num_steps for update in cohort.updates]
+        steps = torch.tensor(num_steps, dtype=torch.float64)
+        norms_by_step = norms / steps.clamp_min(1)
+        is_outlier_by_step = large_updates(norms_by_step, self.threshold)
+        return large_updates(norms, self.threshold) & is_outlier_by_step
 
     def _warnings_of_broken(self, cohort: Cohort) -> list[str]:
         broken = cohort.broken
@@ -120,11 +122,7 @@ class OutlierFilter(UpdateFilter):
         return [f"{description} in round {round_number}: excluded from the round. {self.hint()}"]
 
     def _warnings_of_large(
-        self,
-        cohort: Cohort,
-        outliers: list[int],
-        consequence: str,
-        are_aggregated: bool = False,
+        self, cohort: Cohort, outliers: list[int], consequence: str, are_aggregated: bool = False
     ) -> list[str]:
         if not outliers:
             return []
