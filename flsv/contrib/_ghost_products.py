@@ -43,27 +43,12 @@ class GhostProducts:
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
         self.batch_size: int | None = None  # of the watched batch
-        self._device: torch.device | None = None
         parameters = list(module.parameters())
-        if parameters:
-            self._device = parameters[0].device
+        self._device = parameters[0].device if parameters else None
         self._products: list[Tensor] = []
         # Each watched layer, its name, and a copy of it with the reference's tensors as parameters.
-        self._watched_layers: list[tuple[nn.Module, str, nn.Module]] = []
+        self._watched_layers = _layers_with_reference(module, reference)
         self._handles: list[RemovableHandle] = []
-
-        reference_of_parameter = {}
-        for name, parameter in module.named_parameters():
-            if name in reference and parameter.requires_grad:
-                reference_of_parameter[parameter] = reference[name]
-        for name, layer in module.named_modules():
-            layer_reference = {}  # None for a parameter without a reference
-            for parameter_name, layer_parameter in layer._parameters.items():
-                if layer_parameter is not None:
-                    layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
-            if any(tensor is not None for tensor in layer_reference.values()):
-                reference_layer = _copy_with_reference(layer, layer_reference)
-                self._watched_layers.append((layer, name, reference_layer))
 
     def watch(self, batch_size: int) -> None:
         """Compute products for the next batch, which has ``batch_size`` samples."""
@@ -103,8 +88,7 @@ class GhostProducts:
         forward pass of the layer ``name``, with its arguments and its output. ``reference_layer`` is the layer with the
         reference as parameters.
         """
-        has_gradient = torch.is_grad_enabled() and output.requires_grad
-        if not has_gradient:
+        if not torch.is_grad_enabled() or not output.requires_grad:
             return
         if self.batch_size == 0 or len(output) != self.batch_size:
             raise ConfigurationError(
@@ -117,6 +101,26 @@ class GhostProducts:
             _add_products, products=self._products[-1], reference_output=reference_output
         )
         output.register_hook(add_products)  # is called with the gradient of the output
+
+
+def _layers_with_reference(
+    module: nn.Module,
+    reference: Mapping[str, Tensor],
+) -> list[tuple[nn.Module, str, nn.Module]]:
+    reference_of_parameter = {}
+    for name, parameter in module.named_parameters():
+        if name in reference and parameter.requires_grad:
+            reference_of_parameter[parameter] = reference[name]
+
+    layers = []
+    for name, layer in module.named_modules():
+        layer_reference = {}  # None for a parameter without a reference
+        for parameter_name, layer_parameter in layer._parameters.items():
+            if layer_parameter is not None:
+                layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
+        if any(tensor is not None for tensor in layer_reference.values()):
+            layers.append((layer, name, _copy_with_reference(layer, layer_reference)))
+    return layers
 
 
 def _add_products(

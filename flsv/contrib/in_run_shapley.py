@@ -332,16 +332,7 @@ class InRunValues(ClientAlgorithm):
 
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
-        shared_parameters: list[Tensor] = []
-        names = []
-        for name, parameter in context.module.named_parameters():
-            if parameter.requires_grad and context.is_shared(parameter):
-                shared_parameters.append(parameter)
-                names.append(name)
-        reference_gradient = context.received(VALIDATION_GRADIENT)  # [P]
-        gradients = context.unflatten(reference_gradient, shared_parameters)  # one per parameter
-        self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
-
+        self._ghost_products = _ghost_products_of(context)
         # State of the round.
         self._learning_rates: list[float] = []  # the learning rate of each step
         self._watched_batches: list[_WatchedBatch] = []
@@ -362,17 +353,7 @@ class InRunValues(ClientAlgorithm):
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost_products is not None
-        labels = batch_labels(batch)
-        if labels is None and self._loss == "negative_loss":
-            raise ConfigurationError(
-                f"{self!r} needs batches (x, y) with the class of every sample in y, int64 [B], but this batch, a "
-                f"{type(batch).__name__}, has no classes. If the module logs its validation loss, set "
-                "InRunShapley(loss='val_loss')."
-            )
-        if labels is None:
-            classes = torch.full((extract_batch_size(batch),), NO_CLASS)
-        else:
-            classes = labels.clone()
+        classes = self._classes_of(batch)
         batch_size = len(classes)
         samples = self._next_samples(context, batch_size)
         self._batches.append((samples, classes))
@@ -384,6 +365,18 @@ class InRunValues(ClientAlgorithm):
             self._watched_batches.append(_WatchedBatch(step, samples, classes))
         else:
             self._ghost_products.remove()
+
+    def _classes_of(self, batch: Any) -> Tensor:
+        labels = batch_labels(batch)
+        if labels is not None:
+            return labels.clone()
+        if self._loss == "negative_loss":
+            raise ConfigurationError(
+                f"{self!r} needs batches (x, y) with the class of every sample in y, int64 [B], but this batch, a "
+                f"{type(batch).__name__}, has no classes. If the module logs its validation loss, set "
+                "InRunShapley(loss='val_loss')."
+            )
+        return torch.full((extract_batch_size(batch),), NO_CLASS)
 
     def gradients(
         self,
@@ -417,23 +410,21 @@ class InRunValues(ClientAlgorithm):
         self._products.append(self._ghost_products.take())
         self._ghost_products = None
 
-        # The values and classes of this round's watched samples, in the order of their batches.
-        values = torch.empty(0, dtype=torch.float64)
-        classes = torch.empty(0, dtype=torch.long)
         no_values = torch.zeros(context.samples, dtype=torch.float64)
         total_values = context.state.get(IN_RUN_VALUES, no_values).cpu()  # over rounds, by sample
+        # The values and classes of this round's watched samples, in the order of their batches. `report` sums them by
+        # class.
+        self._watched_values = torch.empty(0, dtype=torch.float64)
+        self._watched_classes = torch.empty(0, dtype=torch.long)
         if self._watched_batches:
             samples = torch.cat([batch.samples for batch in self._watched_batches])
-            classes = torch.cat([batch.classes for batch in self._watched_batches]).cpu()
+            classes = torch.cat([batch.classes for batch in self._watched_batches])
             products = torch.cat(self._products).cpu()
-            values = self._sample_factors(self._watched_batches) * products
-            total_values = total_values.index_add(0, samples, values)
+            self._watched_classes = classes.cpu()
+            self._watched_values = self._sample_factors(self._watched_batches) * products
+            total_values = total_values.index_add(0, samples, self._watched_values)
         context.state[IN_RUN_VALUES] = total_values
         context.state[IN_RUN_CLASSES] = self._sample_classes
-
-        # `report` sums them by class.
-        self._watched_values = values
-        self._watched_classes = classes
         self._watched_batches = []
         self._products = []
         return {}
@@ -512,21 +503,11 @@ class InRunValues(ClientAlgorithm):
         self._sample_classes[samples] = classes
 
     def _check_products(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient."""
         reference = context.unflatten(context.received(VALIDATION_GRADIENT), parameters)
-        gradient_product = 0.0
-        largest_product = 0.0  # if all gradients had the direction of the reference
-        for gradient, reference_gradient in zip(gradients, reference):
-            flat_gradient = gradient.flatten()
-            flat_reference = reference_gradient.flatten()
-            gradient_product += float(torch.dot(flat_gradient, flat_reference))
-            largest_product += float(flat_gradient.norm()) * float(flat_reference.norm())
-
+        gradient_product, largest_product = _sums_of_products(gradients, reference)
         module: Any = context.module
         sample_products = self._products[0]
         sum_of_products = float(sample_products.sum())
@@ -542,6 +523,34 @@ class InRunValues(ClientAlgorithm):
                 "a penalty on the weights), or the loss is scaled (precision='16-mixed'). Compute the loss by layers, "
                 "with precision 32-true or bf16-mixed."
             )
+
+
+def _ghost_products_of(context: ClientContext) -> GhostProducts:
+    """Return the products of gradients with the received validation gradient."""
+    shared_parameters: list[Tensor] = []
+    names = []
+    for name, parameter in context.module.named_parameters():
+        if parameter.requires_grad and context.is_shared(parameter):
+            shared_parameters.append(parameter)
+            names.append(name)
+    reference_gradient = context.received(VALIDATION_GRADIENT)  # [P]
+    gradients = context.unflatten(reference_gradient, shared_parameters)  # one per parameter
+    return GhostProducts(context.module, dict(zip(names, gradients)))
+
+
+def _sums_of_products(
+    gradients: Iterable[Tensor],
+    reference: Iterable[Tensor],
+) -> tuple[float, float]:
+    """Return the gradients' product with the reference, and what it would be if they had one direction."""
+    product = 0.0
+    largest_product = 0.0
+    for gradient, reference_gradient in zip(gradients, reference):
+        flat_gradient = gradient.flatten()
+        flat_reference = reference_gradient.flatten()
+        product += float(torch.dot(flat_gradient, flat_reference))
+        largest_product += float(flat_gradient.norm()) * float(flat_reference.norm())
+    return product, largest_product
 
 
 def _values_as_csv(sample_values: Tensor) -> str:

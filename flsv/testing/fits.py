@@ -194,27 +194,13 @@ class FitCase(Case):
             "seed": SEED,
         }
         arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
-        fixed_arguments = {"reporting": Reporting(table=False, files=False)}
         arguments = {
             **defaults,
             **copy.deepcopy(arguments_of_case),
-            **fixed_arguments,
+            "reporting": Reporting(table=False, files=False),
             **changes,
         }
-
-        metrics = dict(arguments.get("metrics") or {})
-        for argument in arguments.values():
-            # A strategy that reads a metric's values has the metric's name as the attribute `metric`.
-            name = getattr(argument, "metric", None)
-            if not isinstance(name, str) or name in metrics:
-                continue
-            shape = argument.metric_shape or ()  # of these values, such as ("n", "M")
-            has_classes = "M" in shape
-            if has_classes:
-                metrics[name] = ClassSpecificShapley()
-            else:
-                metrics[name] = PartialFederatedShapley()
-        arguments["metrics"] = metrics
+        arguments["metrics"] = _metrics_to_read(arguments)
         return FederatedLoop(**arguments)
 
     def fit(
@@ -236,10 +222,8 @@ class FitCase(Case):
             num_sanity_val_steps=0,
             **quiet_options,
         )
-        if module is None:
-            module = self.module()
-        if data is None:
-            data = tiny_data()
+        module = self.module() if module is None else module
+        data = tiny_data() if data is None else data
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return fit
 
@@ -257,6 +241,22 @@ class FitCase(Case):
     def uninterrupted(self) -> Fit:
         """Return the record of a fit of all rounds, to compare others with."""
         return self.fit(self.make(), checkpoint=self.folder / "last.ckpt")
+
+
+def _metrics_to_read(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a loop's metrics, and one for each name of a metric that its strategies read."""
+    metrics = dict(arguments.get("metrics") or {})
+    for argument in arguments.values():
+        # A strategy that reads a metric's values has the metric's name as the attribute `metric`.
+        name = getattr(argument, "metric", None)
+        if not isinstance(name, str) or name in metrics:
+            continue
+        shape = argument.metric_shape or ()  # of these values, such as ("n", "M")
+        if "M" in shape:
+            metrics[name] = ClassSpecificShapley()
+        else:
+            metrics[name] = PartialFederatedShapley()
+    return metrics
 
 
 def resumes(case: FitCase) -> None:

@@ -51,11 +51,7 @@ class PreparedRounds:
 
     cohorts: Sequence[Sequence[int]] = COHORTS
 
-    def __init__(
-        self,
-        fields: Given | None = None,
-        kind: RoundKind | None = None,
-    ) -> None:
+    def __init__(self, fields: Given | None = None, kind: RoundKind | None = None) -> None:
         self._fields = dict(fields or {})
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
@@ -171,21 +167,25 @@ class PreparedRounds:
 
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
-        clients = self.cohorts[index]
-        if self._learns:
-            clients = LEARNERS
-        if self._kind == "alone":
-            clients = clients[:1]
+        round = self._trained(index)
+        self.games.begin(round)
+        weights = round.num_samples / round.num_samples.sum()
+        round = round.aggregated(round.combine(weights), weights)
+        reports = {name: report_of(round) for name, report_of in self._fields.items()}
+        return replace(round, reports=reports)
+
+    def _trained(self, index: int) -> Round:
+        """Return a round after its local training."""
+        clients = self._cohort(index)
         initial_model = self.normal(self.space.size, key=("start", index))
         models = [
             initial_model + self._update_of(client, index, initial_model) for client in clients
         ]
         self._exchange(index, clients, initial_model, models)
-        samples = torch.tensor([self._num_samples(client) for client in clients])
-        round = Round(
+        return Round(
             round_index=index,
             client_ids=torch.tensor(clients),
-            num_samples=samples,
+            num_samples=torch.tensor([self._num_samples(client) for client in clients]),
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
@@ -199,11 +199,10 @@ class PreparedRounds:
             games=self.games,
             channel=self.channel,
         )
-        self.games.begin(round)
-        weights = samples / samples.sum()
-        round = round.aggregated(round.combine(weights), weights)
-        reports = {name: report_of(round) for name, report_of in self._fields.items()}
-        return replace(round, reports=reports)
+
+    def _cohort(self, index: int) -> Sequence[int]:
+        clients = LEARNERS if self._learns else self.cohorts[index]
+        return clients[:1] if self._kind == "alone" else clients
 
     def _update_of(self, client: int, round_index: int, initial_model: Tensor) -> Tensor:
         """Return a client's update ``[P]``: trained, or random numbers that the kind of federation changes."""
