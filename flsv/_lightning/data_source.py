@@ -41,14 +41,9 @@ class RoundSource(_DataLoaderSource):
         return self._make_loader()
 
 
-def show_data_module(
-    trainer: L.Trainer,
-    data: L.LightningDataModule,
-    shown: Any,
-) -> None:
+def show_data_module(trainer: Any, data: L.LightningDataModule, shown: Any) -> None:
     """Set ``shown`` as the data module that modules, callbacks and hooks see. ``data`` still makes the loaders."""
-    untyped_trainer: Any = trainer
-    loops: list[Any] = [
+    loops = [
         trainer.fit_loop,
         trainer.fit_loop.epoch_loop.val_loop,
         trainer.validate_loop,
@@ -59,8 +54,8 @@ def show_data_module(
         loop._data_source = _LoadersOf(data, loop._data_source.name)
 
     selector = _DataHookSelector(trainer.lightning_module, shown)
-    untyped_trainer._data_connector._datahook_selector = selector
-    untyped_trainer.datamodule = shown
+    trainer._data_connector._datahook_selector = selector
+    trainer.datamodule = shown
     shown.trainer = trainer
 
 

@@ -65,6 +65,10 @@ class FederatedFitLoop(_FitLoop):
         is_in_round: whether a round is unfinished.
     """
 
+    # Lightning does not declare all attributes of these.
+    trainer: Any
+    epoch_loop: Any
+
     has_begun_round = False
     is_in_round = False
     _has_stepped_plateaus = False
@@ -83,8 +87,8 @@ class FederatedFitLoop(_FitLoop):
 
     def begin(self, client_callback: L.Callback) -> None:
         """Begin the fit, in which ``client_callback`` sees the clients' batches before all other callbacks."""
-        trainer: Any = self.trainer
-        epoch: Any = self.epoch_loop
+        trainer = self.trainer
+        epoch = self.epoch_loop
         self.remember()
         callback_of_loop = _Memory(self.remember)
         end_of_batch = partial(self._end_batch, epoch.on_advance_end)
@@ -127,8 +131,8 @@ class FederatedFitLoop(_FitLoop):
 
     def names_logged_in(self, hook: str) -> list[str]:
         """Return the names of the values that have been logged in a hook of the fit."""
-        results: Any = self.epoch_loop._results
-        return [result.meta.name for result in results.values() if result.meta.fx == hook]
+        results = self.epoch_loop._results.values()
+        return [result.meta.name for result in results if result.meta.fx == hook]
 
     def leave(self, loader: Any) -> None:
         """Set ``loader`` as the Trainer's train dataloader after the fit, instead of the last round's."""
@@ -187,10 +191,9 @@ class FederatedFitLoop(_FitLoop):
 
         # The dataloader now yields other batches. These lines replace Lightning's `setup_data`, which would make a new
         # loader and take longer.
-        trainer: Any = self.trainer
         fetcher: Any = self._data_fetcher
         self.max_batches = len(self.round_loader)
-        trainer.val_check_batch = self.max_batches
+        self.trainer.val_check_batch = self.max_batches
         iter(fetcher)  # the fetcher begins to read the batches
         try:
             super().advance()
@@ -249,7 +252,7 @@ class FederatedFitLoop(_FitLoop):
 
     def _values_for_plateaus(self) -> dict[int, Tensor]:
         """Return the value for which each plateau scheduler is stepped when Lightning closes the epoch."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if not trainer.lightning_module.automatic_optimization:
             return {}
         values = {}
@@ -265,7 +268,7 @@ class FederatedFitLoop(_FitLoop):
 
     def _step_plateaus(self) -> None:
         """Step the plateau schedulers that had not been stepped when the checkpoint was saved."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         for scheduler_index, monitored_value in self._plateau_values.items():
             progress = self.epoch_loop.scheduler_progress
             progress.increment_ready()
@@ -276,7 +279,7 @@ class FederatedFitLoop(_FitLoop):
 
     def copy_states(self) -> None:
         """Store the states of optimizers, schedulers and other callbacks before a round's hooks."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         callback_states = {}
         for callback in trainer.callbacks:
             # Files that a Checkpoint has written, and the time that a Timer counts, are not undone with the round.

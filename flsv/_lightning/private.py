@@ -40,8 +40,7 @@ def detach_fabric(module: L.LightningModule) -> None:
     module._fabric = None
 
 
-def attach(module: L.LightningModule, trainer: L.Trainer) -> None:
+def attach(module: L.LightningModule, trainer: Any) -> None:
     """Attach a Trainer that is not used for a fit to a module, as ``trainer.fit`` does."""
-    unfitted: Any = trainer
     module._trainer = trainer
-    unfitted._data_connector._datahook_selector = _DataHookSelector(module, None)
+    trainer._data_connector._datahook_selector = _DataHookSelector(module, None)

@@ -84,7 +84,7 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
             stored_loaders.append(StoredBatches(batches))
 
     _check_copies(stored_loaders)
-    if not any(map(len, stored_loaders)):
+    if not any(len(loader) for loader in stored_loaders):
         raise ConfigurationError(
             "models are evaluated on validation batches, but the validation loaders are empty. Add validation samples."
         )

@@ -82,7 +82,7 @@ def plot_contributions(
 
     if is_heatmap:
         columns = list(map(label_text, column_names or range(values.shape[2])))
-        width = 2.9 + 0.5 * len(columns)
+        width = 2.9 + 0.5 * values.shape[2]
         height = 1.5 + 0.3 * len(clients)
         ax = ax or _new_axis(width, height, below=columns, beside=names)
         _draw_heatmap(ax, values[0], columns, names, unit, limits)

@@ -219,7 +219,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self,
         index: int,
         updates: Mapping[int, Any],
-        samples: Mapping[int, int | None],
+        samples: Mapping[int, Any],
     ) -> RoundValues:
         has_no_samples = all(number is None for number in samples.values())
         return self._value_round(
