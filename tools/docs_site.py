@@ -81,7 +81,7 @@ PACKAGES = {
     "flsv.valuation.features": "Features for valuation",
     "flsv.server": "The server",
     "flsv.contrib": "Methods that others bring",
-    "flsv.report": "A run's folder, its report, shares of a budget",
+    "flsv.payment": "A run's folder, its report, shares of a budget",
     "flsv.engines.ranks": "Several processes",
     "flsv.engines.remote": "Sites, on any network",
     "flsv.engines.flower": "Flower",

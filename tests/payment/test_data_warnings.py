@@ -10,8 +10,8 @@ import pytest
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation.data_events import events_of_tables
-from flsv.report import Budget, write_report
-from flsv.report.shares import shares_of
+from flsv.payment import Budget, write_report
+from flsv.payment.shares import shares_of
 from flsv.results import open_run
 from flsv.results.text import MESSAGES
 from helpers import warns

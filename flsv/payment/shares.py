@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from pandas import DataFrame
 
-from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
+from flsv.payment.allocation import allocate
 from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
 from flsv.results.reading import Run
 from flsv.results.round_result import data_warnings_in, invalid_updates_in

@@ -21,7 +21,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from flsv.core.artifacts import client_folders
-from flsv.report.html import (
+from flsv.payment.html import (
     Cell,
     Table,
     bar_cells,
@@ -30,7 +30,7 @@ from flsv.report.html import (
     table_of_clients,
     table_of_texts,
 )
-from flsv.report.shares import (
+from flsv.payment.shares import (
     Budget,
     Shares,
     findings,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flsv.report import Budget, write_report
+from flsv.payment import Budget, write_report
 from helpers.runs import make_fault_event, make_game, make_run
 
 #: Chromium, by its name or by the variable CHROMIUM.

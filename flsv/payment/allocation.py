@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsv.functional.joint_shares import proportions
 from flsv.utilities.choices import Negatives as Negatives
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
@@ -140,22 +141,6 @@ def _scaled_by_power_of_two(values: Tensor) -> Tensor:
     _, exponent = math.frexp(largest)
     scaled = np.ldexp(values.numpy(), -exponent)
     return torch.from_numpy(scaled)
-
-
-def proportions(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert contributions ``[..., n]`` to weights of the budget's shares, at least 0, by the rule ``negatives``."""
-    if not values.shape[-1]:
-        return values
-    if negatives == "shift":
-        lowest = values.amin(-1, keepdim=True)
-        return values - lowest.clamp(max=0)
-    if negatives == "softmax":
-        deviation = values.std(-1, correction=0, keepdim=True)
-        # Equal values have a deviation of 0, and get equal shares.
-        scaled = torch.where(deviation > 0, values / deviation, 0.0)
-        highest = scaled.amax(-1, keepdim=True)
-        return (scaled - highest).exp()
-    return values.clamp(min=0)
 
 
 def _adjust_to_sum(

@@ -13,9 +13,9 @@ import torch
 import flsv.contrib
 import flsv.metrics
 from flsv.functional.joint_shares import CaseValues
-from flsv.report import Budget, write_report
-from flsv.report.html import Cell, bar_cells, heatmap_table
-from flsv.report.shares import fraction_moved
+from flsv.payment import Budget, write_report
+from flsv.payment.html import Cell, bar_cells, heatmap_table
+from flsv.payment.shares import fraction_moved
 from flsv.results.record import write_case_values
 from flsv.results.text import MESSAGES, NO_NUMBER
 from flsv.utilities.csv_files import NAN

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flsv.report import Budget, write_report
+from flsv.payment import Budget, write_report
 from flsv.results.rows import client_rows
 from flsv.results.run_table import CSV
 from flsv.results.text import NO_NUMBER

@@ -10,8 +10,8 @@ import torch
 
 from flsv import allocate
 from flsv.cli import main
-from flsv.report import Budget, write_report
-from flsv.report.shares import shares_of
+from flsv.payment import Budget, write_report
+from flsv.payment.shares import shares_of
 from flsv.results import open_run
 from flsv.results.basis import basis_of
 from flsv.results.text import MESSAGES, NO_NUMBER

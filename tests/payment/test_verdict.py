@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from flsv.core.state import OF_VALUES
 from flsv.federation import FederatedLoop
 from flsv.metrics import ShadowShapley
-from flsv.report import Budget, write_report
+from flsv.payment import Budget, write_report
 from flsv.results import open_run, preferred_basis
 from flsv.results.terminal import print_contributions
 from flsv.results.text import MESSAGES

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flsv import allocate
-from flsv.functional.allocation import largest_remainder
+from flsv.payment.allocation import largest_remainder
 from helpers import make_generator, refused
 
 NAN = float("nan")

@@ -30,7 +30,7 @@ _POSITIVE = "0, 114, 178"
 _NEGATIVE = "213, 94, 0"
 
 _templates = Environment(
-    loader=PackageLoader("flsv.report"),
+    loader=PackageLoader("flsv.payment"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -43,8 +43,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if terms_by_name and options.budget is None:
         names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
         parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
-    from flsv.report import Budget, write_report  # imported late: it imports torch
-    from flsv.report.shares import shares_file, shares_of
+    from flsv.payment import Budget, write_report  # imported late: it imports torch
+    from flsv.payment.shares import shares_file, shares_of
     from flsv.results import open_run
     from flsv.results.terminal import print_lines
 
