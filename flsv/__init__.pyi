@@ -21,6 +21,7 @@ from . import (
     sampling as sampling,
     scores as scores,
     server as server,
+    tables as tables,
     testing as testing,
     training as training,
     uploads as uploads,

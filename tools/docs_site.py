@@ -64,6 +64,7 @@ _OF_ITS_OWN = (
 PACKAGES = {
     "flsv": "What most programs import",
     "flsv.data": "Data, partitions, corruptions",
+    "flsv.tables": "Tables, their dictionaries, texts",
     "flsv.models": "Modules and networks",
     "flsv.training.algorithms": "Client algorithms",
     "flsv.uploads": "Compression",

@@ -42,7 +42,7 @@ FLSV_COMMANDS = {
     "init": "write a project to start from",
 }
 #: Modules of the commands that are not in this package.
-MODULES = {"report": "flsv.payment.command"}
+MODULES = {"data": "flsv.tables.command", "report": "flsv.payment.command"}
 #: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.

@@ -304,6 +304,7 @@ PACKAGES = (
     "flsv.attacks",
     "flsv.contrib",
     "flsv.data",
+    "flsv.tables",
     "flsv.filters",
     "flsv.metrics",
     "flsv.models",

@@ -36,7 +36,7 @@ from flsv.utilities.declared import (
 from helpers import refused
 
 PACKAGES = (
-    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.contrib", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.contrib", "flsv.data", "flsv.tables", "flsv.valuation.features", "flsv.filters",
     "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
     "flsv.uploads", "flsv.valuation",
 )  # fmt: skip

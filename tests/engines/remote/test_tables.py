@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from flsv.data import (
-    Column,
-    Dictionary,
     FederatedDataModule,
     IIDPartitioner,
     OneClient,
@@ -22,6 +20,7 @@ from flsv.engines.remote import (
 )
 from flsv.privacy import GaussianPrivacy
 from flsv.results.record import read_record
+from flsv.tables import Column, Dictionary
 from helpers import refused, warns
 from helpers.hospitals import (
     DICTIONARY,
@@ -171,9 +170,7 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
     attempts = [
         Packet("summary", {"client": 0}),
         Packet("handshake", {"client": 1, "dictionary": other_dictionary}),
-        Packet(
-            "query", {"client": 0, "function": "flsv.data.tables.inference:infer", "arguments": {}}
-        ),
+        Packet("query", {"client": 0, "function": "flsv.tables.inference:infer", "arguments": {}}),
     ]
     federation = Hospitals(tmp_path)
     federation.directory()

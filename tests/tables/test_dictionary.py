@@ -11,9 +11,10 @@ import torch
 import yaml
 
 from flsv.cli import main
-from flsv.data import Dictionary, FederatedDataModule, Splits
-from flsv.data.tables.inference import wide_range
-from flsv.data.tables.merger import merge
+from flsv.data import FederatedDataModule, Splits
+from flsv.tables import Dictionary
+from flsv.tables.inference import wide_range
+from flsv.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 from helpers.hospitals import make_hospital_tables
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from flsv.cli import main
-from flsv.cli.data import notes_on_data
 from flsv.data import FederatedDataModule
+from flsv.tables.command import notes_on_data
 from helpers import pages, warns
 from helpers.runs import write_table
 

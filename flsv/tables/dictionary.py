@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from flsv.data.tables.table import (
+from flsv.tables.table import (
     LARGEST_NUMBER,
     USUAL_GAPS,
     FileFormat,

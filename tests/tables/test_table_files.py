@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.data import Column
-from flsv.data.tables.dictionary import NUMBERS
-from flsv.data.tables.table import FileFormat, Table, open_table
+from flsv.tables import Column
+from flsv.tables.dictionary import NUMBERS
+from flsv.tables.table import FileFormat, Table, open_table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 

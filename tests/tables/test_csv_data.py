@@ -5,8 +5,9 @@ import zlib
 import pytest
 import torch
 
-from flsv.data import CharacterData, GroupPartitioner, TextData
-from flsv.data.sources.csv_data import hashed_words, windows
+from flsv.data import GroupPartitioner
+from flsv.tables import CharacterData, TextData
+from flsv.tables.csv_data import hashed_words, windows
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 

@@ -12,14 +12,14 @@ import pandas as pd
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.tables.dictionary import (
+from flsv.tables.dictionary import (
     CATEGORIES,
     NUMBERS,
     WHOLE_NUMBERS,
     Column,
     Dictionary,
 )
-from flsv.data.tables.inference import (
+from flsv.tables.inference import (
     MIN_COMPARED,
     Question,
     TableWarning,
@@ -30,7 +30,7 @@ from flsv.data.tables.inference import (
     rounded,
     with_target_column,
 )
-from flsv.data.tables.table import FileFormat, Table
+from flsv.tables.table import FileFormat, Table
 from flsv.utilities.errors import ConfigurationError, listed
 
 # Above these, a site's column differs so much from the others' that there is a data warning.

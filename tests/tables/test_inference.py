@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.data import Column, Dictionary, FederatedDataModule, OneClient, Splits
-from flsv.data.tables.inference import inferred_column, isolated_numbers
-from flsv.data.tables.merger import merge
-from flsv.data.tables.source import OpenQuestions
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.tables import Column, Dictionary
+from flsv.tables.inference import inferred_column, isolated_numbers
+from flsv.tables.merger import merge
+from flsv.tables.source import OpenQuestions
 from flsv.utilities.errors import ConfigurationError
 
 NUM_ROWS = 120

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.places import find_place, looked_at
-from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.source import classes_of, group_values, rows_with_target
-from flsv.data.tables.table import Table, open_table
+from flsv.tables.dictionary import Dictionary
+from flsv.tables.source import classes_of, group_values, rows_with_target
+from flsv.tables.table import Table, open_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -121,12 +121,12 @@ class TextData(CSVData):
     warning.
 
     Args:
-        path: path of the file, as of :class:`~flsv.data.CSVData`.
+        path: path of the file, as of :class:`~flsv.tables.CSVData`.
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         max_words: largest number of words of a text that are used.
-        options: further arguments of :class:`~flsv.data.CSVData`.
+        options: further arguments of :class:`~flsv.tables.CSVData`.
 
     Example:
         >>> import tempfile
@@ -193,11 +193,11 @@ class CharacterData(CSVData):
     be in training and in validation samples.
 
     Args:
-        path: path of the file, as of :class:`~flsv.data.CSVData`.
+        path: path of the file, as of :class:`~flsv.tables.CSVData`.
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: number of characters that a sample predicts.
-        options: further arguments of :class:`~flsv.data.CSVData`.
+        options: further arguments of :class:`~flsv.tables.CSVData`.
 
     Example:
         >>> import tempfile

@@ -21,7 +21,7 @@ from pandas.api.types import (
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order
-from flsv.data.tables.dictionary import (
+from flsv.tables.dictionary import (
     CATEGORIES,
     DAYS,
     NUMBER_BY_TRUTH,
@@ -32,7 +32,7 @@ from flsv.data.tables.dictionary import (
     Column,
     Dictionary,
 )
-from flsv.data.tables.table import Table, numbers_of
+from flsv.tables.table import Table, numbers_of
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Smallest number of rows of a category that a site's inferred dictionary names.

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
-from flsv.data.tables.inference import ColumnCard, TableWarning, isolated_numbers
-from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, infer_all
-from flsv.data.tables.table import USUAL_GAPS, Table, format_of, open_table
+from flsv.tables.dictionary import Dictionary, DictionaryOptions
+from flsv.tables.inference import ColumnCard, TableWarning, isolated_numbers
+from flsv.tables.merger import check_number_of_classes, classes_by_site, compare, infer_all
+from flsv.tables.table import USUAL_GAPS, Table, format_of, open_table
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A whole number without leading zeros: 07 stays a text.

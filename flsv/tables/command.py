@@ -36,10 +36,10 @@ from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.sources.named import unreadable_images
-from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.merger import merge
-from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
+from flsv.tables.dictionary import Dictionary
+from flsv.tables.merger import merge
+from flsv.tables.source import OpenQuestions
 from flsv.utilities.atomic_files import check_writable, replacing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed

@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 
-from flsv.data import Dictionary, FederatedDataModule, OneClient, Splits
-from flsv.data.tables.merger import merge
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.tables import Dictionary
+from flsv.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 
 ROWS = 120
