@@ -27,6 +27,7 @@ from . import (
     uploads as uploads,
     utilities as utilities,
     valuation as valuation,
+    vmap as vmap,
 )
 from .__about__ import __version__ as __version__
 from .configuration.federation_config import (

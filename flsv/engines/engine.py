@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: The engines that ``FederatedLoop(engine=...)`` takes by name, and where to import them from.
 ENGINES = {
     "sequential": "flsv.engines.engine:Engine",
-    "vmap": "flsv.engines.vmap:VmapProcess",
+    "vmap": "flsv.vmap.engine:VmapProcess",
 }
 #: Module that is imported only if a run scores models.
 _SCORING_MODULE = "flsv.engines.scoring"

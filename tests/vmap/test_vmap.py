@@ -12,12 +12,12 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
 from flsv.data import SizePartitioner
-from flsv.engines.vmap import VmapProcess
 from flsv.metrics import ClassSpecificShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
-from flsv.training.batched import RowTraining
 from flsv.utilities.seeding import global_rngs
+from flsv.vmap.batched import RowTraining
+from flsv.vmap.engine import VmapProcess
 from helpers import warns
 from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.fits import (
@@ -215,9 +215,9 @@ def test_vmap_resumes_bitwise(tmp_path):
 
 
 def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(tmp_path, monkeypatch):
-    from flsv.engines import vmap
+    from flsv.vmap import engine
 
-    dry_run_of_rows = vmap.dry_run_of_rows
+    dry_run_of_rows = engine.dry_run_of_rows
     results_of_tries = []
 
     def dry_run_and_assert_nothing_changed(trainer, *arguments, **options):
@@ -234,7 +234,7 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(tmp_
         assert all(parameter.grad is None for parameter in module.parameters())
         return result
 
-    monkeypatch.setattr(vmap, "dry_run_of_rows", dry_run_and_assert_nothing_changed)
+    monkeypatch.setattr(engine, "dry_run_of_rows", dry_run_and_assert_nothing_changed)
     fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
 
     assert results_of_tries == [set()]  # one trial, and no parameter that it cannot train

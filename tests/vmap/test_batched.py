@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.engines.vmap import ELEMENTWISE
-from flsv.training.batched import RowTraining, clip
+from flsv.vmap.batched import RowTraining, clip
+from flsv.vmap.engine import ELEMENTWISE
 from helpers.models import make_sgd
 
 #: Steps of every model, and the size of its last batch.

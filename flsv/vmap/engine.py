@@ -26,7 +26,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
 from flsv.games.module_copies import ModuleCopies, named_tensors
 from flsv.training.algorithms import ClientContext
-from flsv.training.batched import (
+from flsv.training.client_batches import ClientBatches, CohortLoader
+from flsv.training.training_step import step_arguments, training_loss
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.program_state import restored_program
+from flsv.utilities.seeding import global_rngs, isolated_rngs
+from flsv.vmap.batched import (
     RowTraining,
     State,
     batched_steps,
@@ -35,12 +41,6 @@ from flsv.training.batched import (
     deny_client_attributes,
     not_batched_error,
 )
-from flsv.training.client_batches import ClientBatches, CohortLoader
-from flsv.training.training_step import step_arguments, training_loss
-from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.program_state import restored_program
-from flsv.utilities.seeding import global_rngs, isolated_rngs
 
 #: Number of clients that are trained at once, if the user sets no other.
 CLIENTS_ON_CPU = 50
