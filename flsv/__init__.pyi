@@ -21,6 +21,7 @@ from . import (
     sampling as sampling,
     scores as scores,
     server as server,
+    sites as sites,
     tables as tables,
     testing as testing,
     training as training,

@@ -136,7 +136,7 @@ class GaussianPrivacy(PrivateUpload):
     nothing.
 
     **Where the noise comes from.** In a simulation it is drawn from the run's seed, so anyone who knows the seed can
-    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it. The generator's key is a
+    subtract it. At a site (:mod:`flsv.sites`) a cryptographic generator draws it. The generator's key is a
     hash of the site's secret, the server's whole message, the site's stored state and the update itself. Different
     updates never have the same noise, and an update that is requested twice has the same noise twice. Epsilon then
     holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.

@@ -84,9 +84,9 @@ PACKAGES = {
     "flsv.contrib": "Methods that others bring",
     "flsv.payment": "A run's folder, its report, shares of a budget",
     "flsv.engines.ranks": "Several processes",
-    "flsv.engines.remote": "Sites, on any network",
-    "flsv.engines.flower": "Flower",
-    "flsv.engines.nvflare": "NVIDIA FLARE",
+    "flsv.sites": "Sites, on any network",
+    "flsv.sites.flower": "Flower",
+    "flsv.sites.nvflare": "NVIDIA FLARE",
     "flsv.testing": "Checks of parts of one's own",
     "flsv.functional": "The mathematics, as functions",
 }
