@@ -312,6 +312,7 @@ PACKAGES = (
     "flsv.privacy",
     "flsv.sampling",
     "flsv.training.algorithms",
+    "flsv.uploads",
     "flsv.valuation",
 )
 

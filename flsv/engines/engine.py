@@ -39,7 +39,7 @@ from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore
-from flsv.uploads import JointUpload
+from flsv.uploads.base import JointUpload
 
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames

@@ -59,7 +59,7 @@ from flsv.sites.messages import (
 )
 from flsv.sites.requests import TRAINING_LOSS
 from flsv.sites.transport import Directory, Reply
-from flsv.uploads import JointUpload
+from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
 #: Reason why a site does not report a score.

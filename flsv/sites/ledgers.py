@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from flsv.privacy import gaussian_epsilon
+from flsv.privacy.accounting import gaussian_epsilon
 from flsv.utilities.atomic_files import locked_json
 from flsv.utilities.errors import Refused
 

@@ -25,7 +25,7 @@ from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.training.training_step import note_on_types
-from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.uploads.base import UploadContext, sanitize_report, upload
 from flsv.utilities.seeding import seed_global_rngs
 
 

@@ -1,7 +1,4 @@
-"""Differential privacy for clients' updates: clipping, noise, and the accounting of epsilon.
-
-Tier: provisional.
-"""
+"""Noise in a client's update: clipping, Gaussian noise, and the rounds that a client's budget allows."""
 
 from __future__ import annotations
 
@@ -10,109 +7,22 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
-from hashlib import shake_256
-from types import ModuleType
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Gt, Lt
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.uploads import PrivateUpload, UploadContext
+from flsv.privacy.accounting import gaussian_epsilon
+from flsv.privacy.secret_noise import add_secret_noise
+from flsv.uploads.base import PrivateUpload, UploadContext
 from flsv.utilities.arguments import rounded_up
-from flsv.utilities.declared import NonNegative, Positive, checked
+from flsv.utilities.declared import NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
-
-__all__ = ["GaussianPrivacy", "gaussian_epsilon", "warn_of_noise"]
-
-
-@lru_cache(maxsize=4096)
-@checked
-def gaussian_epsilon(
-    noise_multiplier: NonNegative,
-    rounds: Annotated[int, Ge(0)],
-    delta: Annotated[float, Gt(0), Lt(1)] = 1e-5,
-) -> float:
-    """Compute epsilon after ``rounds`` releases of a Gaussian mechanism.
-
-    They are as private as one release with the noise multiplier divided by sqrt(rounds) (Dong, Roth and Su, JRSS B
-    2022), whose epsilon is known exactly (Balle and Wang, ICML 2018, theorem 8).
-
-    Args:
-        noise_multiplier: the noise's standard deviation divided by the sensitivity. 0 means no noise.
-        rounds: number of releases, at least 0.
-        delta: the probability that epsilon does not hold, in (0, 1).
-
-    Returns:
-        Epsilon. Infinite without noise, 0 without a release.
-
-    Raises:
-        ConfigurationError: an argument is out of range, or the package dp-accounting is not installed.
-
-    Example:
-        >>> [round(gaussian_epsilon(2.0, rounds), 2) for rounds in (0, 1, 20)]
-        [0.0, 1.99, 11.48]
-        >>> gaussian_epsilon(0.0, 1)
-        inf
-    """
-    if rounds == 0:
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    library = _dp_accounting()
-    return float(library.get_epsilon_gaussian(noise_multiplier / math.sqrt(rounds), delta))
-
-
-def _dp_accounting() -> ModuleType:
-    try:
-        import dp_accounting  # slow to import, and an optional dependency
-    except ImportError as error:
-        raise ConfigurationError(
-            "epsilon is computed by the package dp-accounting (0.6 or later), which cannot be imported. "
-            "Install it: pip install 'dp-accounting>=0.6'."
-        ) from error
-    return dp_accounting
-
-
-#: Number of elements of a vector to which noise is added at a time.
-BLOCK_SIZE = 2**18
-#: Bits of a double-precision number's mantissa.
-_MANTISSA_BITS = 53
-
-
-def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
-    """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise is derived from ``key``, which
-    must be used only once.
-    """
-    # torch's generators use 32 bits of their seed on the CPU. An attacker could try all seeds, and compare the noise
-    # with the sent numbers where the update is 0. So the bits come from SHAKE-256 (FIPS 202) of the key. Sums of
-    # rounded numbers reveal more than sums of real numbers (Mironov, CCS 2012), so noise of 53 bits is added in double
-    # precision, and only the sum is rounded.
-    for number, block in enumerate(vector.split(BLOCK_SIZE)):
-        block_key = key + number.to_bytes(8, "big")
-        noise = scale * _normal(len(block), block_key)
-        exact_sum = block.to("cpu", torch.float64) + noise
-        block.copy_(exact_sum)
-
-
-def _normal(count: int, key: bytes) -> Tensor:
-    """Return independent standard normal numbers, float64 ``[count]``, that are determined by a secret key."""
-    num_pairs = (count + 1) // 2
-    random_bytes = shake_256(key).digest(16 * num_pairs)  # two words of 8 bytes for each pair
-    words = torch.frombuffer(bytearray(random_bytes), dtype=torch.int64)
-    low_bits = words & (2**_MANTISSA_BITS - 1)
-    uniform = (low_bits.double() + 0.5) * 2.0**-_MANTISSA_BITS  # in (0, 1]
-
-    # Box and Muller: two independent normal numbers from two uniform ones.
-    radius = (-2 * uniform[:num_pairs].log()).sqrt()
-    angle = 2 * math.pi * uniform[num_pairs:]
-    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
-    return numbers[:count]
 
 
 class GaussianPrivacy(PrivateUpload):
