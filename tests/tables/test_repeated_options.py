@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flsv.cli import data
+from flsv.tables import command
 
 
 def test_dictionaries_given_twice_are_all_merged(monkeypatch):
@@ -13,9 +13,9 @@ def test_dictionaries_given_twice_are_all_merged(monkeypatch):
     def collect(files, out):
         merged_files.extend(files)
 
-    monkeypatch.setattr(data, "merge_files", collect)
+    monkeypatch.setattr(command, "merge_files", collect)
     for _ in range(2):  # nothing is left of an earlier command line
         merged_files.clear()
-        data.main(words, quiet=True)
+        command.main(words, quiet=True)
 
         assert merged_files == expected_files
