@@ -353,7 +353,7 @@ class FederatedFitLoop(_FitLoop):
 
 
 def _copy_of_optimizer_states(trainer: Any) -> dict[str, Any]:
-    """Copy the states of optimizers, schedulers and the precision, under Lightning's keys in a checkpoint."""
+    # Lightning's keys in a checkpoint.
     optimizer_states = []
     for optimizer in trainer.optimizers:
         # Between two rounds an optimizer has no state: clients keep theirs in the store.

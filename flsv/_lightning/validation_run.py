@@ -92,7 +92,7 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
 
 
 def _limited(loader: Any, limit: Any) -> Iterable[Any]:
-    """Return a loader's batches, up to the Trainer's limit if the loader may be infinite."""
+    # A loader without a length may be infinite.
     has_limit = isinstance(limit, int) and limit > 0
     if has_limit and sized_len(loader) is None:
         return islice(loader, limit)
@@ -243,7 +243,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
 
 
 def _copy_strategy(trainer_copy: Any, module: L.LightningModule) -> None:
-    """Copy the strategy, which calls the module's steps."""
+    # The strategy calls the module's steps.
     accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
     trainer_copy._accelerator_connector = accelerator_connector
     strategy = copy.copy(accelerator_connector.strategy)
@@ -255,7 +255,7 @@ def _copy_strategy(trainer_copy: Any, module: L.LightningModule) -> None:
 
 
 def _copy_data(trainer_copy: Any, trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Copy the data module, of which hooks may set attributes, and what calls its hooks around batches."""
+    # Hooks may set attributes of the data module, which must not change the run's.
     data = getattr(trainer_copy, "datamodule", None)
     if data is not None:
         is_users_own = data is not data_of(trainer)
@@ -268,7 +268,7 @@ def _copy_data(trainer_copy: Any, trainer: L.Trainer, module: L.LightningModule)
 
 
 def _copy_loops(trainer_copy: Any) -> None:
-    """Copy the loops of a fit. The caller sets the validation loop."""
+    # The caller sets the validation loop.
     fit_loop = copy.copy(trainer_copy.fit_loop)
     trainer_copy.fit_loop = fit_loop
     fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)

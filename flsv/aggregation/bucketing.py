@@ -88,7 +88,6 @@ class Bucketing(Aggregator):
         return vector, weights_of_members[bucket_of_client]
 
     def _draw_buckets(self, round: Round) -> Tensor:
-        """Draw the bucket ``[k]`` of each client."""
         device = round.client_vectors.device
         num_clients = len(round)
         generator = round.generator("buckets")
@@ -109,7 +108,6 @@ class Bucketing(Aggregator):
 
 
 def _means_of_buckets(round: Round, bucket_of_client: Tensor, sizes: Tensor) -> Round:
-    """Return a round in which each bucket is a client, whose model is its members' mean."""
     num_buckets = len(sizes)
     shares = round.client_vectors / sizes[bucket_of_client, None]
     means = shares.new_zeros(num_buckets, shares.shape[1])

@@ -83,7 +83,7 @@ class ServerOptimizer(FedAvg):
         return vector, weights
 
     def _moments_after_step(self, parameter: Tensor) -> dict[int, Any]:
-        """Let the optimizer change the parameter in place, and return its new moments."""
+        # The optimizer changes the parameter in place.
         optimizer = self.optimizer([parameter])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.

@@ -78,7 +78,7 @@ class GeometricMedian(Aggregator):
 
 
 def _mean_of_clipped(points: Tensor, global_point: Tensor, sample_shares: Tensor) -> Tensor:
-    """Return the mean of the clients' points, whose updates are clipped to their median length."""
+    # Updates are clipped to their median length.
     lengths = distances(points, global_point)  # [k]
     factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
     clipped_weights = sample_shares * factors.clamp(max=1)

@@ -61,7 +61,7 @@ class Alignment(Attack):
         return self._aligned(update, step=model - previous_model.to(model))
 
     def _aligned(self, update: Tensor, step: Tensor) -> Tensor:
-        """Turn an update towards the server's last step. Its length stays."""
+        """Turn an update towards the server's step. Its length stays."""
         length = update.norm()
         step_length = step.norm()
         if length == 0 or step_length == 0:

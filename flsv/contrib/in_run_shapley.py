@@ -526,7 +526,6 @@ class InRunValues(ClientAlgorithm):
 
 
 def _ghost_products_of(context: ClientContext) -> GhostProducts:
-    """Return the products of gradients with the received validation gradient."""
     shared_parameters: list[Tensor] = []
     names = []
     for name, parameter in context.module.named_parameters():
@@ -542,7 +541,7 @@ def _sums_of_products(
     gradients: Iterable[Tensor],
     reference: Iterable[Tensor],
 ) -> tuple[float, float]:
-    """Return the gradients' product with the reference, and what it would be if they had one direction."""
+    # The second sum is what the product would be if all gradients had the reference's direction.
     product = 0.0
     largest_product = 0.0
     for gradient, reference_gradient in zip(gradients, reference):

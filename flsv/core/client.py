@@ -379,7 +379,6 @@ def _of_all_ranks(
     results: dict[int, T],
     messages: list[Message],
 ) -> tuple[dict[int, T], list[Message]]:
-    """Return all processes' results by client, and their messages."""
     all_results: dict[int, T] = {}
     all_messages: list[Message] = []
     exchanged = owners.ranks.all_gather((results, messages), "conversations")

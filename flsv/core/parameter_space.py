@@ -333,7 +333,6 @@ class ParameterSpace:
 
 
 def _names_in_model(module: nn.Module, layer: nn.Module) -> tuple[str | None, str | None]:
-    """Return the names of a layer's weight and bias in the module, None for a tensor that is not stored there."""
     # Tensors are found by identity, since a weight that several layers share has one name.
     name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
     weight_name = name_by_tensor.get(id(_stored_tensor(layer, "weight")))

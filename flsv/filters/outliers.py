@@ -95,7 +95,7 @@ class OutlierFilter(UpdateFilter):
         return checked_cohort.warn(*sentences).keep(~is_excluded)
 
     def _are_outliers(self, cohort: Cohort) -> Tensor:
-        """Return bool ``[k]``: which updates are long for the cohort, also by step of training."""
+        # An outlier is long for the cohort, also by step of training.
         norms = cohort.norms
         if self.threshold is None:
             return torch.zeros_like(norms, dtype=torch.bool)

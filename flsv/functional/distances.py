@@ -44,21 +44,27 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
 
 def _scratch(points: Tensor) -> Tensor:
-    """Return a buffer for a block of points: as many whole rows as fit, or a part of one row."""
+    # A block has as many whole rows as fit, or a part of one row.
     # Memory is read sequentially. One buffer is used for all blocks, since allocating thousands would fragment the
     # heap by as much as a second matrix.
     num_points, length = points.shape
     block_size = _block_size(points)
     width = min(block_size, max(1, length))
-    num_rows = max(1, min(block_size // width, num_points))
+    rows_that_fit = block_size // width
+    num_rows = max(1, min(rows_that_fit, num_points))
     return points.new_empty(num_rows, width, dtype=torch.float64)
 
 
-def _blocks(shape: torch.Size, block_shape: torch.Size) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of each block of a matrix."""
-    for top in range(0, shape[0], block_shape[0]):
-        for begin in range(0, shape[1], block_shape[1]):
-            yield slice(top, top + block_shape[0]), slice(begin, begin + block_shape[1])
+def _blocks(
+    shape: torch.Size,
+    block_shape: torch.Size,
+) -> Iterator[tuple[slice, slice]]:
+    num_rows, width = block_shape
+    for top in range(0, shape[0], num_rows):
+        rows = slice(top, top + num_rows)
+        for begin in range(0, shape[1], width):
+            columns = slice(begin, begin + width)
+            yield rows, columns
 
 
 def all_finite(vector: Tensor) -> bool:

@@ -101,7 +101,6 @@ def divergence_weights(
 
 
 def _checked_inputs(num_samples: Tensor, divergence: Tensor) -> tuple[Tensor, Tensor]:
-    """Check numbers of samples and divergences, both ``[k]``, and return them as float64."""
     has_valid_shape = num_samples.ndim == 1 and len(num_samples) > 0
     if not has_valid_shape or divergence.shape != num_samples.shape:
         raise ValueError(

@@ -65,7 +65,7 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
 
 
 def _norms_of_sums(gram: Tensor, update_norms: Tensor, weights: Tensor) -> Tensor:
-    """Return the norms ``[k]`` of k weighted sums of updates, ``weights [k, k]``. Rounding errors are 0."""
+    # [k], a norm for each row of the weights [k, k]
     # The squared norm of each sum: c^T G c, with the row c of the weights.
     squared_norms = torch.einsum("ia,ab,ib->i", weights, gram, weights)
     # A sum that is far shorter than if all updates pointed one way is a rounding error, and so are its products.

@@ -216,10 +216,16 @@ def joint_shares(
         (tensor([0.7200, 0.2200], dtype=torch.float64), tensor([0.7800, 0.2800], dtype=torch.float64))
     """
     has_value = ~values.isnan()
-    no_bounds = torch.full(values.shape, math.nan, dtype=torch.float64)
+    no_bounds = torch.full_like(values, math.nan, dtype=torch.float64)
     sources = _errors_of_clients(errors, has_value)
-    if any(source.covariance.isnan().any() for source in sources):
-        return JointShares(no_bounds, no_bounds.clone(), moved=math.nan, without_gain=math.nan)
+    for source in sources:
+        if source.covariance.isnan().any():
+            return JointShares(
+                low=no_bounds,
+                high=no_bounds.clone(),
+                moved=math.nan,
+                without_gain=math.nan,
+            )
 
     known_values = values[has_value].double()
     value_draws = draw_values(known_values, sources)  # [draws, known values]
@@ -237,9 +243,15 @@ def joint_shares(
     )
 
 
-def _bounds_of_shares(shares: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of the intervals of ``shares [1, k]`` by ``draws [D, k]``."""
-    quantiles = np.quantile(torch.cat([draws, shares]), INTERVAL_ENDS, axis=0)
+def _bounds_of_shares(
+    shares: Tensor,
+    draws: Tensor,
+) -> tuple[Tensor, Tensor]:
+    # [k] by shares [1, k] and draws [D, k]
+    rows = torch.cat([draws, shares])
+    quantiles = np.quantile(rows, INTERVAL_ENDS, axis=0)
     low, high = torch.from_numpy(quantiles)
     # If many draws are 0, the share itself may lie outside its quantiles.
-    return torch.minimum(low, shares[0]), torch.maximum(high, shares[0])
+    low = low.minimum(shares[0])
+    high = high.maximum(shares[0])
+    return low, high

@@ -169,7 +169,7 @@ def top_k_download(
 
 
 def _best_first(scores: Tensor, generator: Generator | None) -> Tensor:
-    """Return the clients by falling scores, those of equal scores in random order."""
+    # Equal scores are in random order.
     clients = torch.randperm(len(scores), generator=generator)
     descending = scores[clients].argsort(descending=True, stable=True)
     return clients[descending]

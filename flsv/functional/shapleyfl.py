@@ -80,8 +80,8 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
 def _check_no_infinity(values: Tensor) -> None:
     is_infinite = torch.isinf(values)
     if is_infinite.any():
-        is_infinite = is_infinite.reshape(len(values), -1)
-        players = is_infinite.any(dim=1).nonzero().flatten().tolist()
+        has_infinity = is_infinite.reshape(len(values), -1).any(dim=1)
+        players = has_infinity.nonzero().flatten().tolist()
         raise ValueError(
             f"the Shapley values of players {players} are infinite, so they cannot be normalized."
         )
@@ -130,11 +130,11 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
 
 def _descending_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
-    """Return the probabilities of clients with falling weights ``[n]``."""
     num_clients = len(weights)
     # Element l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
     tail_sums = weights.flip(0).cumsum(0).flip(0)
-    num_larger = torch.arange(num_clients, device=weights.device).to(torch.float64)
+    num_larger = torch.arange(num_clients, device=weights.device)
+    num_larger = num_larger.to(torch.float64)
     equal_shares = 1 / (num_clients - num_larger)
     shares = torch.where(tail_sums > 0, weights / tail_sums, equal_shares)
     cohort_left = expected_cohort - num_larger

@@ -399,7 +399,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         values: Tensor | Sequence[Tensor],
         initial_score: float | None,
     ) -> float:
-        """Return the score from which values ``[n]`` add up to that of the model of all clients."""
+        """Return the score from which values add up to that of the model of all clients."""
         if not isinstance(values, Tensor) or values.ndim != 1:
             raise ValueError(
                 "plot(kind='waterfall'): expected one value per client, [num_clients]."

@@ -156,7 +156,6 @@ class WassersteinContribution(ContributionMetric):
             self._store_distances(valuation)
 
     def _clients_to_value(self, clients: Sequence[Client], round_index: int) -> list[Client]:
-        """Return a round's clients in the rounds that ``every`` selects. If it is 0, each client is valued once."""
         if self.every == 0:
             has_no_distance = self.distances.isnan()
             return [client for client in clients if has_no_distance[client.id]]

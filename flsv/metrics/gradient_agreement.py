@@ -149,7 +149,8 @@ class GradientAgreement(ContributionMetric):
         self.cohort_descent = self.cohort_descent.index_add(0, client_ids, cohort_descents)
         self.total_cohort_descent = self.total_cohort_descent + mean_abs_descent
         self.cosine = self.cosine.index_add(0, client_ids, cosines)
-        self.participations = self.participations.index_add(0, client_ids, torch.ones_like(cosines))
+        ones = torch.ones_like(cosines)
+        self.participations = self.participations.index_add(0, client_ids, ones)
         # The old state may be referenced elsewhere, so it is not changed in place.
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
@@ -179,14 +180,18 @@ class GradientAgreement(ContributionMetric):
         return descents, weighted_cosines
 
 
-def _check_lengths(k: int, gradient_products: Tensor, num_samples: Tensor) -> None:
+def _check_lengths(
+    k: int,
+    gradient_products: Tensor,
+    num_samples: Tensor,
+) -> None:
     if gradient_products.shape != (k,) or num_samples.shape != (k,):
         shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
         raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
 
 
 def _cosines(matrix: ClientMatrix, weights: Tensor) -> Tensor:
-    """Return the cosines ``[k]`` of the updates with their sum, weighted by ``weights [k]``."""
+    # [k], with the sum of the updates
     norms = matrix.norms()
     shares = weights.to(norms) / weights.sum().to(norms)
     return cosines_with_sum(matrix, norms, shares, epsilon=EPSILON)

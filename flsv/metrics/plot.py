@@ -71,8 +71,8 @@ def plot_contributions(
     rows = [val] if isinstance(val, Tensor) else list(val)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
     _check_dimensions(rows, num_dimensions=2 if is_heatmap else 1)
-    # [1, n, M], [1, n], or [R, n] of R rounds
-    all_values = np.stack([row.detach().double().cpu().numpy() for row in rows])
+    arrays = [row.detach().double().cpu().numpy() for row in rows]
+    all_values = np.stack(arrays)  # [1, n, M], [1, n], or [R, n] of R rounds
     num_clients = all_values.shape[1]
     clients = _clients_to_draw(all_values)
     values = all_values[:, clients]
@@ -81,29 +81,33 @@ def plot_contributions(
     note = _note_on_clients(len(clients), num_clients)
 
     if is_heatmap:
-        columns = list(map(label_text, column_names or range(values.shape[2])))
-        width = 2.9 + 0.5 * values.shape[2]
+        num_columns = values.shape[2]
+        columns = list(map(label_text, column_names or range(num_columns)))
+        width = 2.9 + 0.5 * num_columns
         height = 1.5 + 0.3 * len(clients)
         ax = ax or _new_axis(width, height, below=columns, beside=names)
         _draw_heatmap(ax, values[0], columns, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel(f"client{note}")
     elif isinstance(val, Tensor):
-        ax = ax or _new_axis(max(5.0, 2 + 0.42 * len(clients)), 3.8, below=names)
+        width = max(5.0, 2 + 0.42 * len(clients))
+        ax = ax or _new_axis(width, 3.8, below=names)
         if intervals is not None:
             low, high = intervals
             intervals = low[clients], high[clients]
         if waterfall_from is None:
             _draw_bars(ax, values[0], names, intervals)
         else:
-            scores = (waterfall_from, waterfall_from + float(np.nansum(all_values[0])))
+            final_score = waterfall_from + float(np.nansum(arrays[0]))
+            scores = (waterfall_from, final_score)
             _draw_waterfall(ax, values[0], names, intervals, scores=scores)
         ax.set_xlabel(f"client{note}")
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
         labels = client_labels(num_clients, client_names)
-        _draw_lines(ax, values, [label_text(labels[client]) for client in clients])
+        legend_texts = [label_text(labels[client]) for client in clients]
+        _draw_lines(ax, values, legend_texts)
         ax.set_xlabel(f"round{note}")
         _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
@@ -194,7 +198,13 @@ def _draw_bars(
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
 
-    style = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": "0.5"}
+    style = {
+        "rotation": 90,
+        "ha": "center",
+        "va": "bottom",
+        "fontsize": 8,
+        "color": "0.5",
+    }
     for client in np.flatnonzero(~has_value).tolist():
         ax.text(client, 0, " no value", **style)
 
@@ -265,7 +275,7 @@ def _draw_named_line(
     name: str,
     position: int,
 ) -> None:
-    """Draw the line in the color of its position. When all colors are used, lines are dashed."""
+    # When all colors are used, lines are dashed.
     ax.plot(
         rounds,
         values,
@@ -297,7 +307,7 @@ def _draw_heatmap(
     unit: str,
     limits: tuple[float, float] | None,
 ) -> None:
-    """Draw ``values [n, M]`` with a row per client."""
+    """Draw ``values [n, M]``."""
     is_finite = np.isfinite(values)
     lowest, highest = _color_range(values[is_finite], limits)
     # Where there is no value, the hatching is visible. White would mean 0.
@@ -322,7 +332,7 @@ def _color_range(
     values: np.ndarray,
     limits: tuple[float, float] | None,
 ) -> tuple[float, float]:
-    """Return the limits of the color scale. If there are negative values, it is symmetric about 0."""
+    # With negative values, the color scale is symmetric about 0.
     if limits is not None:
         low, high = limits
     elif values.size:
@@ -336,12 +346,19 @@ def _color_range(
 
 
 def _write_numbers(ax: Any, values: np.ndarray, bound: float) -> None:
-    """Write the values into the heatmap, in white where its color is dark."""
     for row, column in np.argwhere(np.isfinite(values)).tolist():
         value = values[row, column]
         text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
         color = "white" if abs(value) > 0.6 * bound else "black"
-        ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+        ax.text(
+            column,
+            row,
+            text,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=color,
+        )
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:

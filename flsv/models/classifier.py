@@ -193,7 +193,6 @@ class ClassifierClient(ReadyClient):
             self._build(num_classes, self._input_shape)
 
     def _checked_name(self, network: str | nn.Module) -> str:
-        """Return the name of a network, or a module's class. An unknown name raises an error."""
         if not isinstance(network, str):
             return f"{type(network).__module__}.{type(network).__qualname__}"
         # A subclass with networks of its own knows their names.

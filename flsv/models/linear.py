@@ -92,7 +92,6 @@ def check_output(
 
 
 def _output_of_blank(network: nn.Module, input_shape: Sequence[int]) -> Any:
-    """Return the network's output for two samples of zeros, in evaluation mode."""
     parameters = [tensor for tensor in network.parameters() if tensor.is_floating_point()]
     like = parameters[0] if parameters else torch.empty(0)
     blank = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)

@@ -141,7 +141,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         return messages
 
     def _dry_run(self) -> None:
-        """Compute values with a copy of the metrics, which raises errors before clients train."""
+        # A copy of the metrics raises errors before clients train.
         self._value_round(
             start=self._initial_model,
             updates=[self._initial_model, self._initial_model],
@@ -305,7 +305,6 @@ def _record_without_rounds(
     module: nn.Module,
     metrics: Mapping[str, Metric],
 ) -> dict[str, Any]:
-    """Return the entries of ``run.json`` before the first round."""
     record = record_head(module, {"aggregator": strategy}, metrics, __version__)
     for metric_info in record["metrics"].values():
         metric_info["to_pay_by"] = False

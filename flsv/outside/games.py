@@ -78,7 +78,6 @@ def _lightning_module(
     module: nn.Module,
     loss: Callable[[Any, Any], Tensor] | None,
 ) -> L.LightningModule:
-    """Return a copy of a LightningModule without Fabric, or a plain module with its loss."""
     if not isinstance(module, L.LightningModule):
         return PlainModule(module, loss)
     if loss is not None:
@@ -92,7 +91,6 @@ def _lightning_module(
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Return a Trainer on the module's device, in the state of a fit."""
     with _without_announcement():
         trainer = _trainer_on(module_device(module))
     trainer.strategy.connect(module)
@@ -103,7 +101,7 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
 
 @contextmanager
 def _without_announcement() -> Iterator[None]:
-    """Silence a new Trainer, which would announce its devices."""
+    # A new Trainer announces its devices.
     log = logging.getLogger("lightning.pytorch")
     log_level = log.level
     log.setLevel(logging.WARNING)

@@ -189,7 +189,7 @@ def value_round(
 
 @dataclass(frozen=True)
 class _Cohort:
-    """All clients by name or number, and the ids of those in the round."""
+    """All clients, and the ids of those in the round."""
 
     clients: Sequence[Any]
     ids: list[int]
@@ -222,7 +222,7 @@ def _stacked_models(
     module: nn.Module,
     offset: Tensor | None,
 ) -> Tensor:
-    """Return the clients' models ``[k, P]``; ``offset [P]`` is what their updates are differences from."""
+    # [k, P]. Updates are differences from the offset [P], if there is one.
     owners = [client_called(client, names) for client in model_by_client]
     vectors = []
     for owner, model in zip(owners, model_by_client.values()):
@@ -397,7 +397,6 @@ def _check_needs(contribution_metrics: ContributionMetrics) -> None:
 
 
 def _metrics_of_classes(contribution_metrics: ContributionMetrics) -> list[str]:
-    """Return the metrics that have a value per class, and those that use a score of classes."""
     metrics = contribution_metrics.metrics.items()
     measures = contribution_metrics.performances.items()  # only a name is a score of classes
     return [
@@ -450,7 +449,7 @@ def _tensors_by_name(
     model: Mapping[str, Any] | Sequence[Any],
     module_tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return a model's tensors by their names in the module, none if there are more or fewer arrays."""
+    # No tensors if there are more or fewer arrays.
     entries: Mapping[str, Any] = {}
     if isinstance(model, Mapping):
         entries = model
@@ -465,7 +464,6 @@ def _check_tensors(
     space: ParameterSpace,
     owner: str,
 ) -> None:
-    """Check that the model has all entries that the space needs, and none of another shape."""
     different_names = []
     for name in sorted(module_tensors.keys() | tensors.keys()):
         is_needed = name in tensors or name in space.names

@@ -142,7 +142,6 @@ class PFedHN(Personalizer):
         return {}
 
     def _step(self, client: Tensor, output_gradient: Tensor) -> None:
-        """Take a step of SGD on all parameters of the network."""
         assert self._network is not None
         network = self._network
         last_layer = network.writer

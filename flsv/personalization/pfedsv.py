@@ -143,7 +143,6 @@ class _MixtureGame:
         return utilities
 
     def values(self, generator: Generator) -> Tensor:
-        """Estimate the models' Shapley values ``[s]``."""
         num_models = len(self.models)
         num_permutations = PERMUTATIONS_PER_MODEL * num_models
         budget = num_permutations * (num_models - 1) + 2  # with the empty and the grand coalition

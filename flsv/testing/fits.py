@@ -244,7 +244,7 @@ class FitCase(Case):
 
 
 def _metrics_to_read(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a loop's metrics, and one for each name of a metric that its strategies read."""
+    """Return a loop's metrics, and those that its strategies read."""
     metrics = dict(arguments.get("metrics") or {})
     for argument in arguments.values():
         # A strategy that reads a metric's values has the metric's name as the attribute `metric`.

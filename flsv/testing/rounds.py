@@ -51,7 +51,11 @@ class PreparedRounds:
 
     cohorts: Sequence[Sequence[int]] = COHORTS
 
-    def __init__(self, fields: Given | None = None, kind: RoundKind | None = None) -> None:
+    def __init__(
+        self,
+        fields: Given | None = None,
+        kind: RoundKind | None = None,
+    ) -> None:
         self._fields = dict(fields or {})
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
@@ -175,17 +179,17 @@ class PreparedRounds:
         return replace(round, reports=reports)
 
     def _trained(self, index: int) -> Round:
-        """Return a round after its local training."""
         clients = self._cohort(index)
         initial_model = self.normal(self.space.size, key=("start", index))
         models = [
             initial_model + self._update_of(client, index, initial_model) for client in clients
         ]
         self._exchange(index, clients, initial_model, models)
+        sample_counts = [self._num_samples(client) for client in clients]
         return Round(
             round_index=index,
             client_ids=torch.tensor(clients),
-            num_samples=torch.tensor([self._num_samples(client) for client in clients]),
+            num_samples=torch.tensor(sample_counts),
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,

@@ -123,7 +123,6 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
 
 
 def _values_of_broken(count: int) -> SampleValues:
-    """Return the values of samples of which none is finite."""
     return SampleValues(
         gradients=torch.full((count,), torch.inf),
         flagged=torch.ones(count, dtype=torch.bool),

@@ -146,7 +146,6 @@ def head_inputs(
 
 
 def _flat_inputs(module: nn.Module, x: Tensor, layer: nn.Module) -> Tensor:
-    """Return all inputs of a layer of the module for the samples ``x``, a row for each."""
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0].flatten(1)))
     try:

@@ -459,7 +459,6 @@ def _moved(batches: Iterable[Any], device: str | torch.device) -> Iterable[Any]:
 
 
 def _server_with(data: Any, device: str | torch.device) -> LocalData | None:
-    """Return the server's data: the data module's validation set, or None without one."""
     validation_loader = data.val_dataloader()
     if not validation_loader:
         return None

@@ -198,7 +198,7 @@ def class_statistics(
 
 
 def _covariance_roots(data: Tensor, index: Tensor, means: Tensor) -> Tensor:
-    """Return the roots of the classes' covariances ``[M, d, d]``."""
+    # [M, d, d]
     roots = []
     for position, mean in enumerate(means):
         samples_of_class = data[index == position]

@@ -126,7 +126,7 @@ def _potentials(
 
 
 def _approach(cost: Tensor, plan: Tensor, final_eps: float) -> tuple[Tensor, Tensor]:
-    """Return potentials after stages in which the regularization falls to ``final_eps``. Overwrite ``plan``."""
+    # The plan is overwritten.
     m, m2 = cost.shape
     f = plan.new_zeros(m)
     g = plan.new_zeros(m2)
@@ -149,7 +149,7 @@ def _converge(
     eps: float,
     finish: Finish,
 ) -> tuple[Tensor, Tensor]:
-    """Improve potentials until their error is small. Overwrite ``plan``."""
+    # The plan is overwritten.
     iterations_left = MAX_FINAL_ITERATIONS
     error = math.inf
     while error >= MAX_ERROR and iterations_left > 0:
@@ -273,7 +273,7 @@ def _over_relaxed(
     v: Tensor,
     omega: float,
 ) -> tuple[Tensor, Tensor, float]:
-    """Iterate until the next check. Return u, v and the mean length of the last step."""
+    # These are the iterations until the next check.
     m, m2 = plan.shape
     for _ in range(ITERATIONS_PER_CHECK):
         # The step that makes one side's marginal uniform is taken omega times.

@@ -388,7 +388,6 @@ def _next_gamma(
     center: Tensor,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the next points between a client's samples and the center, and the distance by way of ``gamma``."""
     # Both sides respond with points halfway to gamma. The next gamma lies halfway between the two responses.
     client_points, client_distance = client.respond(gamma)
     plan, center_distance = matching(gamma, center, p)
