@@ -25,6 +25,14 @@ MAX_NAMED_LINES = 20
 NUM_NAMED_PER_END = 5
 #: A heatmap shows its values as numbers if there are at most this many.
 MAX_NUMBERS_IN_HEATMAP = 200
+#: Style of the text in the place of a bar.
+STYLE_OF_NO_VALUE = {
+    "rotation": 90,
+    "ha": "center",
+    "va": "bottom",
+    "fontsize": 8,
+    "color": "0.5",
+}
 #: Limits of a figure's size, in inches, without its labels.
 MIN_WIDTH, MAX_WIDTH = 4.2, 16
 MIN_HEIGHT, MAX_HEIGHT = 2.4, 14
@@ -198,15 +206,8 @@ def _draw_bars(
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
 
-    style = {
-        "rotation": 90,
-        "ha": "center",
-        "va": "bottom",
-        "fontsize": 8,
-        "color": "0.5",
-    }
     for client in np.flatnonzero(~has_value).tolist():
-        ax.text(client, 0, " no value", **style)
+        ax.text(client, 0, " no value", **STYLE_OF_NO_VALUE)
 
 
 def _draw_waterfall(
