@@ -84,6 +84,17 @@ def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
     return [interpolation(trained), ensemble(trained)]
 
 
+def count_predictions(trained: Tensor, logits: bool) -> int:
+    """Return how many outputs are predicted, if ``trained [T, n]`` are the trained coalitions: of all others, or of as
+    many as are drawn, by each prediction.
+    """
+    num_trained, num_players = trained.shape
+    are_drawn = num_players > MAX_PREDICTED_PLAYERS
+    num_coalitions = NUM_DRAWN_COALITIONS if are_drawn else 2**num_players
+    num_predictions = 4 if logits and has_halvings(trained) else 2
+    return num_predictions * (num_coalitions - num_trained)
+
+
 class PredictedGame:
     """Game with P predicted utilities per coalition, from masks ``[K, n]`` to ``[K, P * M]``. Trained coalitions have
     their own utilities P times, others the scores of predicted outputs.
