@@ -5,6 +5,7 @@
     python tools/bench_fits.py lenet-8 --values singles halves both all
     python tools/bench_fits.py tiny-3 large-2 --values singles cumulative --repeats 5 --against OTHER_CHECKOUT
     python tools/bench_fits.py memory outputs --against OTHER_CHECKOUT
+    python tools/bench_fits.py ordinary --against OTHER_CHECKOUT
 
 Seven clients train by FedAvg: LeNet5 on scikit-learn's digits in 28x28, and ``resnet18`` of timm on 2,100 images of
 CIFAR-10 (from ``$FLSV_DATA_ROOT``). ``tiny`` is an MLP and three clients of 30 samples, ``large`` five clients of 63 MB
@@ -12,7 +13,8 @@ in memory each. A row has the seconds of the fit without the metric, and how man
 and by part: the copy, the coalitions, scoring, its forward passes, and the twin. ``retrain`` is ``flsv retrain RUN
 --seeds 3`` of the quickstart, over the quickstart. ``memory`` is the peak memory of a round of ten clients in models of
 50 MB, ``outputs`` that of scoring a model in all its outputs, of 40,000 samples and 5,000 classes; without another
-checkout, name one of these two alone. One torch thread. The least of some repetitions in turns counts, after one that
+checkout, name one of these two alone. ``ordinary`` is the six settings of ``bench_ordinary.py``, with other columns.
+One torch thread. The least of some repetitions in turns counts, after one that
 does not. Another checkout is measured in turns with this one, each repetition in a new process. What lies beside the
 folder for temporary files counts for a coalition: let ``$TMPDIR`` be one with few neighbours.
 """
@@ -37,6 +39,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+import bench_ordinary
 import lightning as L
 import torch
 from sklearn.datasets import load_digits
@@ -63,7 +66,8 @@ CASES = {
     "tiny-3": ("tiny", 3),
     "large-2": ("large", 2),
 }
-CASES_OF_MEMORY = ("memory", "outputs")
+#: Cases that are measured only if they are named.
+NAMED_ONLY = ("memory", "outputs", "ordinary")
 PARTS = ("copy", "coalitions", "scoring", "forward", "twin")
 #: Values by ``ShadowShapley(coalitions=)``, or by :class:`CumulativeShapley`.
 VALUES = ("singles", "halves", "both", "all", "cumulative")
@@ -368,17 +372,25 @@ def seconds_of_checkouts(
     return best_seconds
 
 
+def checkouts_of(against: str | None) -> list[str]:
+    """Return the folder of this checkout, and of the other one."""
+    folders = [str(Path(__file__).parents[1])]
+    if against:
+        folders.append(str(Path(against).absolute()))
+    return folders
+
+
 def main() -> None:
     """Print a table: a row for each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cases = [*CASES, "retrain", *CASES_OF_MEMORY]
+    cases = [*CASES, "retrain", *NAMED_ONLY]
     parser.add_argument(
         "cases",
         nargs="*",
         metavar="CASE",
-        default=[name for name in cases if name not in ("tiny-3", "large-2", *CASES_OF_MEMORY)],
+        default=[name for name in cases if name not in ("tiny-3", "large-2", *NAMED_ONLY)],
         help=f"of {cases}",
     )
     parser.add_argument("--repeats", type=int, default=3)
@@ -390,14 +402,16 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
 
+    if options.cases == ["ordinary"]:
+        bench_ordinary.print_table(checkouts_of(options.against), options.repeats)
+        return
     timer = PartTimer()
     if not options.as_json:
         print("case,fit_s,times", *PARTS, sep=",")
     for name in options.cases:
         if options.against:
-            checkouts = [str(Path(__file__).parents[1]), str(Path(options.against).absolute())]
             seconds_by_checkout = seconds_of_checkouts(
-                checkouts, name, options.values, options.repeats
+                checkouts_of(options.against), name, options.values, options.repeats
             )
         else:
             best_seconds = seconds_here(timer, name, options.values, options.repeats)

@@ -277,8 +277,8 @@ class LocalData:
 
     def score_outputs(self, outputs: Tensor) -> ModelScores:
         """Compute the scores of c models from their outputs ``[c, V, M]`` on the V validation samples."""
-        evaluate = self._classifiers("val")
-        scores: ModelScores = evaluate.score_outputs(outputs, losses=False)
+        scorer = self._classifiers("val").output_scorer()
+        scores: ModelScores = scorer.score(outputs[:, scorer.order], losses=False)
         return scores
 
     def _classifiers(self, split: Split) -> Any:

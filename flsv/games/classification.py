@@ -17,7 +17,6 @@ class Classification:
         num_models: c.
         support: int64 ``[M]``, the number of samples of each class in all batches.
         device: the device of the logits.
-        has_loss: whether the cross-entropy is computed. If not, it is 0.
     """
 
     def __init__(
@@ -25,10 +24,8 @@ class Classification:
         num_models: int,
         support: Tensor,
         device: torch.device,
-        has_loss: bool = True,
     ) -> None:
         self._support = support
-        self._has_loss = has_loss
         self._num_models = num_models
         num_classes = len(support)
         shape = num_models, num_classes
@@ -48,8 +45,7 @@ class Classification:
         is_correct = (predicted == labels) & is_number
         # Add each sample's 0 or 1 to the column of its class.
         self._correct.index_add_(1, labels, is_correct.long())
-        if self._has_loss:
-            self._losses.append(losses_of(logits, labels))
+        self._losses.append(losses_of(logits, labels))
 
     def compute(self) -> dict[str, Tensor]:
         """Return ``"correct"``, int64 ``[c, M]``, and ``"loss"``, float64 ``[c]``, on the CPU."""
@@ -59,6 +55,58 @@ class Classification:
         for batch_losses in losses:
             total = total + batch_losses.double()
         return {"correct": correct, "loss": total / self._support.sum()}
+
+
+class SortedLabels:
+    """Labels of V samples in the order of their classes, against which the outputs of many models are compared.
+
+    Args:
+        labels: int64 ``[V]``.
+        num_classes: M.
+
+    Attributes:
+        order: int64 ``[V]``, the samples in the order of their classes.
+    """
+
+    def __init__(self, labels: Tensor, num_classes: int) -> None:
+        self.order = labels.argsort(stable=True)
+        self._labels = labels[self.order]
+        self._support = torch.bincount(labels, minlength=num_classes).tolist()
+
+    def counts(self, logits: Tensor) -> Tensor:
+        """Count the correct predictions of each class by c models, from their ``logits [c, V, M]`` for the sorted
+        samples, int64 ``[c, M]``.
+        """
+        counts = [hits.sum(1) for hits in self._hits_by_class(logits)]
+        return torch.stack(counts, 1)
+
+    def hits(self, logits: Tensor) -> Tensor:
+        """Return which predictions are correct for the sorted samples, bool ``[c, V]``."""
+        return torch.cat(self._hits_by_class(logits), 1)
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """Return each model's cross-entropy for each of the sorted samples, ``[c, V]``."""
+        labels = self._labels.expand(len(logits), -1)
+        return F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
+
+    def _hits_by_class(self, logits: Tensor) -> list[Tensor]:
+        parts = logits.movedim(-1, 1).split(self._support, dim=2)  # [c, M, samples of a class]
+        return [are_predicted(label, part) for label, part in enumerate(parts)]
+
+
+def are_predicted(label: int, logits: Tensor) -> Tensor:
+    """Return whether models with the logits ``[c, M, B]`` predict the class ``label``, bool ``[c, B]``.
+
+    The first class with the largest logit is predicted. None is if a logit is NaN.
+    """
+    logits_of_label = logits[:, label]
+    is_predicted = logits_of_label == logits_of_label  # False for NaN
+    # The largest logit of other classes is NaN if one of them is, and no number is larger than or equal to NaN.
+    if label > 0:
+        is_predicted &= logits_of_label > logits[:, :label].amax(1)
+    if label + 1 < logits.shape[1]:
+        is_predicted &= logits_of_label >= logits[:, label + 1 :].amax(1)
+    return is_predicted
 
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ from flsv.games.output_metric import (
     gives_logits,
     wants_probabilities,
 )
+from flsv.games.output_scorer import OutputScorer
 from flsv.games.validation_batches import (
     checked_logits,
     free_cached_memory,
@@ -282,35 +283,11 @@ class ModelEvaluator(CopyEvaluator):
                 return None
             raise
 
-    @torch.no_grad()
-    def score_outputs(self, outputs: Tensor, losses: bool = True) -> Scores:
-        """Compute c models' scores from their outputs, as :meth:`evaluate` does.
-
-        Args:
-            outputs: ``[c, V, ...]``, the outputs for all V samples, in the form :attr:`form`.
-            losses: whether a classifier's loss is needed, which is 0 otherwise.
-        """
+    def output_scorer(self) -> OutputScorer:
+        """Return the scoring of outputs that :meth:`evaluate` keeps, by the same scores."""
         assert self.form is not None
-        labels_of_batches = [labels.cpu() for _, labels in self._batches]
-        batch_sizes = [len(labels) for labels in labels_of_batches]
-        num_at_once = len(outputs) if self._metric is None else 1  # a metric may store all outputs
-        parts = [self._scores_of(self._measures(num_models=0))]
-        for outputs_of_models in outputs.split(max(num_at_once, 1)):
-            measures = self._measures(len(outputs_of_models), torch.device("cpu"), has_loss=losses)
-            for logits, labels in zip(outputs_of_models.split(batch_sizes, 1), labels_of_batches):
-                batch_outputs = self.form.outputs(logits)  # [c, B, ...]
-                for measure in measures:
-                    measure.update(batch_outputs, labels)
-            parts.append(self._scores_of(measures))
-        return Scores.cat(parts)
-
-    def metric_of_outputs(self, outputs: Tensor, labels: Tensor) -> float:
-        """Compute the metric of one model's ``outputs [V, ...]``, in the form :attr:`form`, for V labels."""
-        assert self.form is not None
-        assert self._metric is not None
-        metric = self._metric.clone(torch.device("cpu"))
-        metric.update(self.form.outputs(outputs[None])[0], labels)
-        return metric.compute()
+        labels = [labels for _, labels in self._batches]
+        return OutputScorer(self.form, labels, self._support, self._metric)
 
     @torch.inference_mode(False)
     def gradient(self, vector: Tensor, loss: str = "negative_loss") -> Tensor:
@@ -396,23 +373,14 @@ class ModelEvaluator(CopyEvaluator):
             stacked_state[name] = tensor.to(self._dtype_by_name[name])
         return partial(outputs_of_stacked, module, stacked_state)
 
-    def _measures(
-        self,
-        num_models: int,
-        device: torch.device | None = None,
-        has_loss: bool = True,
-    ) -> list[Measure]:
-        """Return new measures of ``num_models`` models, to which no batch was added, on a device."""
-        device = device or self.device
+    def _measures(self, num_models: int) -> list[Measure]:
+        """Return new measures of ``num_models`` models, to which no batch was added."""
         measures: list[Measure] = []
         if self._support is not None:
-            measures.append(Classification(num_models, self._support, device, has_loss))
+            measures.append(Classification(num_models, self._support, self.device))
         if self._metric is not None:
-            metrics = self._metrics_of_models
-            if device != self.device:
-                metrics = ModelMetrics(self._metric.clone(device))
-            metrics.begin(num_models)
-            measures.append(metrics)
+            self._metrics_of_models.begin(num_models)
+            measures.append(self._metrics_of_models)
         return measures
 
     def _scores_of(self, measures: Iterable[Measure], outputs: Tensor | None = None) -> Scores:

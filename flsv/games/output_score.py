@@ -4,7 +4,7 @@ initial weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,15 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
-    predicted_shapley,
+    values_of_rounds,
     values_of_tables,
 )
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.coalition_utility import utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
-from flsv.games.sample_scores import SampleScores, sample_scores, score_within_bounds
+from flsv.games.output_scorer import OutputScorer
+from flsv.games.sample_scores import SampleScores, sample_scores
 from flsv.scores.performance import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 
@@ -31,7 +32,7 @@ from flsv.utilities.seeding import isolated_rngs
 class OutputScore:
     """Score of coalitions' predicted outputs by a performance measure. It also computes the Shapley values."""
 
-    # Function from outputs [c, V, ...] to utilities [c] or [c, M].
+    # Function from outputs [c, V, ...], with the samples in this order, to utilities [c] or [c, M].
     score: Callable[[Tensor], Tensor]
     # Whether the outputs are logits.
     logits: bool
@@ -41,40 +42,35 @@ class OutputScore:
     is_bounded: bool = False
     # The scores on each validation sample. None: they cannot be computed.
     scores_by_sample: SampleScores | None = None
+    # int64 [V]. None: the order of the validation samples.
+    order: Tensor | None = None
 
     def shapley(
         self,
         trained: Tensor,
-        utilities: Tensor,
-        outputs: Tensor,
+        utilities: Sequence[Tensor],
+        outputs: Iterable[Tensor],
         weights: Tensor,
-    ) -> PredictedValues:
-        """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
+    ) -> list[PredictedValues]:
+        """Compute Shapley values after several rounds, from the utilities and outputs of each round, with the arguments
+        of :func:`flsv.functional.predicted_shapley`.
+        """
         if self.client_evaluator is None:
-            score = self.score
-            if self.is_bounded:
-                has_members = trained.any(1)
-                score = score_within_bounds(self.score, outputs[has_members])
-            return predicted_shapley(
+            return values_of_rounds(
                 trained,
-                utilities,
+                utilities=utilities,
                 outputs=outputs,
                 weights=weights,
-                score=score,
+                score=self.score,
                 logits=self.logits,
+                bounded=self.is_bounded,
+                order=self.order,
             )
-
-        # [2^n, 2] or [2^n, 2, M], the utilities in two games: of outputs by interpolation and by an ensemble
-        tables = self.client_evaluator.predict(outputs, trained, weights)
-        shape = tables.shape[:2] + utilities.shape[1:]
-        tables = tables.view(shape)
-        # The number of a coalition's row has the mask as its binary digits. Client 0 is the lowest digit.
-        num_clients = trained.shape[1]
-        place_values = 2 ** torch.arange(num_clients)
-        coalition_numbers = (trained * place_values).sum(1)
-        # In both games, trained coalitions have the utilities of their own models.
-        tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
-        return values_of_tables(tables)
+        values = []
+        for utilities_of_round, models in zip(utilities, outputs):
+            tables = self.client_evaluator.predict(models, trained, weights)
+            values.append(_values_with_trained(tables, trained, utilities_of_round))
+        return values
 
     def case_values(
         self,
@@ -98,18 +94,45 @@ class OutputScore:
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 
-        needs_losses = measure == "negative_loss"
-
-        def score(outputs: Tensor) -> Tensor:
-            scores = evaluator.score_outputs(outputs, losses=needs_losses)
-            return utility_of(scores, measure)
-
+        scorer = evaluator.output_scorer()
+        by_sample = sample_scores(scorer, measure)
         return OutputScore(
-            score,
-            logits=evaluator.form.classifies,
-            is_bounded=evaluator.form.is_bounded,
-            scores_by_sample=sample_scores(evaluator, measure),
+            _score_of_outputs(scorer, measure, by_sample),
+            logits=scorer.form.classifies,
+            is_bounded=scorer.form.is_bounded,
+            scores_by_sample=by_sample,
+            order=scorer.order,
         )
+
+
+def _score_of_outputs(
+    scorer: OutputScorer,
+    measure: str | ModelScore,
+    by_sample: SampleScores | None,
+) -> Callable[[Tensor], Tensor]:
+    """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""
+    if isinstance(measure, ModelScore) and by_sample is not None and not by_sample.is_resampled:
+        score_by_sample = by_sample.score
+        return lambda outputs: score_by_sample(outputs).mean(1)
+    needs_losses = measure == "negative_loss"
+
+    def score(outputs: Tensor) -> Tensor:
+        scores = scorer.score(outputs, losses=needs_losses)
+        return utility_of(scores, measure)
+
+    return score
+
+
+def _values_with_trained(tables: Tensor, trained: Tensor, utilities: Tensor) -> PredictedValues:
+    """Compute Shapley values from all coalitions' predicted utilities ``[2^n, 2]`` or ``[2^n, 2, M]``, by interpolation
+    and by an ensemble. The ``trained`` coalitions get their own ``utilities`` in both games.
+    """
+    tables = tables.view(tables.shape[:2] + utilities.shape[1:])
+    # The number of a coalition's row has the mask as its binary digits. Client 0 is the lowest digit.
+    place_values = 2 ** torch.arange(trained.shape[1])
+    coalition_numbers = (trained * place_values).sum(1)
+    tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
+    return values_of_tables(tables)
 
 
 #: The number of untrained models that are evaluated.

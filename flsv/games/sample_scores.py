@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, case_values
-from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.output_scorer import OutputScorer
 from flsv.scores.performance import ModelScore
 
 #: Number of bootstrap resamples of the validation samples, for a measure that is not a mean over samples.
@@ -29,8 +28,10 @@ class SampleScores:
     :data:`NUM_RESAMPLES` bootstrap resamples, which are drawn with replacement.
     """
 
-    # Function from the outputs [c, V, ...] of c models for V samples to utilities [c, R].
+    # Function from the outputs [c, V, ...] of c models for V samples, in this order, to utilities [c, R].
     score: Callable[[Tensor], Tensor]
+    # int64 [V]. None: the order of the validation samples.
+    order: Tensor | None = None
     is_resampled: bool = False
     # int64 [V], the stratum of each sample. Resamples keep the sizes of strata, such as those of the classes.
     strata: Tensor | None = None
@@ -60,81 +61,55 @@ class SampleScores:
         if num_clients > MAX_PREDICTED_PLAYERS or is_expensive:
             return None
 
-        utilities = self.score(outputs)
+        utilities = self.score(outputs if self.order is None else outputs[:, self.order])
         if not utilities.isfinite().all():
             return None
-        score = self.score
-        if bounded:
-            has_members = trained.any(1)
-            score = score_within_bounds(self.score, outputs[has_members])
         values = case_values(
             trained,
             utilities,
             outputs=outputs,
             weights=weights,
-            score=score,
+            score=self.score,
             logits=logits,
+            bounded=bounded,
+            order=self.order,
         )
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
         return CaseValues(values, self.strata, self.is_resampled)
 
 
-def score_within_bounds(
-    score: Callable[[Tensor], Tensor], trained_outputs: Tensor
-) -> Callable[[Tensor], Tensor]:
-    """Return a function that clamps predicted outputs ``[c, V, ...]`` to the range of the trained coalitions' outputs
-    ``[T, V, ...]``, sample by sample, and then computes ``score``.
-    """
-    lowest = trained_outputs.amin(0)
-    highest = trained_outputs.amax(0)
-
-    def score_clamped(outputs: Tensor) -> Tensor:
-        return score(outputs.clamp(lowest.to(outputs), highest.to(outputs)))
-
-    return score_clamped
-
-
-def sample_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> SampleScores | None:
-    """Return the scores on each validation sample by a measure that ``evaluator`` computes. None for values per
+def sample_scores(scorer: OutputScorer, measure: str | ModelScore) -> SampleScores | None:
+    """Return the scores on each validation sample by a measure that ``scorer`` computes. None for values per
     class.
     """
-    labels = torch.cat([y.cpu() for _, y in evaluator.batches])  # [V]
     if isinstance(measure, ModelScore):
-        return _metric_sample_scores(evaluator, measure, labels)
+        return _metric_sample_scores(scorer, measure, scorer.labels)
+    labels = scorer.labels  # [V]
+    sorted_labels = scorer.sorted_labels
+    assert sorted_labels is not None
+    order = sorted_labels.order
     if measure == "accuracy":
-        return SampleScores(lambda outputs: _hits(outputs, labels))
+        return SampleScores(lambda logits: sorted_labels.hits(logits).double(), order)
     if measure == "negative_loss":
-        return SampleScores(lambda outputs: -_losses(outputs, labels))
+        return SampleScores(lambda logits: -sorted_labels.losses(logits.double()), order)
     if measure == "balanced_accuracy":
         # Each class has the same total weight: the mean of weighted hits is the mean of the classes' accuracies.
         class_counts = labels.bincount()
         num_classes = (class_counts > 0).sum()
         samples_of_own_class = class_counts[labels].double()  # [V]
         weights = len(labels) / (num_classes * samples_of_own_class)
+        sorted_weights = weights[order]
         return SampleScores(
-            lambda outputs: _hits(outputs, labels) * weights,
+            lambda logits: sorted_labels.hits(logits) * sorted_weights,
+            order,
             strata=labels,
         )
     return None
 
 
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 where a model classifies a sample correctly and 0 elsewhere, float64 ``[c, V]``."""
-    largest, predicted = logits.max(-1)
-    is_number = largest == largest  # False for NaN, which max takes for the largest
-    return ((predicted == labels) & is_number).double()
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return each model's cross-entropy for each sample, float64 ``[c, V]``."""
-    num_models = len(logits)
-    flat_logits = logits.double().flatten(0, 1)  # [c * V, M]
-    repeated_labels = labels.repeat(num_models)
-    losses = F.cross_entropy(flat_logits, repeated_labels, reduction="none")
-    return losses.view(num_models, -1)
-
-
 def _metric_sample_scores(
-    evaluator: ModelEvaluator,
+    scorer: OutputScorer,
     measure: ModelScore,
     labels: Tensor,
 ) -> SampleScores | None:
@@ -143,7 +118,7 @@ def _metric_sample_scores(
         return None
     power = _power_of_error(metric)
     if power is None:
-        return _resampled(evaluator, measure, labels)
+        return _resampled(scorer, measure, labels)
 
     num_samples = len(labels)
     targets = labels.double().view(num_samples, -1)  # [V, outputs]
@@ -170,7 +145,7 @@ def _power_of_error(metric: Metric) -> int | None:
 
 
 def _resampled(
-    evaluator: ModelEvaluator,
+    scorer: OutputScorer,
     measure: ModelScore,
     labels: Tensor,
 ) -> SampleScores:
@@ -187,7 +162,7 @@ def _resampled(
         values = torch.empty(len(outputs), NUM_RESAMPLES, dtype=torch.float64)
         for model, model_outputs in enumerate(outputs):
             for column, rows in enumerate(resamples):
-                value = evaluator.metric_of_outputs(model_outputs[rows], labels[rows])
+                value = scorer.metric(model_outputs[rows], labels[rows])
                 values[model, column] = value
         return measure.utility(values)
 

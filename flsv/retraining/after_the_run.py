@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop
@@ -28,6 +26,7 @@ from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
+from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.scores.performance import CLASSIFICATION, ModelScore
@@ -35,8 +34,6 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
 
-#: Seconds between two log lines on the progress of training.
-PAUSE_SECONDS = 10.0
 #: The largest number of output elements that are stored if all coalitions are trained. They then serve for the values'
 #: standard errors only.
 MAX_STORED_OUTPUTS = 2**24
@@ -132,7 +129,9 @@ class TrainingAfterTheRun:
         """
         # The run's own two coalitions are missing if the run was killed before they were stored.
         coalitions = members_of(self.masks)
-        with _Progress(run.trainer, self.store.missing(run.seed, coalitions)) as progress:
+        missing = self.store.missing(run.seed, coalitions)
+        num_fits = sum(map(bool, missing))  # without the empty coalition
+        with Progress(run.trainer, num_fits, "Groups of clients") as progress:
             training.train(coalitions, self.store, progress)
             halves = self._choose_halves(run)
             if len(halves):
@@ -366,28 +365,3 @@ def _rest(run: MeasuredRun) -> str:
     if run.folder is None:
         return ", and none is kept, because the run has no folder."
     return f", and kept in {run.folder}. flsv retrain trains the rest."
-
-
-class _Progress:
-    """Display of the progress of training: a bar, or a log line every :data:`PAUSE_SECONDS`."""
-
-    def __init__(self, trainer: L.Trainer, missing: Sequence[Members]) -> None:
-        shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
-        total = sum(map(bool, missing))  # without the empty coalition
-        self._bar = Tqdm(total=total, desc="Groups of clients", leave=False, disable=not shows_bars)
-        self._shows_bar = shows_bars
-        self._line_time = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def __call__(self, text: str) -> None:
-        """Count one more trained coalition. ``text`` is for the log line."""
-        self._bar.update()
-        is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
-        if is_due and not self._shows_bar:
-            self._line_time = time.monotonic()
-            rank_zero_info(f"flsv: {text} are trained.")

@@ -6,6 +6,7 @@ To train a coalition means to repeat the run with the coalition's members only. 
 
 from __future__ import annotations
 
+import time
 import traceback
 from dataclasses import replace
 from itertools import chain
@@ -54,6 +55,7 @@ from flsv.retraining.coalition_refusals import (
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
+from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
 from flsv.sites.coalitions_at_sites import CoalitionsAtSites, check_at_sites
@@ -63,6 +65,7 @@ from flsv.values.coalition_files import (
     COALITIONS_FOLDER,
     NO_ROUND,
     Models,
+    Outputs,
     copy_coalitions,
     measure_name,
     remove_coalitions,
@@ -70,6 +73,8 @@ from flsv.values.coalition_files import (
 
 #: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
+#: A fit says how long scoring and values take if it is at least this long, in seconds.
+LONG_SECONDS = 10.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
@@ -115,13 +120,22 @@ class CoalitionPlan(RunExtension):
         self._federation: Any = None
         self._scoring: ModelScoring | None = None
         self._memory: dict[str, Any] = {}
+        # The untrained model's outputs, and the seconds that its scoring has taken.
+        self._untrained_outputs: Outputs = {}
+        self._seconds_per_score = 0.0
         # The coalitions' utilities, from the run's first round on.
         self._store: CoalitionStore | None = None
         self._sites: CoalitionsAtSites | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the parts that belong to the present fit."""
-        return {**vars(self), "_federation": None, "_scoring": None, "_sites": None}
+        return {
+            **vars(self),
+            "_federation": None,
+            "_scoring": None,
+            "_sites": None,
+            "_untrained_outputs": {},
+        }
 
     # ---- before the first round
 
@@ -211,7 +225,27 @@ class CoalitionPlan(RunExtension):
             return
         plan = self._plan_in_words(num_clients)
         estimation = self._estimation_in_words(num_clients, run.games)
-        rank_zero_info(f"flsv: {plan}{estimation}")
+        duration = self._duration_in_words(run)
+        self._untrained_outputs = {}
+        rank_zero_info(f"flsv: {plan}{estimation}{duration}")
+
+    def _duration_in_words(self, run: MeasuredRun) -> str:
+        """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
+        if self._trains_at_sites:
+            return ""
+        masks = self._planned_masks(run.data.num_clients)
+        scoring = 0.0
+        estimation = 0.0
+        for metric in self._metrics.values():
+            num_rounds = len(metric.rounds_to_value(run.trainer.max_epochs or 1))
+            scoring = max(scoring, len(masks) * num_rounds * self._seconds_per_score)
+            game = metric.game(
+                masks, range(num_rounds), score=output_score(metric, run.games), weights=run.weights
+            )
+            estimation += seconds_of_values(game, self._untrained_outputs)
+        if scoring + estimation < LONG_SECONDS:
+            return ""
+        return f" Scoring these models takes about {scoring:.0f} s, and computing the values {estimation:.0f} s."
 
     def _open_store(self, run: MeasuredRun) -> None:
         """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
@@ -224,7 +258,10 @@ class CoalitionPlan(RunExtension):
         measures = {
             f"metric {name!r}": metric.measured_by for name, metric in self._metrics.items()
         }
+        start = time.monotonic()
         model = self._scoring.score(module, untrained=measures if is_new_run else None)
+        self._seconds_per_score = time.monotonic() - start
+        self._untrained_outputs = model.outputs
         if self._failure is not None:
             raise self._failure
 
@@ -432,7 +469,7 @@ class CoalitionPlan(RunExtension):
             values[round_index] = {}
         scores = self._store.scores(run.seed)
         for name, metric in metrics.items():
-            game = game_of(metric, masks, self._store, run)
+            game = showing_progress(game_of(metric, masks, self._store, run), run.trainer)
             for round_index, values_of_round in metric.complete(scores, game).items():
                 values[round_index][name] = values_of_round
         return values

@@ -82,10 +82,10 @@ class CoalitionTraining:
         self,
         coalitions: Sequence[Members],
         store: CoalitionStore,
-        say: Callable[[str], None] = lambda text: None,
+        count: Callable[[], None] = lambda: None,
     ) -> None:
         """Train those of ``coalitions`` that have no models in ``store``. Successful results are stored, even if other
-        fits fail. ``say`` gets a text on the progress after each coalition.
+        fits fail. ``count`` is called after each coalition.
         """
         seed = self.job.seed
         missing = store.missing(seed, coalitions)
@@ -108,7 +108,7 @@ class CoalitionTraining:
             if needs_untrained and result.untrained is not None:
                 store.add(seed, EMPTY, {NO_ROUND: result.untrained})
                 needs_untrained = False
-            say(store.progress(seed, coalitions))
+            count()
         if failures:
             raise FitsFailed(failures)
 

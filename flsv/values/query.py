@@ -94,6 +94,10 @@ class Game:
         """Return whether the outputs of missing coalitions are predicted."""
         return self.has_outputs and not self.are_all_trained
 
+    def without_class_axis(self, utilities: Tensor) -> Tensor:
+        """Return utilities ``[K, 1]`` as ``[K]``, and those by class as they are."""
+        return utilities if self.per_class else utilities.squeeze(1)
+
 
 @dataclass(frozen=True, eq=False)
 class SeedScores:
@@ -148,6 +152,7 @@ class RoundValues:
 
 def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
     """Compute the values of one seed's game after each of its rounds."""
+    estimates = _predicted_values(scores, game)
     values: dict[int, RoundValues] = {}
     recent_estimates: list[Tensor] = []
     for round_index in game.rounds:
@@ -157,6 +162,7 @@ def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
             game,
             scores.utilities(game, round_index),
             outputs=scores.outputs(game, round_index) if game.has_outputs else None,
+            predicted=estimates.get(round_index),
             untrained=scores.untrained.get(game.measure),
             recent_estimates=recent_estimates,
         )
@@ -165,11 +171,35 @@ def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
     return values
 
 
+def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValues]:
+    """Return the values after each round whose utilities and outputs are finite, if the game predicts outputs."""
+    if not game.predicts:
+        return {}
+    assert game.score is not None
+    assert game.weights is not None
+    utilities = {}
+    for round_index in game.rounds:
+        utilities_of_round = scores.utilities(game, round_index)
+        outputs = scores.outputs(game, round_index)
+        if not coalitions_not_finite(game.masks, utilities_of_round, outputs):
+            utilities[round_index] = game.without_class_axis(utilities_of_round)
+    if not utilities:
+        return {}
+    values = game.score.shapley(
+        game.masks,
+        utilities=[*utilities.values()],
+        outputs=(scores.outputs(game, round_index) for round_index in utilities),
+        weights=game.weights,
+    )
+    return dict(zip(utilities, values))
+
+
 def value_after_round(
     game: Game,
     utilities: Tensor,
     *,
     outputs: Tensor | None = None,
+    predicted: PredictedValues | None = None,
     untrained: Tensor | None = None,
     recent_estimates: Sequence[Tensor] = (),
 ) -> RoundValues:
@@ -179,6 +209,7 @@ def value_after_round(
         game: the game.
         utilities: ``[K, 1]`` or ``[K, M]``, the coalitions' utilities.
         outputs: ``[K, V, ...]``, their models' outputs. None: they are not known.
+        predicted: the values from predicted outputs. None: they are computed from utilities.
         untrained: ``[R, 1]`` or ``[R, M]``, utilities of untrained models with different initial weights. None: they
             are not known.
         recent_estimates: the values ``[n, 1]`` or ``[n, M]`` of the rounds just before, each after the other.
@@ -191,9 +222,8 @@ def value_after_round(
         evidence = {"why_no_values": f"The coalitions {broken} come to no finite performance."}
         return RoundValues(no_values, no_values, no_values, evidence)
 
-    if not game.per_class:
-        utilities = utilities.squeeze(1)
-    estimate, stderr, evidence = _estimate(game, utilities, outputs)
+    utilities = game.without_class_axis(utilities)
+    estimate, stderr, evidence = _estimate(game, utilities, predicted)
     estimate = estimate.reshape(shape).double()
     last_estimates: Tensor | None
     last_estimates = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
@@ -233,19 +263,15 @@ def value_after_round(
 
 
 def _estimate(
-    game: Game, utilities: Tensor, outputs: Tensor | None
+    game: Game,
+    utilities: Tensor,
+    predicted: PredictedValues | None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Return one round's values, their standard errors because of coalitions that are not trained, and evidence."""
     estimate: ShapleyEstimate
-    if game.predicts:
+    if predicted is not None:
         source = "outputs"
-        score: Any = game.score
-        estimate = score.shapley(
-            game.masks,
-            utilities,
-            outputs=outputs,
-            weights=game.weights,
-        )
+        estimate = predicted
     else:
         source = "trainings" if game.are_all_trained else "scores"
         estimate = few_coalitions_shapley(game.masks, utilities)

@@ -274,7 +274,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
         evaluator = make_evaluator(net, measure, data)
         scores = evaluator(vectors, keep=True)
         assert scores.outputs is not None
-        scores_of_outputs = evaluator.score_outputs(scores.outputs)
+        scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
 
         # What is kept are logits, whatever forward returns.
         kept_probabilities = scores.outputs.double().softmax(-1)
@@ -467,7 +467,7 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind):
     assert scores.outputs is not None
 
     weights = torch.ones(3)
-    estimate = output_score.shapley(trained, utilities, scores.outputs, weights)
+    (estimate,) = output_score.shapley(trained, [utilities], [scores.outputs], weights)
 
     is_everyone = trained.all(dim=1)
     is_nobody = ~trained.any(dim=1)

@@ -113,6 +113,8 @@ def test_values_of_the_cases_average_to_the_predicted_values():
     score = make_score("balanced_accuracy")
     assert score.scores_by_sample is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
+    # Scores take the samples sorted by class, here in all outputs.
+    outputs = outputs[:, score.order]
     utilities = score.score(outputs)
     values = predicted_shapley(
         masks,

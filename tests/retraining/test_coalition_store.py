@@ -60,7 +60,7 @@ def utility_of_members(members):
 def train_missing(
     trainer,
     store,
-    say=lambda text: None,
+    count=lambda: None,
 ):
     """Train the coalitions of seed 0 that are not in the store, and return how many they were."""
     missing = store.missing(0, ALL_COALITIONS)
@@ -69,7 +69,7 @@ def train_missing(
         TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
         num_samples=[1, 1, 1],
     )
-    training.train(ALL_COALITIONS, store, say)
+    training.train(ALL_COALITIONS, store, count)
 
     return len(missing)
 
@@ -110,15 +110,16 @@ def test_killed_game_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path)
     (path, *_) = folder.glob("coalitions/0/*.pt")
     path.with_name(".another.pt.tmp").write_bytes(path.read_bytes()[:100])
 
-    messages = []
+    counts = []
     second = InstantTrainer()
     store = make_store(folder)
-    num_missing = train_missing(second, store, messages.append)
+    num_missing = train_missing(second, store, lambda: counts.append(1))
 
     # Of 8 coalitions the empty one needs no training, and four were trained before.
     assert num_missing == 8 - 1 - 4
     assert sorted([(), *killed.trained, *second.trained]) == sorted(ALL_COALITIONS)
-    assert messages[-1] == "seed 0: 8 of 8 coalitions"
+    assert len(counts) == num_missing
+    assert store.progress(0, ALL_COALITIONS) == "seed 0: 8 of 8 coalitions"
     assert write_and_read_table(store) == write_and_read_table(whole_store)
 
 

@@ -38,7 +38,7 @@ from flsv.functional.shapley.mixtures import (
     ensemble,
     interpolation,
     interpolation_weights,
-    mix_outputs,
+    mixer,
 )
 
 #: The part of uniform frequencies in the classes that a coalition is expected to know.
@@ -91,11 +91,11 @@ def transported_interpolation(trained: TrainedOutputs) -> Prediction:
     """Return the interpolation of capped logits minus those of the classes that their coalition is expected to know."""
     class_logits = expected_classes(trained)
     capped_outputs = cap_logits(trained.outputs, is_single=trained.is_single)
-    outputs = capped_outputs - class_logits(trained.masks)
+    mix = mixer(trained.ordered(capped_outputs - class_logits(trained.masks)))
 
     def predict(masks: Tensor) -> Tensor:
         mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
-        return mix_outputs(mixing_weights, outputs) + class_logits(masks)
+        return mix(mixing_weights) + class_logits(masks)
 
     return predict
 
@@ -105,10 +105,10 @@ def blocks(trained: TrainedOutputs) -> Prediction:
     outputs = trained.outputs
     if trained.logits:
         outputs = outputs.softmax(-1)
+    mix = mixer(trained.ordered(outputs))
 
     def predict(masks: Tensor) -> Tensor:
-        mixing_weights = block_weights(masks, trained.masks, trained.weights)
-        mean = mix_outputs(mixing_weights, outputs)
+        mean = mix(block_weights(masks, trained.masks, trained.weights))
         if trained.logits:
             return mean.clamp_min(MIN_PROBABILITY).log()
         return mean
@@ -187,22 +187,22 @@ def combiner(trained: TrainedOutputs) -> Prediction:
 
 def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
     """Return the function from masks ``[c, n]`` to the combiner's four logits, ``[c, V, ..., M, 4]``."""
-    single_outputs = trained.outputs[trained.single_positions]
-    probabilities = single_outputs.softmax(-1)
+    single_outputs = trained.ordered(trained.outputs[trained.single_positions])
+    mix_probabilities = mixer(single_outputs.softmax(-1))
     are_single = torch.ones(len(single_outputs), dtype=torch.bool)
-    capped_logits = cap_logits(single_outputs, is_single=are_single)
+    mix_logits = mixer(cap_logits(single_outputs, is_single=are_single))
     mean_by_shares = ensemble(trained)
     class_logits = expected_classes(trained)
 
     def features(masks: Tensor) -> Tensor:
         shares = coalition_shares(masks, trained.weights)
         equal_shares = masks.double() / masks.sum(1, keepdim=True)
-        unweighted_mean = mix_outputs(equal_shares, probabilities)
+        unweighted_mean = mix_probabilities(equal_shares)
         unweighted_logits = unweighted_mean.clamp_min(MIN_PROBABILITY).log()
         mean_logits = center_logits(mean_by_shares(masks))
         logits = [
             mean_logits,
-            mix_outputs(shares, capped_logits),
+            mix_logits(shares),
             center_logits(unweighted_logits),
             class_logits(masks).expand_as(mean_logits),
         ]
@@ -217,7 +217,7 @@ def _fit_combiner(
 ) -> Tensor:
     """Fit the combiner's coefficients, float64 ``[4]``, to the trained coalitions' probabilities, without labels."""
     member_features = features(trained.masks).double()
-    targets = trained.outputs.double().softmax(-1)
+    targets = trained.ordered(trained.outputs).double().softmax(-1)
     num_players = trained.masks.shape[1]
     weights = torch.ones(len(trained.masks), dtype=torch.float64)
     weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
@@ -250,11 +250,10 @@ def _fit_combiner(
 def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:
     """Return a prediction plus the interpolation of its residuals in the trained coalitions."""
     predicted_logits = center_logits(prediction(trained.masks))
-    residuals = center_logits(trained.outputs) - predicted_logits
+    mix_residuals = mixer(center_logits(trained.ordered(trained.outputs)) - predicted_logits)
 
     def corrected_logits(masks: Tensor) -> Tensor:
         mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
-        interpolated_residuals = mix_outputs(mixing_weights, residuals)
-        return center_logits(prediction(masks)) + interpolated_residuals
+        return center_logits(prediction(masks)) + mix_residuals(mixing_weights)
 
     return corrected_logits

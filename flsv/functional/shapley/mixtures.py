@@ -82,10 +82,18 @@ def center_logits(logits: Tensor) -> Tensor:
     return logits - logits.mean(-1, keepdim=True)
 
 
-def mix_outputs(mixing_weights: Tensor, outputs: Tensor) -> Tensor:
-    """Compute sums ``[c, V, ...]`` of the outputs ``[T, V, ...]``, with weights ``[c, T]``."""
-    flat_mixture = mixing_weights.to(outputs) @ outputs.flatten(1)
-    return flat_mixture.view(-1, *outputs.shape[1:])
+def mixer(outputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function from weights ``[c, T]`` to sums ``[c, V, ..., M]`` of the ``outputs [T, V, ..., M]``. In memory
+    a sum has the samples of a class side by side, so that scores compare classes quickly.
+    """
+    by_class = outputs.movedim(-1, 1)  # [T, M, V, ...]
+    rows = by_class.flatten(1)
+
+    def mix(mixing_weights: Tensor) -> Tensor:
+        mixtures = mixing_weights.to(rows) @ rows
+        return mixtures.view(-1, *by_class.shape[1:]).movedim(1, -1)
+
+    return mix
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +105,18 @@ class TrainedOutputs:
         outputs: ``[T, V, ...]``, for classifiers logits ``[T, V, ..., M]``.
         weights: ``[n]``, the players' weights in the federation's average.
         logits: whether the outputs are logits.
+        order: int64 ``[V]``, the order of the samples in predictions. None: that of ``outputs``.
     """
 
     masks: Tensor
     outputs: Tensor
     weights: Tensor
     logits: bool
+    order: Tensor | None = None
+
+    def ordered(self, outputs: Tensor) -> Tensor:
+        """Return outputs ``[T, V, ...]`` with the samples in the order of predictions."""
+        return outputs if self.order is None else outputs[:, self.order]
 
     @property
     def is_single(self) -> Tensor:
@@ -122,10 +136,10 @@ def interpolation(trained: TrainedOutputs) -> Prediction:
     outputs = trained.outputs
     if trained.logits:
         outputs = cap_logits(outputs, is_single=trained.is_single)
+    mix = mixer(trained.ordered(outputs))
 
     def predict(masks: Tensor) -> Tensor:
-        mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
-        return mix_outputs(mixing_weights, outputs)
+        return mix(interpolation_weights(masks, trained.masks, trained.weights))
 
     return predict
 
@@ -137,10 +151,10 @@ def ensemble(trained: TrainedOutputs) -> Prediction:
     outputs = trained.outputs[trained.single_positions]
     if trained.logits:
         outputs = outputs.softmax(-1)
+    mix = mixer(trained.ordered(outputs))
 
     def predict(masks: Tensor) -> Tensor:
-        shares = coalition_shares(masks, trained.weights)  # [c, n]
-        mean = mix_outputs(shares, outputs)
+        mean = mix(coalition_shares(masks, trained.weights))
         if trained.logits:
             return mean.clamp_min(MIN_PROBABILITY).log()
         return mean

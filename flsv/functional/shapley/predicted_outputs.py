@@ -28,8 +28,9 @@ coalitions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -44,13 +45,16 @@ from flsv.functional.shapley.mixtures import (
     ensemble,
     interpolation,
 )
-from flsv.functional.shapley.surrogate import surrogate_shapley
+from flsv.functional.shapley.surrogate import joint_shapley
 
 #: Up to this number of players all 2^n coalitions are predicted. With more players so many coalitions are drawn.
 MAX_PREDICTED_PLAYERS = 16
 NUM_DRAWN_COALITIONS = 2**14
-#: The largest number of predicted outputs in memory at once.
+#: As many coalitions are predicted at once as have this number of outputs together, or some more, for which the trained
+#: outputs are read once, if their outputs fit into memory.
 OUTPUTS_PER_CHUNK = 2**19
+MIN_COALITIONS_PER_CHUNK = 8
+MAX_OUTPUTS_PER_CHUNK = 2**25
 #: The largest number of utilities in memory at once.
 UTILITIES_PER_CHUNK = 2**22
 
@@ -80,6 +84,17 @@ def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
     return [interpolation(trained), ensemble(trained)]
 
 
+def count_predictions(trained: Tensor, logits: bool) -> int:
+    """Return how many outputs are predicted, if ``trained [T, n]`` are the trained coalitions: of all others, or of as
+    many as are drawn, by each prediction.
+    """
+    num_trained, num_players = trained.shape
+    are_drawn = num_players > MAX_PREDICTED_PLAYERS
+    num_coalitions = NUM_DRAWN_COALITIONS if are_drawn else 2**num_players
+    num_predictions = 4 if logits and has_halvings(trained) else 2
+    return num_predictions * (num_coalitions - num_trained)
+
+
 class PredictedGame:
     """Game with P predicted utilities per coalition, from masks ``[K, n]`` to ``[K, P * M]``. Trained coalitions have
     their own utilities P times, others the scores of predicted outputs.
@@ -97,6 +112,8 @@ class PredictedGame:
         score: Score,
         *,
         logits: bool,
+        bounded: bool = False,
+        order: Tensor | None = None,
     ) -> None:
         utilities = torch.as_tensor(utilities).detach()
         utilities = utilities.double().cpu()
@@ -105,7 +122,13 @@ class PredictedGame:
         rows = utilities.reshape(len(trained), -1)
         self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
         self._score = score
-        self._outputs_per_coalition = outputs[0].numel()
+        num_outputs = max(1, outputs[0].numel())
+        max_coalitions = MAX_OUTPUTS_PER_CHUNK // num_outputs
+        self._coalitions_per_chunk = max(
+            OUTPUTS_PER_CHUNK // num_outputs,
+            min(MIN_COALITIONS_PER_CHUNK, max_coalitions),
+            1,
+        )
 
         has_members = trained.any(1)
         trained_outputs = TrainedOutputs(
@@ -113,9 +136,14 @@ class PredictedGame:
             outputs=outputs[has_members.to(outputs.device)],
             weights=weights,
             logits=logits,
+            order=order,
         )
         self._predictions = predictions_for(trained_outputs)
         self.num_predictions = len(self._predictions)
+        # The range of each sample's outputs, which no prediction leaves.
+        self._range = None
+        if bounded:
+            self._range = trained_outputs.ordered(trained_outputs.outputs).aminmax(dim=0)
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
@@ -129,9 +157,7 @@ class PredictedGame:
                 untrained.append(position)
 
         if untrained:
-            num_outputs = max(1, self._outputs_per_coalition)
-            coalitions_per_chunk = max(1, OUTPUTS_PER_CHUNK // num_outputs)
-            for positions in torch.tensor(untrained).split(coalitions_per_chunk):
+            for positions in torch.tensor(untrained).split(self._coalitions_per_chunk):
                 scores = self._predicted_utilities(masks[positions])
                 shape = (len(positions), self.num_predictions, num_games)
                 utilities[positions] = scores.view(shape)
@@ -141,7 +167,10 @@ class PredictedGame:
         """Return the utilities ``[c, P, ...]`` of c coalitions by each prediction."""
         utilities = []
         for predict in self._predictions:
-            scores = self._score(predict(masks))
+            outputs = predict(masks)
+            if self._range is not None:
+                outputs = outputs.clamp(*self._range)
+            scores = self._score(outputs)
             utilities.append(scores.double().cpu())
         return torch.stack(utilities, 1)
 
@@ -211,25 +240,82 @@ def predicted_shapley(
         >>> predicted_shapley(trained, accuracy(logits), logits, torch.ones(2), accuracy, logits=True).values
         tensor([0.2500, 0.2500], dtype=torch.float64)
     """
-    num_players = trained.shape[1]
-    game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
-    if num_players <= MAX_PREDICTED_PLAYERS:
-        estimate = exact_shapley(game, num_players)
-    else:
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
-        # With 100 players its error is a fifth of that of permutation sampling with 65,536 coalitions.
-        estimate = surrogate_shapley(
-            game, num_players, budget=NUM_DRAWN_COALITIONS, generator=generator
-        )
+    (values,) = values_of_rounds(
+        trained,
+        utilities=[torch.as_tensor(utilities)],
+        outputs=[outputs],
+        weights=weights,
+        score=score,
+        logits=logits,
+        generator=generator,
+    )
+    return values
 
-    # The estimate has the M values by the first prediction, then those by the next: [n, P * M].
-    game_shape = torch.as_tensor(utilities).shape[1:]
-    shape = (num_players, game.num_predictions, *game_shape)
-    values_by_prediction = estimate.values.double().view(shape)
-    stderr_by_prediction = estimate.stderr.double().view(values_by_prediction.shape)
-    stderr = stderr_by_prediction.square().mean(1).sqrt()  # [n, M]
-    return _mean_of_predictions(values_by_prediction, stderr, estimate.evaluations)
+
+def values_of_rounds(
+    trained: Tensor,
+    *,
+    utilities: Sequence[Tensor],
+    outputs: Iterable[Tensor],
+    weights: Tensor,
+    score: Score,
+    logits: bool,
+    bounded: bool = False,
+    order: Tensor | None = None,
+    generator: Generator | None = None,
+) -> list[PredictedValues]:
+    """Compute the values of :func:`predicted_shapley` after each of several rounds, from the ``utilities`` and
+    ``outputs`` of each round.
+
+    Args:
+        bounded: whether predictions are limited to the range of the trained coalitions' outputs.
+        order: int64 ``[V]``, the order of the samples in the outputs that ``score`` gets. None: that of ``outputs``.
+    """
+    num_players = trained.shape[1]
+    make_game = partial(
+        PredictedGame,
+        trained,
+        weights=weights,
+        score=score,
+        logits=logits,
+        bounded=bounded,
+        order=order,
+    )
+    games = map(make_game, utilities, outputs)
+    if num_players <= MAX_PREDICTED_PLAYERS:
+        estimates = [exact_shapley(game, num_players) for game in games]
+    else:
+        estimates = _joint_estimates(games, num_players, len(utilities), generator)
+    game_shape = utilities[0].shape[1:]
+    return [_mean_of_predictions(estimate, game_shape) for estimate in estimates]
+
+
+def _joint_estimates(
+    games: Iterable[PredictedGame],
+    num_players: int,
+    num_games: int,
+    generator: Generator | None,
+) -> list[ShapleyEstimate]:
+    """Estimate the values of games of many players from the same drawn coalitions."""
+
+    def utility(masks: Tensor) -> Tensor:
+        # This is called once, with all coalitions. So each game is made, played and forgotten.
+        return torch.cat([game(masks) for game in games], dim=1)
+
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    # With 100 players its error is a fifth of that of permutation sampling with 65,536 coalitions.
+    estimate = joint_shapley(
+        utility,
+        num_players,
+        budget=NUM_DRAWN_COALITIONS,
+        generator=generator,
+        num_parts=num_games,
+    )
+    values_and_stderr = zip(
+        estimate.values.chunk(num_games, 1), estimate.stderr.chunk(num_games, 1)
+    )
+    return [ShapleyEstimate(*parts, estimate.evaluations) for parts in values_and_stderr]
 
 
 def case_values(
@@ -240,6 +326,8 @@ def case_values(
     score: Score,
     *,
     logits: bool,
+    bounded: bool = False,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Compute the Shapley values of R games at once, float64 ``[n, R]``.
 
@@ -250,9 +338,20 @@ def case_values(
         weights: ``[n]``, the clients' weights in the federation's average.
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c, R]``, such as one for each sample.
         logits: whether the outputs are logits.
+        bounded: see :func:`values_of_rounds`.
+        order: see :func:`values_of_rounds`.
     """
     num_players = trained.shape[1]
-    game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
+    game = PredictedGame(
+        trained,
+        utilities,
+        outputs,
+        weights=weights,
+        score=score,
+        logits=logits,
+        bounded=bounded,
+        order=order,
+    )
 
     num_games = utilities.shape[1]
     values = torch.zeros(num_players, num_games, dtype=torch.float64)
@@ -281,15 +380,21 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     2, M]``.
     """
     values = shapley_of_table(tables.double().flatten(1))
-    values = values.view(-1, *tables.shape[1:])
-    no_error = torch.zeros_like(values[:, 0])
-    return _mean_of_predictions(values, no_error, len(tables))
+    estimate = ShapleyEstimate(values, torch.zeros_like(values), len(tables))
+    return _mean_of_predictions(estimate, tables.shape[2:])
 
 
 def _mean_of_predictions(
-    values_by_prediction: Tensor, stderr: Tensor, evaluations: int
+    estimate: ShapleyEstimate,
+    game_shape: Sequence[int],
 ) -> PredictedValues:
-    """Average the values ``[n, P, ...]`` of P predictions."""
+    """Average the values ``[n, P * M]`` of a game by P predictions. The game has the shape ``[M]``, or ``[]`` if M is
+    1.
+    """
+    num_players = len(estimate.values)
+    shape = (num_players, -1, *game_shape)
+    values_by_prediction = estimate.values.double().view(shape)
+    stderr_by_prediction = estimate.stderr.double().view(shape)
     num_predictions = values_by_prediction.shape[1]
     if num_predictions == 2:
         by_interpolation, by_ensemble = values_by_prediction.unbind(1)
@@ -299,8 +404,8 @@ def _mean_of_predictions(
         disagreement = math.sqrt(2) * values_by_prediction.std(1)
     return PredictedValues(
         values=values_by_prediction.mean(1),
-        stderr=stderr,
-        evaluations=evaluations,
+        stderr=stderr_by_prediction.square().mean(1).sqrt(),
+        evaluations=estimate.evaluations,
         disagreement=disagreement,
     )
 

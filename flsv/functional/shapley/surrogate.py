@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Generator, Tensor
@@ -225,6 +225,11 @@ class PairedSample:
                 )
                 self._add_coalitions(stratum, masks, count)
 
+    def coalitions(self) -> Tensor:
+        """Return the drawn coalitions, bool ``[K, n]``. The empty and the grand one are the first."""
+        halves = torch.cat([stratum.masks for stratum in self.strata])
+        return _with_complements(halves)
+
     def _optimal_counts(self, total: int) -> list[int]:
         """Return how many of ``total`` pairs to draw from each stratum."""
         # With m draws a stratum of size s adds 1 / (s (n - s) m) to the variance. The sum over strata is smallest if m
@@ -282,13 +287,19 @@ class PairedSample:
         stratum.masks = torch.cat([stratum.masks, masks[new_positions]])
 
 
+def _with_complements(halves: Tensor) -> Tensor:
+    """Return the empty and the grand coalition, ``halves [K, n]``, and their complements."""
+    empty = torch.zeros_like(halves[:1])
+    return torch.cat([empty, ~empty, halves, ~halves])
+
+
 _MAX_FITTED_COALITIONS = 1000
 _MIN_PAIRS = 2  # per size, the minimum for a variance
 _SPARE_DRAWS = 4  # in case some draws are duplicates
 #: The smallest variance, which avoids a division by 0.
 TINY = 1e-12
 
-#: The candidates of :func:`fit_surrogate`, each a list of kernels to sum.
+#: The candidates of :class:`JointSurrogate`, each a list of kernels to sum.
 SURROGATES: list[list[Kernel]] = [
     [membership, gaussian(0.1)],
     [membership, gaussian(0.3)],
@@ -303,41 +314,67 @@ PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 CONSTANT_VARIANCE = 100.0
 
 
-@dataclass
-class Surrogate:
-    """Game g(S) = offset + sum_T a_T k(S, T), fitted to the utilities of coalitions T."""
+@dataclass(frozen=True, eq=False)
+class ScaledKernel:
+    """Sum of kernels with unit variance over K coalitions, and the decomposition of its matrix between them."""
 
     parts: list[tuple[Kernel, float]]
     coalitions: Tensor
+    #: Float64 ``[K]`` and ``[K, K]``. The matrix includes :data:`CONSTANT_VARIANCE`.
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+    def matrix(self, masks: Tensor) -> Tensor:
+        """Compute the kernel ``[A, K]`` between masks ``[A, n]`` and the K coalitions."""
+        matrix = torch.zeros(())
+        for part, scale in self.parts:
+            matrix = matrix + scale * gram(part, masks, self.coalitions)
+        return matrix
+
+    def shapley(self) -> Tensor:
+        """Compute the Shapley values ``[K, n]`` of the games S -> k(S, T), for each of the K coalitions T."""
+        values = torch.zeros(())
+        for part, scale in self.parts:
+            values = values + scale * kernel_shapley(part, self.coalitions)
+        return values
+
+
+def scale_kernels(kernels: list[Kernel], coalitions: Tensor) -> ScaledKernel:
+    """Scale each of ``kernels`` to unit variance over the ``coalitions [K, n]``, and decompose their sum."""
+    num_coalitions = len(coalitions)
+    parts: list[tuple[Kernel, float]] = []
+    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT_VARIANCE).double()
+    for kernel in kernels:
+        part = gram(kernel, coalitions, coalitions)
+        variance = part.diagonal().mean() - part.mean()
+        variance = variance.clamp_min(TINY)
+        parts.append((kernel, 1 / float(variance)))
+        matrix = matrix + part / variance
+    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+    return ScaledKernel(parts, coalitions, eigenvalues, eigenvectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Surrogate:
+    """Game g(S) = offset + sum_T a_T k(S, T), fitted to the utilities of coalitions T."""
+
+    kernel: ScaledKernel
     coefficients: Tensor
     offset: Tensor
 
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Compute the fitted utilities ``[K, M]`` of masks ``[K, n]``."""
-        kernel = torch.zeros(())
-        for part, scale in self.parts:
-            matrix = gram(part, masks, self.coalitions)
-            kernel = kernel + scale * matrix
-        return self.offset + kernel @ self.coefficients
+    def utilities(self, matrix: Tensor) -> Tensor:
+        """Compute the fitted utilities ``[A, M]`` of A coalitions from the kernel's ``matrix [A, K]``."""
+        return self.offset + matrix @ self.coefficients
 
     def shapley(self) -> Tensor:
         """Compute the fitted game's exact Shapley values ``[n, M]``."""
-        values = torch.zeros(())
-        for part, scale in self.parts:
-            part_values = kernel_shapley(part, self.coalitions)
-            values = values + scale * part_values
-        return values.T @ self.coefficients
+        return self.kernel.shapley().T @ self.coefficients
 
 
-def fit_surrogate(
-    candidates: list[list[Kernel]],
-    masks: Tensor,
-    utilities: Tensor,
-) -> tuple[Surrogate, Tensor]:
-    """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[m, M]``.
+def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surrogate, Tensor]:
+    """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[K, M]``.
 
-    Its kernel is the sum of the kernels of one of ``candidates``. The candidate and the ridge penalty maximize the
-    marginal likelihood.
+    One of the ``kernels`` and the ridge penalty maximize the marginal likelihood of the utilities ``[K, M]``.
     """
     mean = utilities.mean(dim=0)
     deviation = utilities.std(dim=0)
@@ -349,9 +386,9 @@ def fit_surrogate(
     y = centered / divisors
     scale = divisors.masked_fill(divisors.isinf(), 0)
 
-    fits = [_fit_ridge(kernels, masks, y) for kernels in candidates]
+    fits = [_fit_ridge(kernel, y) for kernel in kernels]
     best_fit = min(fits, key=lambda fit: fit.loss)
-    vectors = best_fit.eigenvectors  # [K, K]
+    vectors = best_fit.kernel.eigenvectors  # [K, K]
     coordinates = (vectors.T @ y) / best_fit.eigenvalues.unsqueeze(1)
     dual = vectors @ coordinates  # [K, M]
 
@@ -362,66 +399,80 @@ def fit_surrogate(
 
     total = dual.sum(dim=0)
     surrogate = Surrogate(
-        parts=best_fit.parts,
-        coalitions=masks,
+        best_fit.kernel,
         coefficients=dual * scale,
         offset=mean + CONSTANT_VARIANCE * total * scale,
     )
     return surrogate, leave_one_out_residuals * scale
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _RidgeFit:
-    """Scaled kernels, and the eigenvectors ``[K, K]`` and eigenvalues ``[K]`` of their matrix plus the penalty."""
+    """A kernel, and the eigenvalues ``[K]`` of its matrix plus the ridge penalty."""
 
     loss: float
-    parts: list[tuple[Kernel, float]]
-    eigenvectors: Tensor
+    kernel: ScaledKernel
     eigenvalues: Tensor
 
 
-def _fit_ridge(
-    kernels: list[Kernel],
-    masks: Tensor,
-    y: Tensor,
-) -> _RidgeFit:
-    """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``."""
-    # The sum of the kernels, each scaled to unit variance over the K coalitions, [K, K].
-    num_coalitions = len(masks)
-    parts: list[tuple[Kernel, float]] = []
-    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT_VARIANCE).double()
-    for kernel in kernels:
-        part = gram(kernel, masks, masks)
-        variance = part.diagonal().mean() - part.mean()
-        variance = variance.clamp_min(TINY)
-        parts.append((kernel, 1 / float(variance)))
-        matrix = matrix + part / variance
-
+def _fit_ridge(kernel: ScaledKernel, y: Tensor) -> _RidgeFit:
+    """Choose the ridge penalty of the largest marginal likelihood."""
     # The loss of each penalty is minus its marginal likelihood: spectra [penalties, K], power [penalties, M].
-    eigenvalues, vectors = torch.linalg.eigh(matrix)
-    spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
-    squares = (vectors.T @ y).square()
+    spectra = kernel.eigenvalues.clamp_min(0) + PENALTIES[:, None]
+    squares = (kernel.eigenvectors.T @ y).square()
     power = (squares / spectra[..., None]).mean(dim=1)
     power = power.clamp_min(TINY)
     log_power = power.log().mean(dim=1)
     log_spectrum = spectra.log().mean(dim=1)
     losses = log_power + log_spectrum
     best_penalty = int(losses.argmin())
-    return _RidgeFit(
-        loss=float(losses[best_penalty]),
-        parts=parts,
-        eigenvectors=vectors,
-        eigenvalues=spectra[best_penalty],
-    )
+    return _RidgeFit(float(losses[best_penalty]), kernel, spectra[best_penalty])
+
+
+class JointSurrogate:
+    """Surrogates of several games on the same coalitions, which share the kernels' decompositions and matrices.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions of the fit.
+        utilities: ``[K, M]``.
+        num_parts: the number of equal parts of the M columns to which kernel and penalty are fitted separately.
+    """
+
+    def __init__(self, masks: Tensor, utilities: Tensor, num_parts: int = 1) -> None:
+        kernels = [scale_kernels(candidate, masks) for candidate in SURROGATES]
+        self._surrogates = []
+        residuals = []
+        for part in utilities.chunk(num_parts, dim=1):
+            surrogate, part_residuals = fit_surrogate(kernels, part)
+            self._surrogates.append(surrogate)
+            residuals.append(part_residuals)
+        #: The leave-one-out residuals, [K, M].
+        self.residuals = torch.cat(residuals, dim=1)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Compute the fitted utilities ``[A, M]`` of masks ``[A, n]``."""
+        matrices: dict[ScaledKernel, Tensor] = {}
+        utilities = []
+        for surrogate in self._surrogates:
+            kernel = surrogate.kernel
+            if kernel not in matrices:
+                matrices[kernel] = kernel.matrix(masks)
+            utilities.append(surrogate.utilities(matrices[kernel]))
+        return torch.cat(utilities, dim=1)
+
+    def shapley(self) -> Tensor:
+        """Compute the fitted games' exact Shapley values ``[n, M]``."""
+        values = [surrogate.shapley() for surrogate in self._surrogates]
+        return torch.cat(values, dim=1)
 
 
 def adjusted_values(
-    fit: Callable[[Tensor, Tensor], tuple[Surrogate, Tensor]],
     utility: MemoizedGame,
     sample: PairedSample,
+    num_parts: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Compute Shapley values and standard errors ``[n, M]``. The values are those of a fitted surrogate, corrected by
-    its residuals.
+    its residuals. ``num_parts`` is that of :class:`JointSurrogate`.
     """
     # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
@@ -430,14 +481,14 @@ def adjusted_values(
     n = sample.num_players
     fitted_halves = _masks_to_fit(sample.strata)
     halves = torch.cat(fitted_halves)
-    empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
-    masks = torch.cat([empty_and_grand, halves, ~halves])
-    surrogate, leave_one_out_residuals = fit(masks, utility(masks))
+    masks = _with_complements(halves)
+    empty_and_grand = masks[:2]
+    surrogate = JointSurrogate(masks, utility(masks), num_parts)
     empty_residual, grand_residual = utility(empty_and_grand) - surrogate(empty_and_grand)
     values = surrogate.shapley() + (grand_residual - empty_residual) / n
 
     # A pair's residual is that of a coalition minus that of its complement.
-    of_halves, of_complements = leave_one_out_residuals[len(empty_and_grand) :].chunk(2)
+    of_halves, of_complements = surrogate.residuals[len(empty_and_grand) :].chunk(2)
     residuals_of_pairs = of_halves - of_complements
     residuals_by_stratum = residuals_of_pairs.split([len(half) for half in fitted_halves])
     variance = torch.zeros(())
@@ -530,6 +581,26 @@ def surrogate_shapley(
         >>> (sampled.values - exact_shapley(utility, 12).values).abs().max() < 0.01
         tensor(True)
     """
+    return joint_shapley(
+        utility,
+        num_players,
+        budget=budget,
+        generator=generator,
+    )
+
+
+def joint_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    num_parts: int = 1,
+) -> ShapleyEstimate:
+    """Estimate Shapley values as :func:`surrogate_shapley`, of several games on the same drawn coalitions.
+
+    ``num_parts`` is the number of games, which each have as many columns. A surrogate is fitted to each of them.
+    """
     sample = PairedSample(num_players, generator)
     # Besides the sampled pairs, the empty and the grand coalition are evaluated.
     game = Sampling(
@@ -543,6 +614,6 @@ def surrogate_shapley(
         return exact_shapley(utility, num_players)
     num_pairs = (game.budget - 2) // 2
     sample.draw(num_pairs)
-    fit = partial(fit_surrogate, SURROGATES)
-    values, stderr = adjusted_values(fit, game, sample)
+    game(sample.coalitions())  # evaluated in one call
+    values, stderr = adjusted_values(game, sample, num_parts)
     return game.estimate(values, stderr)

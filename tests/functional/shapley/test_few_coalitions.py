@@ -21,6 +21,7 @@ from flsv.functional.shapley.surrogate import (
     gaussian,
     gram,
     membership,
+    scale_kernels,
 )
 from helpers import make_generator
 
@@ -96,11 +97,12 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     two_games = torch.stack([utilities, 2 * utilities], dim=1)
     values, doubled_values = few_coalitions_shapley(masks, two_games).values.T
 
-    surrogate, _ = fit_surrogate([list(KERNEL_PARTS)], masks, utilities[:, None])
+    kernel = scale_kernels(list(KERNEL_PARTS), masks)
+    surrogate, _ = fit_surrogate([kernel], utilities[:, None])
     # What the surrogate leaves of the gain from the empty to the grand coalition is shared equally.
     empty_and_grand = masks[:2]
     assert empty_and_grand.sum(dim=1).tolist() == [0, n]
-    unexplained = utilities[:2] - surrogate(empty_and_grand)[:, 0]
+    unexplained = utilities[:2] - surrogate.utilities(kernel.matrix(empty_and_grand))[:, 0]
     unexplained_gain = unexplained[1] - unexplained[0]
     expected = surrogate.shapley()[:, 0] + unexplained_gain / n
 

@@ -1,6 +1,5 @@
 """Surrogate plus residual, and the closed-form Shapley values of its features."""
 
-from functools import partial
 from math import comb
 
 import pytest
@@ -12,7 +11,7 @@ from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.surrogate import (
     CONSTANT_VARIANCE,
-    SURROGATES,
+    JointSurrogate,
     PairedSample,
     adjusted_values,
     averaged_membership,
@@ -22,6 +21,7 @@ from flsv.functional.shapley.surrogate import (
     kernel_shapley,
     membership,
     pairs,
+    scale_kernels,
 )
 from helpers import make_generator
 
@@ -33,7 +33,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
     utilities = make_table_game(make_accuracy_table(5))(masks).unsqueeze(1)
     kernels = [membership, gaussian(0.3)]
 
-    surrogate, excluded = fit_surrogate([kernels], masks, utilities)
+    surrogate, excluded = fit_surrogate([scale_kernels(kernels, masks)], utilities)
 
     # The fit is by kernel ridge regression: (matrix + penalty I) dual = targets.
     scale = utilities.std()
@@ -43,11 +43,11 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
         CONSTANT_VARIANCE,
         dtype=torch.float64,
     )  # a mean
-    for kernel, weight in surrogate.parts:
+    for kernel, weight in surrogate.kernel.parts:
         matrix += weight * gram(kernel, masks, masks)
     dual = surrogate.coefficients / scale
     fitted = utilities.mean() + scale * (matrix @ dual)
-    assert_close(surrogate(masks), fitted)
+    assert_close(surrogate.utilities(surrogate.kernel.matrix(masks)), fitted)
 
     penalty = ridge_penalty(matrix, dual, targets)
     ridge = penalty * torch.eye(num_coalitions - 1, dtype=torch.float64)
@@ -91,16 +91,15 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse():
     game = MemoizedGame(make_table_game(table), num_players)
     sample = PairedSample(num_players, make_generator(5))
     sample.draw(24)
-    fit = partial(fit_surrogate, SURROGATES)
 
-    values, _ = adjusted_values(fit, game, sample)
+    values, _ = adjusted_values(game, sample)
 
     first_halves_of_pairs = torch.cat([stratum.masks for stratum in sample.strata])
     nobody = torch.zeros(num_players)
     everybody = torch.ones(num_players)
     empty_and_grand = torch.stack([nobody, everybody]).bool()
     masks = torch.cat([empty_and_grand, first_halves_of_pairs, ~first_halves_of_pairs])
-    surrogate, _ = fit(masks, game(masks))
+    surrogate = JointSurrogate(masks, game(masks))
     residuals = (game(masks) - surrogate(masks))[:, 0]
     expected = surrogate.shapley()[:, 0] + values_by_maximum_sample_reuse(masks, residuals)
 
