@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from email.utils import parsedate_to_datetime
 
-MAX_SECONDS_AHEAD = 5
+MAX_SECONDS_AHEAD = 6  # the date in a reply may be two seconds old
 MAX_SECONDS_BEHIND = 300
 
 
