@@ -122,7 +122,7 @@ def score_models(
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
         the number of the client's held-out samples of each of M classes, and row 1 + i the number of those that model i
         classifies correctly. The columns of rare classes are 0. The last column is the sum over all rare classes, or 0
-        if they have fewer than :data:`MIN_HELD_OUT` samples together. Then the column of the next class is 0, too.
+        if they have fewer than :data:`MIN_HELD_OUT` samples together. Then the next class's column is 0, too.
     """
     if performance is None:
         scores: Any = local.evaluate(models)
@@ -213,10 +213,9 @@ def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
 
 
 def _class_to_hide(support: Tensor) -> Tensor:
-    """Return the index of a class, ``[1]``, without whose size the server cannot subtract all others from the split's
-    size, which would give the size of the rare classes: the next class after them. Empty if there is no other class.
-    """
-    # The choice must not depend on the class's size, since the order of sizes would limit the rare classes' size.
+    """Return the index ``[1]`` of the next class after the rare ones, empty if all are rare."""
+    # With its size the split's size would reveal that of the rare classes. The choice does not depend on its size,
+    # since an order of sizes would limit the possible ones.
     rare_classes = ((support > 0) & (support < MIN_HELD_OUT)).nonzero().flatten()
     other_classes = (support >= MIN_HELD_OUT).nonzero().flatten()
     later_classes = other_classes[other_classes > rare_classes[-1]]

@@ -280,7 +280,7 @@ class SiteClient:
 
 
 def check_options(node: Mapping[str, Any]) -> None:
-    """Raise Refused if an option's name is that of a limit, or resembles that of an option of flsv."""
+    """Raise Refused if an option has a limit's name, or a name like an option of flsv."""
     # An app may read all options at once, so whether an option is read does not show that its name is right.
     for name in node.keys() - OWN_OPTIONS:
         plain_name = name.lower().replace("-", "_")

@@ -220,8 +220,8 @@ def update_packet(
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet that reports an error at a site, without the error's class, line and text."""
-    # These may depend on samples. The text of a Refused error does not.
+    """Make the packet that reports an error at a site."""
+    # The error's class, line and text may depend on samples. The text of a Refused error does not.
     cause = named_cause(error)
     text = getattr(error, "without_data", None)
     if text is None:
@@ -230,7 +230,7 @@ def failure_packet(error: BaseException) -> Packet:
 
 
 def named_cause(error: BaseException) -> str | None:
-    """Return the cause of an error if it is one that a site tells the server."""
+    """Return the cause of an error if a site may tell it."""
     for kind, cause in _CAUSE_BY_ERROR.items():
         if isinstance(error, kind):
             return cause

@@ -178,7 +178,7 @@ class Site:
         return failure_packet(error)
 
     def _check_policy(self, packet: Packet) -> None:
-        """Raise Refused unless the owner's policy allows a reply to this message, of whatever kind it is."""
+        """Raise Refused unless the owner's policy allows a reply to this message of any kind."""
         policy = self.policy
         policy.check_names(
             scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
@@ -198,7 +198,6 @@ class Site:
             policy.check_reported(scores)  # nothing is left to report
 
     def _requested_scores(self, packet: Packet) -> list[ResponseScore]:
-        """Return the scores in the reply to a message."""
         if packet.kind == "test":
             return [ResponseScore(name, "test") for name in OWN_SCORES]
         if packet.kind != "query":
@@ -373,7 +372,7 @@ class Site:
     def _answer_once(
         self, packet: Packet, numbers: int, answer: Callable[[SiteState], Packet]
     ) -> Packet:
-        """Count the numbers that an answer may have, make it and store it. The same message gets the same answer."""
+        """Count the numbers that an answer may have, make it and store it for the same message."""
         # Whether an answer fails may depend on samples. So it is counted before it is made, and a failure is an answer.
         name = digest([packet.digest, self.policy.reports]).hex()
         stored_answers = StoredAnswers(self._folder)
@@ -425,13 +424,17 @@ class Site:
     def _query(self, packet: Packet) -> Packet:
         function = function_of(packet.plain["function"])  # "module:function"
         expected = self._expected_response(packet, function)
-        numbers = 0 if expected is None else math.prod(expected.shape)
+        numbers = 0
+        if expected is not None:
+            numbers = max(
+                1, math.prod(expected.shape)
+            )  # whether there is an empty response is an answer, too
         return self._answer_once(
             packet, numbers, partial(self._response, packet, function, expected)
         )
 
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
-        """Return what a response must be, None for a model. Raise Refused if a run requests fewer numbers."""
+        """Return what a response must be, None for a model."""
         num_clients = self._size_of_app.get("clients", packet.plain["clients"])
         max_numbers = numbers_of_round(function, num_clients, self._num_classes)
         if max_numbers == 0:
@@ -545,7 +548,6 @@ class Site:
 
 
 def _check_classes(dictionary: Any, num_classes: int | None) -> None:
-    """Raise Refused if the server has another number of classes than a site's data dictionary."""
     classes = dictionary.classes or ()
     if num_classes and classes and num_classes != len(classes):
         raise Refused(

@@ -85,13 +85,12 @@ class SiteMemory:
 
 
 class StoredAnswers:
-    """A site's answers that count, by name. They are in the site's folder, as their count is."""
+    """A site's counted answers by name, in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "answers"
 
     def load(self, name: str) -> Packet | None:
-        """Return a stored answer, None if there is none of this name."""
         path = self._folder / f"{name}.pt"
         if not path.is_file():
             return None
@@ -99,7 +98,6 @@ class StoredAnswers:
         return Packet(kind, plain, tensors)
 
     def save(self, name: str, answer: Packet) -> None:
-        """Store an answer."""
         self._folder.mkdir(exist_ok=True)
         with replacing(self._folder / f"{name}.pt", private=True) as file:
             torch.save((answer.kind, dict(answer.plain), dict(answer.tensors)), file)

@@ -544,6 +544,34 @@ def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_
     assert errors == {words}
 
 
+def test_refusal_without_numbers_counts_if_it_depends_on_samples(tmp_path):
+    """A request for the scores of no model tells whether the site has a rare class."""
+    evaluated = PartialFederatedShapley(evaluators="clients", performance="f1")
+    for name, data in {"rare": make_rare_data, "usual": make_data}.items():
+        server = CuriousServer(tmp_path / name, data=data, metrics={"sv": evaluated})
+        no_models = torch.zeros(0, len(server.untrained_model()))
+
+        server.request(SCORE_MODELS, no_models, "f1")
+
+        assert server.responded == 3 + 1
+
+
+@pytest.mark.parametrize(
+    "facts", [{"flsv\n" * 999: "x"}, {"flsv": "x\n" * 999}], ids=["name", "value"]
+)
+def test_agreement_of_the_server_is_shortened_and_escaped_in_the_sites_log(tmp_path, caplog, facts):
+    server = CuriousServer(tmp_path)
+    caplog.clear()
+
+    error = server.send("handshake", agreement=facts).plain["error"]
+
+    assert "it and the server differ in 'flsv" in error
+    assert len(error) < 700
+    assert error.isprintable()
+    assert "flsv\nflsv" not in caplog.text
+    assert "x\nx" not in caplog.text
+
+
 def test_failure_is_sent_again_for_the_same_message(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     replies = [loss_that_overflows(server, sample) for sample in (0, 0, 1, 1, 2, 2, 3, 3)]

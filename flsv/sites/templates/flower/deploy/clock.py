@@ -16,7 +16,7 @@ MAX_SECONDS_BEHIND = 300
 
 
 def date_of(superlink: str, authority: str) -> str | None:
-    """Return the date in a reply of the SuperLink or of nginx before it, or None."""
+    """Return the date in a reply of the SuperLink or nginx, or None."""
     try:
         context = ssl.create_default_context(cafile=authority)
         url = f"https://{superlink}/health"
@@ -29,7 +29,6 @@ def date_of(superlink: str, authority: str) -> str | None:
 
 
 def main(superlink: str, authority: str) -> None:
-    """End with an error if Flower would refuse this machine's clock."""
     own_time = time.time()
     date = date_of(superlink, authority)
     if date is None:
