@@ -8,8 +8,9 @@ only with partners who report honestly.
 
 A client counts the samples of each class that a model classifies correctly. For a rare class, of which it holds out
 fewer than :data:`MIN_HELD_OUT` samples, the count would reveal labels. So it reports only the sum over its rare
-classes, if these have :data:`MIN_HELD_OUT` samples together. For a class that no client reports, the accuracy of all
-rare classes is taken.
+classes, if these have :data:`MIN_HELD_OUT` samples together. Otherwise it reports neither them nor the next class,
+since their number would follow from the split's size. For a class that no client reports, the accuracy of all rare
+classes is taken.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def score_models(
         With a ``performance``, the models' scores, float64 ``[K]``. Without one, int64 ``[1 + K, M + 1]``: row 0 has
         the number of the client's held-out samples of each of M classes, and row 1 + i the number of those that model i
         classifies correctly. The columns of rare classes are 0. The last column is the sum over all rare classes, or 0
-        if they have fewer than :data:`MIN_HELD_OUT` samples together.
+        if they have fewer than :data:`MIN_HELD_OUT` samples together. Then the next class's column is 0, too.
     """
     if performance is None:
         scores: Any = local.evaluate(models)
@@ -201,10 +202,24 @@ def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
     of those that K models classify correctly, ``[K, M]``. The last column is the sum over the rare classes.
     """
     counts = torch.cat([support[None], correct])  # [1 + K, M]
-    rare_counts = counts * (support < MIN_HELD_OUT)
-    pooled = rare_counts.sum(1, keepdim=True)
-    is_pool_large = pooled[0] >= MIN_HELD_OUT
-    return torch.cat([counts - rare_counts, pooled * is_pool_large], 1)
+    is_rare = support < MIN_HELD_OUT
+    pooled = (counts * is_rare).sum(1, keepdim=True)
+    num_rare = int(pooled[0])
+    is_reported = ~is_rare
+    if 0 < num_rare < MIN_HELD_OUT:
+        is_reported[_class_to_hide(support)] = False
+    is_pool_large = num_rare >= MIN_HELD_OUT
+    return torch.cat([counts * is_reported, pooled * is_pool_large], 1)
+
+
+def _class_to_hide(support: Tensor) -> Tensor:
+    """Return the index ``[1]`` of the next class after the rare ones, empty if all are rare."""
+    # With its size the split's size would reveal that of the rare classes. The choice does not depend on its size,
+    # since an order of sizes would limit the possible ones.
+    rare_classes = ((support > 0) & (support < MIN_HELD_OUT)).nonzero().flatten()
+    other_classes = (support >= MIN_HELD_OUT).nonzero().flatten()
+    later_classes = other_classes[other_classes > rare_classes[-1]]
+    return torch.cat([later_classes, other_classes])[:1]
 
 
 def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ SITE_FOLDER = "flsv-site"
 LIMITS = {option.name for option in fields(SitePolicy)}
 #: Options of a node's configuration that flsv reads, or that networks add themselves.
 OWN_OPTIONS = {"folder", "policy", "site", "partition-id", "num-partitions"}
+
+#: Names that the site's owner may have meant by an option, and the similarity from which on.
+OWNERS_NAMES = ["folder", "policy", *LIMITS]
+MIN_SIMILARITY = 0.8
 
 ReportWaiting = Callable[[str | None], None]
 _log = logging.getLogger(__name__)
@@ -243,6 +248,7 @@ class SiteClient:
                 for ``make_datamodule``.
             sender: a description of the sender, for the site's log.
         """
+        check_options(node)
         # The policy is read at every message: the owner may change the file while this process runs.
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))
@@ -263,14 +269,27 @@ class SiteClient:
             self._site.log_policy(node.get("policy"), policy)
         self._site.policy = policy
         reply = self._site.respond(packet, sender)
-        wrong_names = self._node_config.unread - OWN_OPTIONS | LIMITS & node.keys()
-        if wrong_names:
+        unread_names = self._node_config.unread - OWN_OPTIONS
+        if unread_names:
             raise Refused(
-                f"its node configuration has the options {sorted(wrong_names)}, which are not used. Expected 'folder', "
-                f"'policy' and the options that the app's data module reads, {sorted(self._node_config.read)}. Limits "
-                "belong in the policy's file"
+                f"its node configuration has the options {sorted(unread_names)}, which are not used. Expected "
+                "'folder', 'policy' and the options that the app's data module reads, "
+                f"{sorted(self._node_config.read)}"
             )
         return reply
+
+
+def check_options(node: Mapping[str, Any]) -> None:
+    """Raise Refused if an option has a limit's name, or a name like an option of flsv."""
+    # An app may read all options at once, so whether an option is read does not show that its name is right.
+    for name in node.keys() - OWN_OPTIONS:
+        plain_name = name.lower().replace("-", "_")
+        is_similar = get_close_matches(plain_name, OWNERS_NAMES, cutoff=MIN_SIMILARITY)
+        if is_similar or "policy" in plain_name:
+            raise Refused(
+                f"its node configuration has the option {name!r}, which is not used. Expected 'folder' or 'policy', "
+                "the path of a file with the limits. If the app reads this option, give it another name"
+            )
 
 
 def reply_or_failure(respond: Callable[[], Packet]) -> Packet:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,22 @@ SENT_PREFIX = "sent/"
 REPORT_PREFIX = "report/"
 #: Largest number of characters of a site's error that a message shows.
 _MAX_REASON_LENGTH = 600
+#: Largest number of clients, rounds or classes in a message, which decide what a site computes and stores.
+MAX_COUNT = 10**6
+#: Causes of errors that a site tells the server, since they do not depend on samples. They may be temporary.
+_CAUSE_BY_ERROR: Mapping[type[Exception], str] = {
+    MemoryError: "it is out of memory",
+    torch.OutOfMemoryError: "it is out of memory",
+    PermissionError: "it has no permission for a file",
+    FileNotFoundError: "a file is missing",
+    ConnectionError: "a connection has failed",
+}
+_CAUSE_BY_NUMBER = {
+    errno.ENOSPC: "no space is left on its disk",
+    errno.EDQUOT: "no space is left on its disk",
+    errno.EMFILE: "it has too many open files",
+    errno.ENFILE: "it has too many open files",
+}
 _PLAIN_TYPES = (str, int, float, bool, type(None))
 #: Dtypes that hold numbers. Operations on tensors of any other dtype raise errors.
 _NUMBER_TYPES = (
@@ -157,13 +172,13 @@ def check_request(packet: Packet) -> None:
     """Raise Refused if a message names a client, a round or a number of classes that its run does not have."""
     plain = packet.plain
     try:
-        clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
+        clients = checked_int(plain, "clients", maximum=MAX_COUNT, minimum=1)
         checked_int(plain, "client", maximum=clients - 1)
         if plain.get("classes") is not None:
-            checked_int(plain, "classes", maximum=float("inf"), minimum=1)
+            checked_int(plain, "classes", maximum=MAX_COUNT, minimum=1)
         if packet.kind == "handshake":
             return
-        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
+        rounds = checked_int(plain, "rounds", maximum=MAX_COUNT, minimum=1)
         # Requests after the last round have the number after the last round's.
         last_round = rounds - 1 if packet.kind == "train" else rounds
         checked_int(plain, "round", maximum=last_round)
@@ -205,19 +220,22 @@ def update_packet(
 
 
 def failure_packet(error: BaseException) -> Packet:
-    """Make the packet that reports a site's error by its class and source line."""
-    # The error's text may quote samples. The text of a Refused error does not.
+    """Make the packet that reports an error at a site."""
+    # The error's class, line and text may depend on samples. The text of a Refused error does not.
+    cause = named_cause(error)
     text = getattr(error, "without_data", None)
     if text is None:
-        source_line = ""
-        frames = traceback.extract_tb(error.__traceback__)
-        if frames:
-            innermost = frames[-1]
-            source_line = f" at {Path(innermost.filename).name}:{innermost.lineno}"
-        text = f"it failed with {type(error).__name__}{source_line}; the site's own log has the details"
-    # Errors of files, connections and memory may be temporary. Other errors would be raised again.
-    is_temporary = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
-    return Packet("failed", {"error": text, "permanent": not is_temporary})
+        text = f"{cause or 'it failed with an error'}; the site's own log has the details"
+    return Packet("failed", {"error": text, "permanent": cause is None})
+
+
+def named_cause(error: BaseException) -> str | None:
+    """Return the cause of an error if a site may tell it."""
+    for kind, cause in _CAUSE_BY_ERROR.items():
+        if isinstance(error, kind):
+            return cause
+    number = getattr(error, "errno", None)
+    return _CAUSE_BY_NUMBER.get(number)
 
 
 def describe_reports(update: ClientUpdate) -> str:
@@ -404,4 +422,4 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
             return values if kind == "list" else tuple(values)
         if kind == "dict" and isinstance(content, Sequence):
             return {key: unpack(part, tensors) for key, part in content}
-    raise ValueError(f"{plain!r} has not been made by `pack`.")
+    raise ValueError(f"{plain!r:.200} has not been made by `pack`.")

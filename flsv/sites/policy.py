@@ -30,20 +30,20 @@ class SitePolicy:
         functions: the only functions that the server may run on the site's data, as ``"package.module:function"``. None
             for flsv's own functions and those that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates over all runs from the same folder,
-            also those before the limit was set. None for no limit. With a limit, updates must be noised by
-            :class:`flsv.privacy.GaussianPrivacy`. Then the site reports nothing else but its numbers of samples and of
-            optimizer steps, and runs no functions for the server. If an update left without noise before the limit was
-            set, the site refuses all further training.
+            also those before the limit was set. None for no limit. With a limit, the site refuses every message unless
+            updates are noised by :class:`flsv.privacy.GaussianPrivacy`. Then it reports nothing else but its numbers of
+            samples and of planned optimizer steps, and runs no functions. If an update left without noise before, it
+            refuses all training.
         delta: the probability that the bound ``max_epsilon`` does not hold.
         reports: the only losses and scores that the site reports, by name. These are ``"training_loss"``,
             ``"accuracy"``, ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the argument ``performance`` of a
             function that the server runs (``"accuracy"`` for counts of correct predictions, ``"negative_loss"``,
             ``"val_loss"``), and what strategies declare as their reports, such as ``"in_run_values"``. The site always
-            reports its numbers of samples and steps. None for all. The server's log names what a site withholds. A
-            run that needs a withheld number is refused at the start.
+            reports its numbers of samples and steps. The app's own functions are limited by ``functions``. None for
+            all. The server's log names what a site withholds. A run that needs it is refused.
         max_answers: the largest number of scores, losses, counts and sizes of splits that the site reports about its
-            samples to all servers and runs from the same folder, whose file ``answers.json`` counts them. None: twice
-            as many as the app's loop requests in a run.
+            samples to all servers and runs from the same folder, whose file ``answers.json`` counts them. The first
+            sizes are always reported. None: twice as many as the app's loop requests in a run.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +20,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
-from flsv.core import ClientUpdate, opened
+from flsv.core import ClientUpdate, Numbers, RespondingClient, opened
 from flsv.core.needs import needs_of
-from flsv.core.responses import MIN_HELD_OUT, numbers_of_round
+from flsv.core.responses import MIN_HELD_OUT, expected_response, numbers_of_round
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.games.module_copies import ModuleCopies
@@ -34,6 +35,7 @@ from flsv.sites.messages import (
     check_model,
     check_request,
     failure_packet,
+    named_cause,
     on_cpu,
     pack,
     read_instruction,
@@ -56,6 +58,7 @@ from flsv.sites.requests import (
 from flsv.sites.site_memory import (
     SiteMemory,
     SiteState,
+    StoredAnswers,
     keyed_hash,
     noise_key,
     own_secret,
@@ -65,8 +68,7 @@ from flsv.sites.transport import agreement, check_agreement
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
-from flsv.utilities.errors import listed
-from flsv.utilities.plain_values import to_three_digits
+from flsv.utilities.plain_values import digest, to_three_digits
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the total privacy loss of its updates.
@@ -142,13 +144,11 @@ class Site:
         else:
             text = f"has the policy {path}: {policy}"
         if not self._config.is_private:
-            text += ". Its updates have no noise, so a policy that sets max_epsilon later will refuse all training"
+            text += ". Its updates have no noise, so a policy that sets max_epsilon later will refuse every message"
         rank_zero_info(f"flsv: this site {text}.")
 
     def respond(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
-        # The reply reports an error by its class and line only, since the error's text may quote samples. The text of a
-        # Refused error is sent.
         handlers = {
             "handshake": self._handshake,
             "train": self._train,
@@ -160,23 +160,52 @@ class Site:
             rank_zero_info(
                 f"flsv: {sender} requests {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
+            if packet.kind not in handlers:
+                raise Refused(f"the server's message has the unknown kind {packet.kind!r:.20}")
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             check_request(packet)
             self._check_size(packet.plain)
-            self.policy.check_names(
-                scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
-            )
-            if self._config.is_private and packet.kind not in ("handshake", "train"):
-                raise Refused(
-                    f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
-                )
+            self._check_policy(packet)
             self._set_up(packet.plain["client"])
             self._check_samples(packet)
             reply = handlers[packet.kind](packet)
-            return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
         except Exception as error:
-            _log.exception("The site could not reply to the message %r.", packet.kind)
-            return failure_packet(error)
+            reply = self._logged_failure(packet, error)
+        return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
+
+    def _logged_failure(self, packet: Packet, error: Exception) -> Packet:
+        _log.error("The site could not reply to a %.20r.", packet.kind, exc_info=error)
+        return failure_packet(error)
+
+    def _check_policy(self, packet: Packet) -> None:
+        """Raise Refused unless the owner's policy allows a reply to this message of any kind."""
+        policy = self.policy
+        policy.check_names(
+            scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
+        )
+        policy.noise(self._config.uploads)
+        policy.check_reported(self._needed_reports())
+        if self._config.is_private and packet.kind not in ("handshake", "train"):
+            raise Refused(
+                f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
+            )
+        if packet.kind == "query":
+            policy.check_function(
+                packet.plain["function"], [*self._flsv_functions, *self._functions]
+            )
+        scores = [score.name for score in self._requested_scores(packet)]
+        if len(policy.withheld(scores)) == len(scores):
+            policy.check_reported(scores)  # nothing is left to report
+
+    def _requested_scores(self, packet: Packet) -> list[ResponseScore]:
+        if packet.kind == "test":
+            return [ResponseScore(name, "test") for name in OWN_SCORES]
+        if packet.kind != "query":
+            return []
+        function = function_of(packet.plain["function"])
+        args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
+        score = score_of_response(self._config, function, args, kwargs)
+        return [] if score is None else [score]
 
     def _check_size(self, plain: Mapping[str, Any]) -> None:
         """Raise Refused if the server has other numbers of sites or rounds than the app."""
@@ -220,20 +249,18 @@ class Site:
             )
 
     def _handshake(self, packet: Packet) -> Packet:
-        # These two lines raise an error if the policy refuses.
-        self.policy.noise(self._config.uploads)
-        self.policy.check_reported(self._needed_reports())
         dictionary = self._data.dictionary
-        num_classes = packet.plain.get("classes")
-        classes = () if dictionary is None else dictionary.classes or ()
-        if num_classes and classes and num_classes != len(classes):
-            raise Refused(
-                f"the server has num_classes={num_classes}, but the site's data dictionary has {len(classes)} classes: "
-                f"{listed(classes)}. Remove num_classes"
-            )
+        if dictionary is not None:
+            _check_classes(dictionary, packet.plain.get("classes"))
         sizes = self._sizes()
-        # Sizes that were reported before, even under another client id, reveal nothing new.
-        self._spend(packet, len(sizes), name=f"sizes {sizes}")
+        # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
+        self._budget.spend(
+            f"sizes {packet.plain['client']} {sizes}",
+            len(sizes),
+            plain=packet.plain,
+            limit=self.policy.max_answers,
+            first_of="sizes",
+        )
         reply = {
             "sizes": sizes,
             "dictionary": None if dictionary is None else dictionary.hash,
@@ -244,11 +271,6 @@ class Site:
     def _sizes(self) -> dict[str, int]:
         data: Any = self._data
         return {split: len(data.client_indices(0, split)) for split in SPLITS}
-
-    def _spend(self, packet: Packet, numbers: int, name: str | None = None) -> None:
-        """Count the numbers of a reply. A repeated message, as after a kill, gets the same reply and counts once."""
-        name_of_reply = name or packet.digest.hex()[:16]
-        self._budget.spend(name_of_reply, numbers, packet.plain, self.policy.max_answers)
 
     def _contents(self) -> str:
         """Return the fingerprint of the samples: the secret's name and a keyed hash, constant at a private site."""
@@ -301,7 +323,6 @@ class Site:
             upload_secret=secret,
             limit_train_batches=self._limit_train_batches,
         )
-        self.policy.check_reported(self._needed_reports())
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
         trainer = self._make_trainer(packet, packet.plain["rounds"], training)
         module = self._make_module()
@@ -315,7 +336,10 @@ class Site:
         if update is None:
             return Packet("broken")
         name = packet.digest.hex()
-        memory.save(name, training.site_state, [packet.plain["continue_from"]])
+        states = memory.load_all()
+        # A repeated training, as after a kill, keeps the states of the requests that followed it.
+        names_to_keep = states if name in states else [packet.plain["continue_from"]]
+        memory.save(name, training.site_state, names_to_keep)
         return update_packet(
             update, name, lost=state is None, withheld=self.policy.withheld([TRAINING_LOSS])
         )
@@ -345,17 +369,39 @@ class Site:
         _log.error("The update of this site is noise only.")
         return training.noise_only()
 
+    def _answer_once(
+        self, packet: Packet, numbers: int, answer: Callable[[SiteState], Packet]
+    ) -> Packet:
+        """Count the numbers that an answer may have, make it and store it for the same message."""
+        # Whether an answer fails may depend on samples. So it is counted before it is made, and a failure is an answer.
+        name = digest([packet.digest, self.policy.reports]).hex()
+        stored_answers = StoredAnswers(self._folder)
+        stored_answer = stored_answers.load(name)
+        if stored_answer is not None:
+            return stored_answer
+        site_state = self._state_for(packet)
+        self._budget.spend(name, numbers, plain=packet.plain, limit=self.policy.max_answers)
+        try:
+            reply = answer(site_state)
+        except Exception as error:
+            if named_cause(error) is not None:
+                raise  # it does not depend on samples, and the next attempt may succeed
+            reply = self._logged_failure(packet, error)
+        if numbers:
+            stored_answers.save(name, reply)
+        return reply
+
     def _test(self, packet: Packet) -> Packet:
         if not self._config.evaluation.every:
             raise Refused("its loop does not score clients' own models")
         withheld = self.policy.withheld(OWN_SCORES)
-        if len(withheld) == len(OWN_SCORES):
-            self.policy.check_reported(OWN_SCORES)  # raises Refused: nothing is left to report
+        numbers = len(OWN_SCORES) - len(withheld)
+        return self._answer_once(packet, numbers, partial(self._own_scores, packet, withheld))
+
+    def _own_scores(self, packet: Packet, withheld: Sequence[str], site_state: SiteState) -> Packet:
         self._check_enough(ResponseScore("accuracy", "test"))
         if self._has_rare_class("test"):
             withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
-        self._spend(packet, len(OWN_SCORES) - len(withheld))
-        site_state = self._state_for(packet)
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         scores.update(dict.fromkeys(withheld, float("nan")))
         return Packet("tested", {**scores, "withheld": withheld})
@@ -376,18 +422,51 @@ class Site:
         return plain_scores(class_scores)
 
     def _query(self, packet: Packet) -> Packet:
-        function_name = packet.plain["function"]  # "module:function"
-        self.policy.check_function(function_name, [*self._flsv_functions, *self._functions])
-        function = function_of(function_name)
-        args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        reported_score = score_of_response(self._config, function, args, kwargs)
-        if reported_score is not None:
-            self.policy.check_reported([reported_score.name])
-            self._check_enough(reported_score)
+        function = function_of(packet.plain["function"])  # "module:function"
+        expected = self._expected_response(packet, function)
+        numbers = 0
+        if expected is not None:
+            numbers = max(
+                1, math.prod(expected.shape)
+            )  # whether there is an empty response is an answer, too
+        return self._answer_once(
+            packet, numbers, partial(self._response, packet, function, expected)
+        )
 
-        site_state = self._state_for(packet)
+    def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
+        """Return what a response must be, None for a model."""
+        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
+        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
+        if max_numbers == 0:
+            return None
+        expectation = expected_response(function)
+        if expectation is None:
+            raise Refused(f"{packet.plain['function']!r:.120} does not declare its response")
+        client = RespondingClient(
+            num_samples=self._sizes(),
+            num_classes=packet.plain["classes"] or self._num_classes,
+            model=partial(torch.empty, self._space.size, dtype=self._space.dtype),
+        )
+        args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
+        expected = expectation(client, *args, **kwargs)
+        numbers = math.prod(expected.shape)
+        if numbers > max_numbers:
+            raise Refused(
+                f"the server requests {numbers} numbers at once, but a run of {num_clients} sites requests at most "
+                f"{max_numbers} in a round"
+            )
+        return expected
+
+    def _response(
+        self, packet: Packet, function: Any, expected: Numbers | None, site_state: SiteState
+    ) -> Packet:
+        for score in self._requested_scores(packet):
+            self._check_enough(score)
         call = partial(self._call_function, packet, function, site_state)
-        result = self._round_and_count(function, self._within_fit(packet, call), packet)
+        result = self._within_fit(packet, call)
+        if expected is not None:
+            result = to_three_digits(result)
+            expected.check(result)
         plain_result, tensors = pack(result)
         name = packet.digest.hex()
         memory = self._memory(packet)
@@ -412,22 +491,6 @@ class Site:
         data: Any = self._data
         _, counts = data.client_labels(0, split).unique(return_counts=True)
         return bool((counts < MIN_HELD_OUT).any())
-
-    def _round_and_count(self, function: Any, result: Any, packet: Packet) -> Any:
-        """Round a result to three digits. Raise Refused if it has more numbers than a run or the policy allows."""
-        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
-        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
-        if max_numbers == 0:
-            return result
-        rounded_result = to_three_digits(result)
-        numbers = torch.as_tensor(rounded_result).numel()
-        if numbers > max_numbers:
-            raise Refused(
-                f"the server requests {numbers} numbers at once, but a run of {num_clients} sites requests at most "
-                f"{max_numbers} in a round"
-            )
-        self._spend(packet, numbers)
-        return rounded_result
 
     def _call_function(
         self,
@@ -480,7 +543,15 @@ class Site:
         memory = self._memory(packet)
         state = memory.load(packet.plain["continue_from"])
         if state is None:
-            raise LookupError(
-                "The server's message names a saved state that this site no longer has."
-            )
+            raise Refused("the server's message names a saved state that the site no longer has")
         return dict(state)
+
+
+def _check_classes(dictionary: Any, num_classes: int | None) -> None:
+    classes = dictionary.classes or ()
+    if num_classes and classes and num_classes != len(classes):
+        raise Refused(
+            f"the server has num_classes={num_classes}, but the site's data dictionary {dictionary.hash} has "
+            f"{len(classes)} classes in {dictionary.target!r}. Give all sites and the server the same file, and remove "
+            "num_classes"
+        )

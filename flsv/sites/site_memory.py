@@ -84,6 +84,25 @@ class SiteMemory:
         return states
 
 
+class StoredAnswers:
+    """A site's counted answers by name, in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "answers"
+
+    def load(self, name: str) -> Packet | None:
+        path = self._folder / f"{name}.pt"
+        if not path.is_file():
+            return None
+        kind, plain, tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return Packet(kind, plain, tensors)
+
+    def save(self, name: str, answer: Packet) -> None:
+        self._folder.mkdir(exist_ok=True)
+        with replacing(self._folder / f"{name}.pt", private=True) as file:
+            torch.save((answer.kind, dict(answer.plain), dict(answer.tensors)), file)
+
+
 def own_secret(folder: Path) -> str:
     """Return the site's secret text, drawn at the first call and stored in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)

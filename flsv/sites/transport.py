@@ -501,6 +501,6 @@ def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[s
         if facts_of_site.get(name) != value:
             # The server's log puts the site's name before this text.
             raise Refused(
-                f"it and the server differ in {name}: the site has {facts_of_site.get(name)!r}, the server {value!r}. "
-                "Start both from the same version, module and settings"
+                f"it and the server differ in {name!r:.40}: the site has {facts_of_site.get(name)!r}, the server "
+                f"{value!r:.300}. Start both from the same version, module and settings"
             )

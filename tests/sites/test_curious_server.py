@@ -15,6 +15,7 @@ from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.data import OneClient, Splits
 from flsv.metrics import ContributionEstimation, PartialFederatedShapley
+from flsv.personalization import FedFomo
 from flsv.sampling import PowerOfChoice
 from flsv.sites import Packet, Site, SitePolicy, agreement
 from flsv.sites.ledgers import BUDGET_FILE
@@ -35,6 +36,7 @@ SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
 EVALUATED_BY_CLIENTS = {"metrics": {"sv": PartialFederatedShapley(evaluators="clients")}}
 BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
 BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
+MIX_MODELS = "flsv.personalization.fedfomo:mix_models"
 STARTED_FROM = "flsv.core.round:started_from"
 
 
@@ -79,24 +81,30 @@ def model_that_picks(sample):
 class CuriousServer:
     """It has greeted a site, and let it train in the first round. The site's app knows the run's size."""
 
-    def __init__(self, folder, policy=None, data=make_data, rounds=ROUNDS, **options):
+    make_module = OneWeightPerSample
+
+    def __init__(self, folder, policy=None, data=make_data, rounds=ROUNDS, greets=True, **options):
         all_options = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)
         self.folder = folder
         self.site = Site(
-            OneWeightPerSample,
+            self.make_module,
             data,
             make_loop,
             folder,
             policy=policy,
             run_size={"clients": NUM_SITES, "rounds": rounds},
         )
-        self.agreement = agreement(OneWeightPerSample(), make_loop())
+        self.agreement = agreement(self.make_module(), make_loop())
         self.last_visit: str | None = None
-        self.greeting = self.send("handshake")
-        update = self.send("train", model=model_that_picks(None))
-        self.last_visit = update.plain["state"]
+        if greets:
+            self.greeting = self.send("handshake")
+            update = self.send("train", model=self.untrained_model())
+            self.last_visit = update.plain["state"]
+
+    def untrained_model(self):
+        return torch.zeros(sum(weights.numel() for weights in self.make_module().parameters()))
 
     def send(
         self,
@@ -180,6 +188,7 @@ OUTSIDE_OF_THE_RUN = [
     {"client": NUM_SITES},
     {"client": 7, "clients": 8},
     {"classes": 0},
+    {"classes": 10**9},
 ]
 
 
@@ -372,12 +381,6 @@ def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
     assert server.responded == num_responses + 1
 
 
-def sizes_in_greetings(server):
-    """The sizes of held-out splits, of which a site takes others as another client."""
-    replies = [server.send("handshake", client=client) for client in range(NUM_SITES)]
-    return [reply.plain["sizes"] for reply in replies if reply.kind == "handshake"]
-
-
 class DataOfEachClient(FederatedDataModule):
     """A site that holds out another number of samples as each client."""
 
@@ -386,18 +389,16 @@ class DataOfEachClient(FederatedDataModule):
         return indices[self.partitioner.first_client :] if split == "val" else indices
 
 
-def test_sizes_under_another_number_count_if_they_differ(tmp_path):
+@pytest.mark.parametrize("data_type", [FederatedDataModule, DataOfEachClient])
+def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, data_type):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    data = partial(DataOfEachClient, SiteData(), OneClient(), splits=splits)
-
+    data = partial(data_type, SiteData(), OneClient(), splits=splits)
     server = CuriousServer(tmp_path, SitePolicy(max_answers=6), data)
-    sizes = sizes_in_greetings(server)
 
-    assert [split_sizes["val"] for split_sizes in sizes] == [10, 9]
+    replies = [server.send("handshake", client=client) for client in range(NUM_SITES)]
+
+    assert [reply.kind for reply in replies] == ["handshake", "handshake", "failed"]
     assert server.responded == 6
-
-    usual_server = CuriousServer(tmp_path / "usual", SitePolicy(max_answers=3))
-    assert len(sizes_in_greetings(usual_server)) == 3
 
 
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
@@ -429,17 +430,19 @@ def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, send_
     assert send_request(server, 3) is None
 
 
+class RareClass(SiteData):
+    def train_dataloader(self):
+        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).long()  # 8 of 40
+        return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
+
+
+def make_rare_data():
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    return FederatedDataModule(RareClass(), OneClient(), splits=splits)
+
+
 def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):
     """It tells the accuracy of all samples alone."""
-
-    class RareClass(SiteData):
-        def train_dataloader(self):
-            labels = (torch.arange(NUM_SAMPLES) % 5 == 0).long()  # 8 of 40
-            return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
-
-    def make_rare_data():
-        splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-        return FederatedDataModule(RareClass(), OneClient(), splits=splits)
 
     reply = CuriousServer(tmp_path / "a", data=make_rare_data, **EVALUATED).send(
         "test", model=model_that_picks(3)
@@ -451,3 +454,194 @@ def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_p
     options = {"metrics": {"fedce": ContributionEstimation(performance="balanced_accuracy")}}
     server = CuriousServer(tmp_path / "b", data=make_rare_data, **options)
     assert score_of_others(server, 3, "balanced_accuracy") is None
+
+
+def test_size_of_a_rare_class_is_not_the_difference_of_reported_sizes(tmp_path):
+    server = CuriousServer(tmp_path, data=make_rare_data, **EVALUATED_BY_CLIENTS)
+    class_sizes, _ = score_models(server, [None])
+
+    assert server.greeting.plain["sizes"]["val"] == 10
+    # Of the 10 samples fewer than five are of class 1, so the number of the others is not reported either.
+    assert class_sizes.tolist() == [0, 0, 0]
+
+
+LIMITED = {
+    "max_epsilon": SitePolicy(max_epsilon=1.0),
+    "max_epsilon, no functions": SitePolicy(max_epsilon=1.0, functions=[]),
+    "max_epsilon, no reports": SitePolicy(max_epsilon=1.0, reports=[]),
+}
+EVALUATED_BY_ALL = {**EVALUATED, **EVALUATED_BY_CLIENTS}
+
+
+def send_every_kind(server):
+    packed, tensors = pack(((torch.stack([model_that_picks(3)]),), {}))
+    query = {"function": SCORE_MODELS, "arguments": packed}
+    return [
+        server.send("handshake"),
+        server.send("train", model=model_that_picks(3)),
+        server.send("test", model=model_that_picks(3)),
+        server.send("query", tensors, **query),
+        server.send("agree"),
+    ]
+
+
+@pytest.mark.parametrize("policy", LIMITED.values(), ids=LIMITED)
+def test_limit_without_noise_refuses_every_kind_of_message_before_a_handshake(tmp_path, policy):
+    server = CuriousServer(tmp_path, policy, greets=False, **EVALUATED_BY_ALL)
+
+    *replies, unknown_reply = send_every_kind(server)
+
+    for reply in replies:
+        assert reply.kind == "failed"
+        assert "max_epsilon=1, but the app's updates have no noise" in reply.plain["error"]
+    assert "has the unknown kind 'agree'" in unknown_reply.plain["error"]
+    assert not (tmp_path / BUDGET_FILE).exists()
+
+
+def test_limit_that_is_added_during_a_run_refuses_what_was_answered_before(tmp_path):
+    server = CuriousServer(tmp_path, **EVALUATED_BY_ALL)
+    replies = send_every_kind(server)
+    assert [reply.kind for reply in replies] == [
+        "handshake",
+        "update",
+        "tested",
+        "result",
+        "failed",
+    ]
+
+    server.site.policy = SitePolicy(max_epsilon=1.0)
+    for reply in send_every_kind(server):
+        assert reply.kind == "failed"
+
+    server.site.policy = SitePolicy(reports=["training_loss"])
+    replies = send_every_kind(server)
+    assert [reply.kind for reply in replies[:4]] == ["handshake", "update", "failed", "failed"]
+
+
+def loss_that_overflows(server, sample):
+    """Request a loss that is out of range if a sample is of class 1, so that the site reports an error."""
+    weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
+    weights[1, sample] = -3e38
+    packed, tensors = pack(((weights.flatten(),), {}))
+    return server.send("query", tensors, function=LOCAL_LOSS, arguments=packed)
+
+
+def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_path):
+    max_answers = 13
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=max_answers), **BY_LOSS)
+
+    replies = [loss_that_overflows(server, sample) for sample in range(10)]
+
+    assert {reply.kind for reply in replies} == {"failed", "result"}
+    assert server.responded == max_answers
+    errors = {reply.plain["error"] for reply in replies if reply.kind == "failed"}
+    assert errors == {"it failed with an error; the site's own log has the details"}
+
+    # After the last number a failure cannot be told from a success.
+    later_replies = [loss_that_overflows(server, sample) for sample in range(10, NUM_SAMPLES)]
+    errors = {reply.plain["error"] for reply in later_replies}
+    words = f"it has answered {max_answers} numbers about its samples, and answers at most {max_answers}"
+    assert errors == {words}
+
+
+def test_refusal_without_numbers_counts_if_it_depends_on_samples(tmp_path):
+    """A request for the scores of no model tells whether the site has a rare class."""
+    evaluated = PartialFederatedShapley(evaluators="clients", performance="f1")
+    for name, data in {"rare": make_rare_data, "usual": make_data}.items():
+        server = CuriousServer(tmp_path / name, data=data, metrics={"sv": evaluated})
+        no_models = torch.zeros(0, len(server.untrained_model()))
+
+        server.request(SCORE_MODELS, no_models, "f1")
+
+        assert server.responded == 3 + 1
+
+
+@pytest.mark.parametrize(
+    "facts", [{"flsv\n" * 999: "x"}, {"flsv": "x\n" * 999}], ids=["name", "value"]
+)
+def test_agreement_of_the_server_is_shortened_and_escaped_in_the_sites_log(tmp_path, caplog, facts):
+    server = CuriousServer(tmp_path)
+    caplog.clear()
+
+    error = server.send("handshake", agreement=facts).plain["error"]
+
+    assert "it and the server differ in 'flsv" in error
+    assert len(error) < 700
+    assert error.isprintable()
+    assert "flsv\nflsv" not in caplog.text
+    assert "x\nx" not in caplog.text
+
+
+def test_failure_is_sent_again_for_the_same_message(tmp_path):
+    server = CuriousServer(tmp_path, **BY_LOSS)
+    replies = [loss_that_overflows(server, sample) for sample in (0, 0, 1, 1, 2, 2, 3, 3)]
+    responded = server.responded
+
+    plain_replies = [dict(reply.plain) for reply in replies]
+    assert plain_replies[::2] == plain_replies[1::2]
+    assert responded == 3 + 4
+
+
+def test_site_that_may_answer_nothing_trains(tmp_path):
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=0), **EVALUATED)
+
+    assert server.greeting.kind == "handshake"
+    assert server.last_visit is not None
+    assert server.test(3) is None
+
+
+class MomentumModule(OneWeightPerSample):
+    """Its bias is trained, so that the loss of held-out samples depends on the optimizer's state."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(NUM_SAMPLES, NUM_CLASSES)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class ForgetfulServer(CuriousServer):
+    """It lets a site delete the state from which an earlier message was answered."""
+
+    make_module = MomentumModule
+
+    def train(self, index, earlier_state):
+        model = self.untrained_model()
+        reply = self.send("train", model=model, round=index, continue_from=earlier_state)
+        return reply.plain["state"]
+
+    def weigh(self, state):
+        """Return the site's weights of its own and another model, by their losses."""
+        model = torch.linspace(-1, 1, len(self.untrained_model()))
+        return self.request(
+            MIX_MODELS, [model], len(model), "negative_loss", round=1, continue_from=state
+        )
+
+
+def test_message_has_one_response_although_an_earlier_state_is_gone(tmp_path):
+    server = ForgetfulServer(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
+    first_state = server.last_visit
+    state = server.train(1, first_state)
+    response = server.weigh(state)
+    num_responses = server.responded
+
+    server.train(2, state)  # now the first state is deleted
+    assert server.train(1, first_state) == state  # trained without it, under the same name
+
+    assert torch.equal(server.weigh(state), response)
+    assert server.responded == num_responses
+
+
+def test_training_that_is_sent_again_keeps_the_states_of_later_requests(tmp_path):
+    """As after a kill of the server, which then continues from the state of a request."""
+    server = ForgetfulServer(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
+    first_state = server.last_visit
+    state = server.train(1, first_state)
+    server.weigh(state)
+    (path,) = tmp_path.rglob("state.pt")
+    states = torch.load(path, weights_only=True).keys()
+
+    server.train(1, first_state)
+
+    assert torch.load(path, weights_only=True).keys() == states

@@ -351,26 +351,56 @@ def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
 
     reply = response_to_registration(client, folder=str(tmp_path))
 
-    assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
+    assert reply["error"].startswith("it failed with an error; the site's own log has")
     assert "John Smith" not in str(reply)
     assert "John Smith" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "part_of"),
-    [
-        ("policy_file", lambda node: node["part"]),
-        ("max_epsilon", lambda node: dict(node)["part"]),  # a limit, although all options are read
-    ],
-)
-def test_entry_of_a_node_without_effect_is_refused(tmp_path, monkeypatch, name, part_of):
+def test_entry_of_a_node_that_the_app_does_not_read_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    client = SiteClient(make_mlp_module, lambda node: SiteData(part_of(node)), make_shapfed_loop)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(node["part"]), make_shapfed_loop)
     greet = partial(response_to_registration, client, part=0, site="Boston")
 
     for _ in range(2):
-        error = greet(**{name: 1.0})["error"]
-        assert f"its node configuration has the options ['{name}'], which are not used" in error
+        error = greet(year=2024)["error"]
+        assert "its node configuration has the options ['year'], which are not used" in error
+
+
+class AllOptions(SiteData):
+    """A data module that accepts any options."""
+
+    def __init__(self, part, **options):
+        super().__init__(part)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["polcy", "Policy", "policy_file", "foldr", "Folder", "max_epsilon", "max-epsilon", "report"],
+)
+@pytest.mark.parametrize(
+    "read",
+    [lambda node: SiteData(node["part"]), lambda node: AllOptions(**node)],
+    ids=["by name", "all"],
+)
+def test_misspelt_option_of_the_owner_is_refused_before_the_app_reads_options(
+    tmp_path, monkeypatch, name, read
+):
+    monkeypatch.chdir(tmp_path)
+    client = SiteClient(make_mlp_module, read, make_shapfed_loop)
+
+    response = response_to_registration(client, part=0, **{name: 1.0})
+
+    assert f"its node configuration has the option '{name}', which is not used" in response["error"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_app_may_read_all_its_options_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    client = SiteClient(make_mlp_module, lambda node: AllOptions(**node), make_shapfed_loop)
+
+    response = response_to_registration(client, part=0, data_folder="/data", year=2024)
+
+    assert response["sizes"]["train"] > 0
 
 
 @pytest.mark.parametrize(

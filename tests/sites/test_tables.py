@@ -285,6 +285,6 @@ def test_num_classes_of_the_server_beside_a_dictionary_of_others_is_refused(tmp_
         run_size={"rounds": 2, "classes": 7},
     )
     with refused(
-        "the server has num_classes=7, but the site's data dictionary has 2 classes: no, yes"
+        f"num_classes=7, but the site's data dictionary {MERGED.hash} has 2 classes in 'died'. Give"
     ):
         directory.gather()

@@ -212,6 +212,54 @@ def test_supernode_script_refuses_an_unknown_site_name(tmp_path):
     assert done.stderr == "there is no key keys/Bostn: SITE=Bostn must name a site that has one\n"
 
 
+#: Runs deploy/clock.py beside a SuperLink whose clock differs by the first argument.
+CLOCK_LAUNCHER = """
+import runpy
+import ssl
+import sys
+import time
+import urllib.request
+from contextlib import nullcontext
+from email.utils import formatdate
+from types import SimpleNamespace
+
+seconds = float(sys.argv.pop(1))
+date = formatdate(time.time() + seconds, usegmt=True)
+reply = SimpleNamespace(headers={"Date": date})
+ssl.create_default_context = lambda **options: None
+urllib.request.urlopen = lambda *arguments, **options: nullcontext(reply)
+
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def compare_clocks(seconds):
+    script = DEPLOY / "clock.py"
+    command = [sys.executable, "-c", CLOCK_LAUNCHER, str(seconds), script, "link:443", "ca.pem"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-8, r"clock is [89] s ahead of that of the SuperLink link:443"),
+        (3600, "s behind that of"),
+    ],
+)
+def test_clock_that_flower_refuses_is_named_before_the_supernode_starts(seconds, words):
+    process = compare_clocks(seconds)
+
+    assert process.returncode == 1
+    assert re.search(words, process.stderr)
+
+
+def test_clock_within_what_flower_accepts_is_no_error():
+    process = compare_clocks(0.5)
+
+    assert (process.returncode, process.stderr) == (0, "")
+
+
 @pytest.mark.flower
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_deployment_scripts_use_only_options_that_flower_has(name):

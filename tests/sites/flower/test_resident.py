@@ -137,7 +137,10 @@ def test_one_process_answers_all_messages_of_a_run_whatever_is_sent_to_it(site):
 
     error = site.send("raise")["error"]
     # Flower tells the server the last line; the site's log has the text.
-    assert error.splitlines()[-1] == "RuntimeError: OSError; the site's own log has the details"
+    assert (
+        error.splitlines()[-1]
+        == "RuntimeError: it failed with an error; the site's own log has the details"
+    )
     assert "the disk is gone" in error
 
     for half in (b"", b"\x80\x04\x95", b"no pickle"):
