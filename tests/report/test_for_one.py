@@ -240,8 +240,8 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
     page = text_of_page(write_report(folder, client="Graz"))
 
     assert (
-        "not finite or far too large in 1 of 2 rounds; samples: some are also samples of another participant"
-        in page
+        "updates far too large in 1 of 2 rounds: averaged into the model, but not measured; "
+        "samples: some are also samples of another participant" in page
     )
     assert "Lyon" not in page
     assert "Oslo" not in page

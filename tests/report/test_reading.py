@@ -11,8 +11,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.results import open_run
-from flsv.results.basis import basis_of
-from flsv.results.reading import seed_summary
+from flsv.results.basis import basis_of, seed_summary
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from helpers import refused
@@ -119,7 +118,7 @@ def test_listed_runs_of_other_rounds_or_data_are_refused(tmp_path, changes, diff
     [
         ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
         ("run.json", "{", "is not the record of a run"),
-        ("run.json", '{"version": 4}', "in format 4, and this flsv .* reads format 5"),
+        ("run.json", '{"version": 5}', "in format 5, and this flsv .* reads format 6"),
     ],
 )
 def test_run_folder_with_files_of_another_kind_is_refused(tmp_path, file, text, message):
@@ -217,7 +216,7 @@ def test_values_by_retraining_need_values_with_each_seed(tmp_path):
     assert basis.estimates.isna().all(axis=None)
     assert reason in basis.verdict().text
     assert run.retrained is not None
-    summary = seed_summary(run.retrained.runs)
+    summary = seed_summary(run.retrained)
     assert summary["runs"].tolist() == [2, 2, 2]
     assert summary["mean"].isna().all()
     assert summary["share"].isna().all()
