@@ -46,9 +46,9 @@ from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
-from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
+from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining, seed_summary
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_config_of
-from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
@@ -155,7 +155,7 @@ def retrain(
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
-    summary = seed_summary(repetitions)
+    summary = seed_summary(open_run(out))
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
 
