@@ -18,8 +18,6 @@ from flsv.results.text import (
     NO_NUMBER,
     format_number,
     format_rows,
-    percent,
-    titled,
     unbroken,
 )
 from flsv.utilities.display import shortened_name
@@ -40,8 +38,6 @@ _templates = Environment(
 
 
 _templates.filters |= {
-    "titled": titled,
-    "percent": percent,
     "short": shortened_name,
     "unbroken": unbroken,
 }
@@ -89,9 +85,8 @@ class Table:
 
 def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
-    without_basis: dict[str, Any] = {"values": None, "source": "", "missing": False, "moved": {}}
     template = _templates.get_template("report.html")
-    return template.render({**without_basis, "messages": MESSAGES, **content})
+    return template.render({"messages": MESSAGES, **content})
 
 
 def table_of_clients(
