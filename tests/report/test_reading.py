@@ -1,6 +1,7 @@
 """A run's folder: its record from the first round on, and what is read after the fact, whole, cut short, or none."""
 
 import json
+import os
 from pathlib import Path
 
 import lightning as L
@@ -226,3 +227,30 @@ def test_record_writes_nan_and_objects_as_json(tmp_path):
     write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
     read = json.loads((tmp_path / "run.json").read_text())
     assert read == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}
+
+
+@pytest.mark.parametrize("touched", ["version_0/run.json", "version_1/report.html", "version_1"])
+def test_runs_below_a_folder_are_listed_by_their_start_whatever_was_written_later(
+    tmp_path, touched
+):
+    """As by flsv report and flsv predict, which write into a run's folder."""
+    starts = {"version_0": "2026-01-01", "version_1": "2026-01-03", "version_2": "2026-01-02"}
+    for name, start in starts.items():
+        change_record(make_run(tmp_path / name), started=f"{start}T08:00:00+00:00")
+        os.utime(tmp_path / name, (1000, 1000))
+    (tmp_path / "version_0" / "clients").mkdir()
+    path = tmp_path / touched
+    path.touch()
+
+    newest_first = ["version_1", "version_2", "version_0"]
+    with refused(", ".join(str(tmp_path / name) for name in newest_first)):
+        open_run(tmp_path)
+
+
+def test_a_run_without_a_readable_record_is_listed_last(tmp_path):
+    for name in ("version_0", "version_1"):
+        make_run(tmp_path / name)
+    (tmp_path / "version_1" / "run.json").write_text("{")
+
+    with refused(f"{tmp_path / 'version_0'}, {tmp_path / 'version_1'}"):
+        open_run(tmp_path)
