@@ -53,7 +53,7 @@ from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
-from flsv.scores.performance import CLASSIFICATION, Evaluators
+from flsv.scores.performance import CLASS_SCORES, CLASSIFICATION, Evaluators
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
@@ -190,7 +190,8 @@ def _num_rounds(
 def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
     """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
     performances = {RETRAINED_METRIC: performance}
-    if performance not in CLASSIFICATION or game["evaluators"] == "clients":
+    is_of_classes = performance in (*CLASSIFICATION, *CLASS_SCORES)
+    if not is_of_classes or game["evaluators"] == "clients":
         return performances
     for name in CLASSIFICATION:
         if name != performance:
