@@ -47,7 +47,7 @@ def for_one_client(
 ) -> dict[str, Any]:
     """Return the content of the page for one client."""
     finding = findings(run, for_one_client=True)[client]
-    values: list[str | Table] = []
+    values: list[str | Table] = [MESSAGES["no_metric"]]
     if basis is not None:
         basis = basis.for_one_client()
         misses_value = math.isnan(basis.values[client])

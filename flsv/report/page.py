@@ -19,9 +19,9 @@ from flsv.report.html import (
     Cell,
     Table,
     bar_cells,
-    render,
     table_of_clients,
     table_of_texts,
+    write_page,
 )
 from flsv.report.sections import (
     bases_beside,
@@ -59,9 +59,7 @@ from flsv.results.text import (
 from flsv.results.verdict import Verdict
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
-from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import NAN, save_table
-from flsv.utilities.errors import ConfigurationError
 
 #: The column of bars, which has no title.
 _BARS = ""
@@ -114,17 +112,11 @@ def write_report(
     shown_shares = shares
     if shares is not None and shares.verdict.forbids_payment:
         shown_shares = None
-    if file.suffix != ".html":
-        raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
-
     if client_id is None:
         content = _for_all(run, basis, verdict, shown_shares)
     else:
         content = for_one_client(run, client_id, basis, verdict, shown_shares)
-    page = render(subtitle=_subtitle(run), **content)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as page_file:
-        page_file.write(page.encode())
+    write_page(file, subtitle=_subtitle(run), **content)
     if shares is not None and client_id is None:
         save_table(shares_file(file), shares.csv_table())
     return file
@@ -153,11 +145,13 @@ def _for_all(
     client_findings = findings(run)
 
     misses_value = bool(values.isna().any())
-    sentences: list[str | Table] = []
+    sentences: list[str | Table] = [MESSAGES["no_metric"]]
     if basis is not None:
-        sentences.append(_values_table(basis, clients, names, shares, client_findings))
-        sentences += notes_on_values(basis, shares, misses_value)
-        sentences += _sentences_on_other_scores(run, basis)
+        sentences = [
+            _values_table(basis, clients, names, shares, client_findings),
+            *notes_on_values(basis, shares, misses_value),
+            *_sentences_on_other_scores(run, basis),
+        ]
     if len(clients) < run.num_clients:
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(client_findings):
