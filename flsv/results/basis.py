@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pandas
@@ -20,6 +21,7 @@ from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values
 from flsv.results.text import (
     MESSAGES,
+    is_fraction,
     joined,
     nearest_to_retraining_first,
     shares_in,
@@ -224,6 +226,7 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
         of_rounds=run.record.get("of_rounds", ""),
         stopped_after="" if run.ended else run.rounds_text,
         evaluated_by_clients=metric_info.get("evaluators") == "clients",
+        margin=_margin_of_best_alone(run, metric),
         **recorded_inputs,
     )
     return Basis(
@@ -237,6 +240,32 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
         initial_score=_number(performance.get("start")),
         final_score=_number(performance.get("end")),
     )
+
+
+def _margin_of_best_alone(run: Run, metric: str) -> float:
+    """Return half the width of the 90 % interval of the score of all together minus that of the best client alone.
+
+    The errors of a score from 0 to 1 on V validation samples have at most the variance p (1 - p) / V. Those of seeds
+    follow from the difference in each seed.
+    """
+    performance = run.performances.get(metric, {})
+    alone = performance.get("alone") or []
+    together = performance.get("together")
+    if not alone or together is None:
+        return 0.0
+    margin = 0.0
+    num_samples = (run.record.get("validation") or {}).get("rows")
+    if num_samples and is_fraction(performance["by"]):
+        deviation = math.sqrt(together * (1 - together) / num_samples)
+        margin = float(t_quantile(INTERVAL_LEVEL)) * deviation
+
+    if run.seeds > 1:
+        best = alone.index(max(alone))
+        of_seeds = [seed_run.performances[metric] for seed_run in run.runs]
+        differences = [of_seed["together"] - of_seed["alone"][best] for of_seed in of_seeds]
+        deviation = stdev(differences) / math.sqrt(run.seeds)
+        margin = math.hypot(margin, float(t_quantile(INTERVAL_LEVEL, run.seeds - 1)) * deviation)
+    return margin
 
 
 def seed_summary(run: Run, metrics: Iterable[str] | None = None) -> DataFrame:
