@@ -25,8 +25,8 @@ from flsv.metrics import (
     GradientShapley,
     SurrogateFederatedShapley,
 )
+from flsv.payment import write_report
 from flsv.personalization import Standalone
-from flsv.report import write_report
 from flsv.results import open_run, read_run
 from flsv.results.round_result import invalid_updates_in
 from helpers import refused, warns

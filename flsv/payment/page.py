@@ -1,0 +1,334 @@
+"""write_report: writes the report of a run, an HTML file without scripts.
+
+:func:`flsv.payment.for_one.for_one_client` says what the report for one participant has.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+from pandas import DataFrame, Series
+
+from flsv.core.artifacts import client_folders
+from flsv.payment.for_one import for_one_client
+from flsv.payment.html import (
+    Cell,
+    Table,
+    bar_cells,
+    table_of_clients,
+    table_of_texts,
+    write_page,
+)
+from flsv.payment.sections import (
+    bases_beside,
+    class_count_heatmap,
+    class_heatmaps,
+    guide_table,
+    logged,
+    notes_on_values,
+    packages,
+    sentences_on_intervals,
+)
+from flsv.payment.shares import (
+    Budget,
+    Shares,
+    findings,
+    fractions_moved_by_scores,
+    shares_file,
+    shares_of,
+)
+from flsv.results.basis import RETRAINED, Basis, preferred_basis
+from flsv.results.reading import Run, open_run
+from flsv.results.run_table import ESTIMATE
+from flsv.results.text import (
+    MESSAGES,
+    NO_NUMBER,
+    describe_change,
+    ends_of,
+    format_numbers,
+    highest_first,
+    percent,
+    performance,
+    titled,
+    with_intervals,
+)
+from flsv.results.verdict import Verdict
+from flsv.scores import OWN_SCORES
+from flsv.utilities.arguments import client_number
+from flsv.utilities.csv_files import NAN, save_table
+
+#: The column of bars, which has no title.
+_BARS = ""
+#: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
+MAX_CLIENTS_SHOWN = 30
+
+
+def write_report(
+    path: str | Path,
+    client: int | str | None = None,
+    out: str | Path | None = None,
+    budget: Budget | None = None,
+) -> Path:
+    """Write a run's report as an HTML page, on all clients or for one of them.
+
+    Args:
+        path: the run's folder, or that of a ``flsv repeat``. The run need not have ended.
+        client: the id or name of the client for whom the page is written. None: the page is for the operator of the
+            federation, on all clients.
+        out: the file to write, which ends with ``.html``. None: ``report.html`` in the run's folder or, for a client,
+            in its folder ``clients/<name>``.
+        budget: a budget to share out by the run's values. The page shows the amounts, unless the verdict on these
+            values forbids a payment.
+
+    Returns:
+        The page's path. With a budget, the report on all clients also writes its shares to ``shares.csv`` in the same
+        folder, or the verdict without shares. For ``out`` named ``name.html``, that file is ``name_shares.csv``.
+
+    Raises:
+        ConfigurationError: there is no such run or client, ``out`` is not an ``.html`` file, or there are no
+            values to share the budget out by. Nothing is written then.
+    """
+    run = open_run(path)
+    client_id = None
+    folder = run.folder
+    if client is not None:
+        client_id = client_number(client, run.client_names)
+        folder = run.folder / "clients" / client_folders(run.client_names)[client_id]
+    file = folder / "report.html" if out is None else Path(out)
+
+    if budget is None:
+        shares = None
+        basis = preferred_basis(run)
+        verdict = None if basis is None else basis.verdict()
+    else:
+        shares = shares_of(run, budget)
+        basis = shares.basis
+        verdict = shares.verdict
+    # Where the verdict forbids a payment, the page shows no shares.
+    shown_shares = shares
+    if shares is not None and shares.verdict.forbids_payment:
+        shown_shares = None
+    if client_id is None:
+        content = _for_all(run, basis, verdict, shown_shares)
+    else:
+        content = for_one_client(run, client_id, basis, verdict, shown_shares)
+    write_page(file, subtitle=_subtitle(run), **content)
+    if shares is not None and client_id is None:
+        save_table(shares_file(file), shares.csv_table())
+    return file
+
+
+def _subtitle(run: Run) -> str:
+    rounds = run.rounds_text
+    if not run.ended:
+        rounds += " (stopped)"
+    date, _, _time = run.record["started"].partition("T")
+    return f"{run.num_clients} partners, {rounds}, started {date}"
+
+
+def _for_all(
+    run: Run,
+    basis: Basis | None,
+    verdict: Verdict | None,
+    shares: Shares | None,
+) -> dict[str, Any]:
+    """Return the content of the page for the federation's operator, on all clients by name."""
+    values = Series(NAN, index=range(run.num_clients))
+    if basis is not None:
+        values = basis.estimates["value"]
+    clients = ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
+    names = list(map(run.label, clients))
+    client_findings = findings(run)
+
+    misses_value = bool(values.isna().any())
+    sentences: list[str | Table] = [MESSAGES["no_metric"]]
+    if basis is not None:
+        sentences = [
+            _values_table(basis, clients, names, shares, client_findings),
+            *notes_on_values(basis, shares, misses_value),
+            *_sentences_on_other_scores(run, basis),
+        ]
+    if len(clients) < run.num_clients:
+        sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
+    if any(client_findings):
+        sentences.append(MESSAGES["findings"])
+    if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
+        sentences.append(MESSAGES["steps"])
+    sentences += _sentences_on_performance(run, basis)
+    sentences += _sentences_on_missing_values(run, basis)
+    sentences.append(
+        "With other partners or other validation samples the values would be different."
+    )
+
+    others = bases_beside(run, basis)
+    other_values = {}
+    for other_basis in others:
+        other_values[other_basis.key] = with_intervals(other_basis.estimates.loc[clients], " to ")
+    has_dash = any(NO_NUMBER in cells for cells in other_values.values())
+    return {
+        "title": "Who contributed what",
+        "heading": f"Shares of {shares.title}" if shares else "What each contributed",
+        "verdict": verdict,
+        "front": sentences,
+        "appendix": {
+            "Who took part": [
+                _participation_table(run, clients, names),
+                class_count_heatmap(run, clients, names),
+            ],
+            "Other values": [
+                MESSAGES["other_values"] if other_values else "",
+                table_of_clients(names, other_values) if other_values else "",
+                *sentences_on_intervals(others),
+                MESSAGES["dash"] if has_dash else "",
+                *class_heatmaps(run, run.metrics, clients, names),
+            ],
+            "How to read the values": [guide_table(run, basis)],
+            "Settings": _settings_section(run, basis, clients),
+        },
+    }
+
+
+def _sentences_on_other_scores(run: Run, basis: Basis) -> list[str]:
+    """Return a sentence on the parts of a payment that other scores would give to others, none without any."""
+    parts = [
+        f"{percent(fraction)} by {titled(score)}"
+        for score, fraction in fractions_moved_by_scores(run, basis).items()
+    ]
+    if not parts:
+        return []
+    return [MESSAGES["other_scores"].format(", ".join(parts))]
+
+
+def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences on the model's performance, and on the samples it was evaluated on."""
+    sentences = []
+    performances = run.performances
+    if basis is not None and basis.key == RETRAINED and run.retrained is not None:
+        performances = run.retrained.performances
+    # The performance that the values distribute, or any if there are no values.
+    for change in performances.values():
+        if basis is None or change["by"] == basis.by:
+            sentences.append(f"The model's {describe_change(change)}.")
+            break
+
+    validation = run.record["validation"]
+    if validation:
+        num_samples = "" if validation["rows"] is None else f"{validation['rows']:,} "
+        sentences.append(
+            f"It was evaluated on {num_samples}validation samples, which no partner trained on: {validation['of']}."
+        )
+    return sentences
+
+
+def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences that say why metrics other than the page's have no values."""
+    if basis is not None and basis.key == RETRAINED:
+        return []  # the page shows retrained values instead of the metrics' values
+    sentences = []
+    reasons = dict(run.record.get("missing", {}))
+    for metric, record in run.performances.items():
+        if "why_no_values" in record:
+            reasons[metric] = record["why_no_values"]
+    for metric, reason in reasons.items():
+        is_told_by_verdict = basis is not None and metric == basis.key
+        if reason and not is_told_by_verdict:
+            sentences.append(f"There are no values by {metric}. {reason}")
+    return sentences
+
+
+def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
+    """Return a table of the clients' samples, rounds and scores of their own models."""
+    num_rounds = run.taken_part()
+    num_samples = run.record["samples"]
+    columns = {
+        "samples": [str(num_samples[client]) for client in clients],
+        "rounds": [f"{num_rounds[client]}\u00a0of\u00a0{run.rounds}" for client in clients],
+    }
+    metric_by_title = {"last weight": "weight"}
+    for score in OWN_SCORES:
+        metric_by_title[f"own {titled(score)}"] = score
+
+    for title, metric in metric_by_title.items():
+        if metric in run.measured:
+            values = run.estimates(metric)["value"]
+            columns[title] = format_numbers(values[clients])
+    return table_of_clients(names, columns)
+
+
+def _settings_section(
+    run: Run,
+    basis: Basis | None,
+    clients: Sequence[int],
+) -> list[str | Table | None]:
+    """Return settings, commands and some clients' hashes, by which a run and its values can be repeated."""
+    commands = []
+    config = run.folder / "config.yaml"
+    if config.is_file():
+        commands.append(f"To repeat the run: flsv fit --config {shlex.quote(str(config))}")
+    if basis is not None and basis.key == RETRAINED and run.retraining_options is not None:
+        folder = shlex.quote(str(run.folder))
+        command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
+        commands.append(f"To repeat the values: {command}")
+    hashes = run.record["hashes"]
+    owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
+    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
+
+    return [
+        *commands,
+        table_of_texts({**run.record["settings"], **packages(run), **logged(run)}),
+        MESSAGES["hashes"],
+        table_of_texts(shown_hashes),
+    ]
+
+
+def _values_table(
+    basis: Basis,
+    clients: Sequence[int],
+    names: Sequence[str],
+    shares: Shares | None,
+    client_findings: Sequence[str],
+) -> Table:
+    """Return the page's main table: values with bars, shares and amounts, and findings."""
+    estimates = basis.estimates.loc[clients]
+    has_all_clients = len(clients) == len(basis.values)
+    is_waterfall = has_all_clients and basis.adds_up
+    if is_waterfall:
+        bars = _waterfall_cells(basis, estimates)
+    else:
+        bars = bar_cells(estimates)
+    columns: dict[str, list[Any]] = {
+        "value": with_intervals(estimates, between=" to "),
+        _BARS: bars,
+    }
+    if shares is not None:
+        cells = [shares.cells(client) for client in clients]
+        columns["share"] = [share for share, _ in cells]
+        columns["amount"] = [amount for _, amount in cells]
+
+    if any(client_findings):
+        columns["finding"] = [client_findings[client] or NO_NUMBER for client in clients]
+    if not is_waterfall:
+        return table_of_clients(names, columns)
+
+    # A row before the clients' rows, and one after them. The bars have these already.
+    initial_score = performance(basis.by, basis.initial_score)
+    final_score = performance(basis.by, basis.final_score)
+    for column, texts in columns.items():
+        if column == "value":
+            columns[column] = [initial_score, *texts, final_score]
+        elif column != _BARS:
+            columns[column] = ["", *texts, ""]
+    return table_of_clients(["untrained model", *names, "model of all"], columns)
+
+
+def _waterfall_cells(basis: Basis, estimates: DataFrame) -> list[Cell]:
+    """Draw the score of the untrained model, a step for each client, and the score of the model of all."""
+    scores = DataFrame({"value": [basis.initial_score, basis.final_score]}, columns=ESTIMATE)
+    steps = pandas.concat([scores[:1], estimates, scores[1:]])
+    scores_after_steps = basis.initial_score + estimates["value"].cumsum()
+    bases = [0.0, *(scores_after_steps - estimates["value"]), 0.0]
+    return bar_cells(steps, bases)
