@@ -29,8 +29,8 @@ from flsv.cli.command import (
 )
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import runs_with_seeds
-from flsv.results.basis import preferred_basis
-from flsv.results.reading import SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.basis import preferred_basis, seed_summary
+from flsv.results.reading import SUMMARY_FILE, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
@@ -66,7 +66,7 @@ def repeat(
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
         )
-    summary = seed_summary(repetitions)
+    summary = seed_summary(open_run(out))
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
 
@@ -95,14 +95,13 @@ def _show(run: Run) -> None:
     basis = preferred_basis(run)
     assert basis is not None  # a repeat has a metric
     for metric in sorted(run.metrics, key=lambda name: name != basis.key):
-        summary = seed_summary(run.runs, [metric])
-        is_basis = metric == basis.key
-        estimates = basis.estimates if is_basis else run.estimates(metric)
+        summary = seed_summary(run, [metric])
+        estimates = summary.rename(columns={"mean": "value"})
         columns = {
             "mean": with_intervals(estimates),
             "std of runs": format_numbers(summary["std"]),
         }
-        if is_basis:
+        if metric == basis.key:
             columns |= share_column(basis)
 
         title = f"{metric}, mean of {run.seeds} runs"

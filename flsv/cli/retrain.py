@@ -46,14 +46,14 @@ from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
-from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
+from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining, seed_summary
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_config_of
-from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
-from flsv.scores.performance import CLASSIFICATION, Evaluators
+from flsv.scores.performance import CLASS_SCORES, CLASSIFICATION, Evaluators
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
@@ -155,7 +155,7 @@ def retrain(
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
-    summary = seed_summary(repetitions)
+    summary = seed_summary(open_run(out))
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
 
@@ -190,7 +190,8 @@ def _num_rounds(
 def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
     """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
     performances = {RETRAINED_METRIC: performance}
-    if performance not in CLASSIFICATION or game["evaluators"] == "clients":
+    is_of_classes = performance in (*CLASSIFICATION, *CLASS_SCORES)
+    if not is_of_classes or game["evaluators"] == "clients":
         return performances
     for name in CLASSIFICATION:
         if name != performance:

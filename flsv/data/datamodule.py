@@ -502,6 +502,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._division is None:
             return settings
         source = self.division.source
+        if source.val is not None or source.val_loaders is not None:
+            del settings["splits.server_val"]  # the server has data of its own
         if source.dictionary is not None:
             settings["dictionary"] = source.dictionary.hash
         draws = source.draws

@@ -22,11 +22,18 @@ from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.filters.base import LARGE, NOT_FINITE
 from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, model_settings, now, record_of
-from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
+from flsv.results.round_result import (
+    INVALID_UPDATES,
+    UNLIKE_RUN,
+    Event,
+    RoundResult,
+    Row,
+    RunResult,
+    Sink,
+)
 from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
@@ -478,7 +485,7 @@ def events_of(
         client = incident["client"]
         failure = incident["what"]
         num_updates = None
-        if failure in (NOT_FINITE, LARGE):
+        if failure in INVALID_UPDATES:
             num_updates = int(state.updates_received[client])
         # An incident also has the first and last round, and the number of times.
         events.append(Event(**incident, of=num_updates))

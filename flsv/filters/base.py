@@ -23,7 +23,9 @@ from flsv.utilities.host_copies import to_host
 
 # Names of failures of clients, as results show them.
 NOT_FINITE = "not_finite"
-LARGE = "large"
+LARGE_EXCLUDED = "large_excluded"
+#: The update was too large to be measured, but the aggregator has averaged it.
+LARGE_AVERAGED = "large_averaged"
 
 
 @dataclass(frozen=True)

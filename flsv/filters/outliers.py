@@ -10,15 +10,25 @@ import torch
 from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import LARGE, NOT_FINITE, Cohort, UpdateFilter
+from flsv.filters.base import (
+    LARGE_AVERAGED,
+    LARGE_EXCLUDED,
+    NOT_FINITE,
+    Cohort,
+    UpdateFilter,
+)
 from flsv.functional.outliers import MAX_Z_SCORE, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-NOT_MEASURED = (
-    "the update is aggregated, since exclude=True is not set, but not measured: this round does not count for the "
-    "client's value."
-)
+#: What becomes of a far too large update.
+CONSEQUENCES = {
+    LARGE_EXCLUDED: "excluded from the round.",
+    LARGE_AVERAGED: (
+        "the update is aggregated, since exclude=True is not set, but not measured: this round does not count for the "
+        "client's value."
+    ),
+}
 
 
 class OutlierFilter(UpdateFilter):
@@ -49,7 +59,7 @@ class OutlierFilter(UpdateFilter):
 
     failures: ClassVar = {
         NOT_FINITE: "returned a model with NaN or infinite entries",
-        LARGE: "sent an update far larger than the cohort's",
+        **dict.fromkeys(CONSEQUENCES, "sent an update far larger than the cohort's"),
     }
     may_change = True
     bounds = False
@@ -88,8 +98,8 @@ class OutlierFilter(UpdateFilter):
         unmeasured = ids[is_large & ~is_excluded].tolist()
         sentences = [
             *self._warnings_of_broken(cohort),
-            *self._warnings_of_large(cohort, excluded, "excluded from the round."),
-            *self._warnings_of_large(cohort, unmeasured, NOT_MEASURED, are_aggregated=True),
+            *self._warnings_of_large(cohort, excluded, LARGE_EXCLUDED),
+            *self._warnings_of_large(cohort, unmeasured, LARGE_AVERAGED),
         ]
         checked_cohort = replace(cohort, unmeasured=unmeasured)
         return checked_cohort.warn(*sentences).keep(~is_excluded)
@@ -122,24 +132,27 @@ class OutlierFilter(UpdateFilter):
         return [f"{description} in round {round_number}: excluded from the round. {self.hint()}"]
 
     def _warnings_of_large(
-        self, cohort: Cohort, outliers: list[int], consequence: str, are_aggregated: bool = False
+        self,
+        cohort: Cohort,
+        outliers: list[int],
+        failure: str,
     ) -> list[str]:
         if not outliers:
             return []
-        is_first = self.notices.is_first(LARGE, outliers)
+        is_first = self.notices.is_first(failure, outliers)
         norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
         nonzero_norms = cohort.norms[cohort.norms > 0]
         median = nonzero_norms.quantile(0.5).item()
         description = (
-            f"{self.notices.describe_failure(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
-            f"{median:.3g})"
+            f"{self.notices.describe_failure(failure, outliers)} in round {cohort.round_index + 1} "
+            f"(norm {sizes}; median {median:.3g})"
         )
-        if are_aggregated:
+        if failure == LARGE_AVERAGED:
             self._last_aggregated = description  # for the hint of a later round
         if not is_first:
             return []
-        return [f"{description}: {consequence}"]
+        return [f"{description}: {CONSEQUENCES[failure]}"]
 
     def hint(self) -> str:
         if self._last_aggregated:

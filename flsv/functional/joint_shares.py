@@ -126,9 +126,7 @@ def draw_values(
 
     value_draws = values.double().expand(draws, -1)
     for source in errors:
-        variances, directions = torch.linalg.eigh(source.covariance.double())
-        root = directions * variances.clamp_min(0).sqrt()  # root @ root.T is the covariance
-        noise = draw_normal(len(values)) @ root.T
+        noise = draw_normal(len(values)) @ _symmetric_root(source.covariance.double())
         if source.freedom is not None:
             # Student's t: normal noise over the root of a chi-squared number, divided by its degrees of freedom.
             squares = draw_normal(source.freedom).square()
@@ -136,6 +134,16 @@ def draw_values(
             noise = noise * (source.freedom / chi_squared).sqrt()
         value_draws = value_draws + noise
     return value_draws
+
+
+def _symmetric_root(covariance: Tensor) -> Tensor:
+    """Compute the symmetric matrix ``[n, n]`` whose square is the covariance.
+
+    It is unique, whereas a root by eigenvectors alone depends on their signs, and so on the machine.
+    """
+    variances, directions = torch.linalg.eigh(covariance)
+    deviations = variances.clamp_min(0).sqrt()
+    return (directions * deviations) @ directions.T
 
 
 def joint_intervals(

@@ -3,6 +3,7 @@
     flsv report lightning_logs/version_0
     flsv report lightning_logs/version_0 --budget 10000 --by value
     flsv report lightning_logs/version_0 --client 3 --out boston.html
+    flsv report lightning_logs/version_0 lightning_logs/version_1
 
 Writes one HTML file that needs no network. Its first page says how much each
 partner has contributed, and gives reasons against relying on it. The appendix
@@ -18,11 +19,16 @@ reservations, and it shows each partner's share and its amount in whole cents,
 with intervals, unless it advises against a payment. shares.csv beside the page
 has the same numbers and the verdict. Samples of several partners and outliers
 among updates are named beside the amounts, but reduce no amount.
+
+Several runs, or folders of flsv repeat, are compared: final scores, values and
+shares as differences from the first run, paired by seed, with intervals. The
+page and the table are compare.html and compare.csv in the first run's folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
@@ -48,22 +54,38 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     from flsv.results import open_run
     from flsv.results.terminal import print_lines
 
-    out_folder = options.run
+    run, *other_runs = options.run
+    out_folder = run
     if options.out is not None:
         out_folder = options.out.parent
     check_writable(out_folder)
 
+    if other_runs:
+        if options.client or options.budget is not None:
+            parser.error("--client and --budget are for the report of one run")
+        _compare(options.run, options.out or run / "compare.html")
+        return
     if options.budget is None:
-        page = write_report(options.run, options.client, out=options.out)
+        page = write_report(run, options.client, out=options.out)
         print(f"Report: {display_path(page)}")
         return
     budget = Budget(options.budget, **terms_by_name)
-    page = write_report(options.run, options.client, out=options.out, budget=budget)
+    page = write_report(run, options.client, out=options.out, budget=budget)
     files = [display_path(page)]
     if not options.client:
         shares = shares_file(page)
         files.append(display_path(shares))
     print(f"Report: {', '.join(files)}")
 
-    verdict = shares_of(open_run(options.run), budget).verdict
+    verdict = shares_of(open_run(run), budget).verdict
     print_lines(verdict.lines)
+
+
+def _compare(runs: Sequence[Path], page: Path) -> None:
+    from flsv.payment.compare import cells, compare_runs, write_comparison
+    from flsv.results.terminal import print_table
+
+    comparison = compare_runs(runs)
+    write_comparison(comparison, page)
+    print_table("Runs side by side", comparison["what"], cells(comparison), corner="")
+    print(f"Report: {display_path(page)}, {display_path(page.with_suffix('.csv'))}")

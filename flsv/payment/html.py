@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,11 @@ from flsv.results.text import (
     NO_NUMBER,
     format_number,
     format_rows,
-    percent,
-    titled,
     unbroken,
 )
+from flsv.utilities.atomic_files import replacing
 from flsv.utilities.display import shortened_name
+from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other.
 MAX_COLUMNS = 7
@@ -40,8 +41,6 @@ _templates = Environment(
 
 
 _templates.filters |= {
-    "titled": titled,
-    "percent": percent,
     "short": shortened_name,
     "unbroken": unbroken,
 }
@@ -87,11 +86,15 @@ class Table:
         return Cell(unbroken(cell).replace(" to ", "\u00a0to\u00a0"))
 
 
-def render(**content: Any) -> str:
-    """Return the report's HTML with this content, see ``templates/report.html``."""
-    without_basis: dict[str, Any] = {"values": None, "source": "", "missing": False, "moved": {}}
+def write_page(path: Path, **content: Any) -> None:
+    """Write a page with this content, see ``templates/report.html``."""
+    if path.suffix != ".html":
+        raise ConfigurationError(f"out={str(path)!r}: expected a file that ends with .html.")
     template = _templates.get_template("report.html")
-    return template.render({**without_basis, "messages": MESSAGES, **content})
+    html = template.render({"messages": MESSAGES, **content})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(html.encode())
 
 
 def table_of_clients(

@@ -16,7 +16,7 @@ from flsv.functional.joint_shares import joint_shares
 from flsv.payment.allocation import allocate
 from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
 from flsv.results.reading import Run
-from flsv.results.round_result import data_warnings_in, invalid_updates_in
+from flsv.results.round_result import INVALID_UPDATES, data_warnings_in
 from flsv.results.text import NO_NUMBER, joined, percent, shares_in
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
@@ -231,10 +231,9 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
     A text is "" if there are none. With ``for_one_client`` it neither names nor describes other clients.
     """
     texts: list[list[str]] = [[] for _ in range(run.num_clients)]
-    for client, (invalid_rounds, num_rounds) in invalid_updates_in(run.record["events"]).items():
-        texts[client].append(
-            f"not finite or far too large in {invalid_rounds} of {num_rounds} rounds"
-        )
+    for event in run.record["events"]:
+        if event.what in INVALID_UPDATES:
+            texts[event.client].append(INVALID_UPDATES[event.what].format(event.times, event.of))
 
     for data_warning in data_warnings_in(run.record["events"]):
         if data_warning.client is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
+import pandas
 import torch
 from pandas import DataFrame
 from torch import Tensor
@@ -17,7 +19,14 @@ from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values
-from flsv.results.text import MESSAGES, joined, nearest_to_retraining_first, titled
+from flsv.results.text import (
+    MESSAGES,
+    is_fraction,
+    joined,
+    nearest_to_retraining_first,
+    shares_in,
+    titled,
+)
 from flsv.results.verdict import (
     PaymentInputs,
     Verdict,
@@ -46,8 +55,11 @@ class Basis:
     key: str
     #: The values' name as the page shows it.
     title: str
-    #: A description of the runs that the values come from: coalitions, seeds and rounds.
+    #: A description of the runs that the values come from: coalitions, seeds, rounds and changed settings.
     origin: str
+    #: The same without seeds, from which the others' parts of the data can be derived, and without settings, which may
+    #: name other clients.
+    origin_for_one: str
     #: A row per client with its `value`, NaN without one, and the ends `low` and `high` of its interval over seeds and
     #: validation samples, or over seeds if it is not known how much values depend on the samples. For values of one
     #: seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the mean
@@ -83,6 +95,10 @@ class Basis:
         """
         inputs = replace(self.inputs, accepts_partners=accepts_partners)
         return verdict_of(inputs, rule)
+
+    def for_one_client(self) -> Basis:
+        """Return these values with a description that tells one client nothing about the others."""
+        return replace(self, origin=self.origin_for_one)
 
     @property
     def lines(self) -> list[str]:
@@ -169,13 +185,13 @@ def preferred_basis(run: Run) -> Basis | None:
     ]
     measured = [metric for metric in preferred if metric in run.measured]
     metrics = [*measured, *preferred]
-    return _basis_by_metric(run, metrics[0]) if metrics else None
+    return basis_by_metric(run, metrics[0]) if metrics else None
 
 
 def _basis_by_name(run: Run, name: str) -> Basis:
     if name == RETRAINED:
         return basis_by_retraining(run)
-    return _basis_by_metric(run, name)
+    return basis_by_metric(run, name)
 
 
 def _metrics_to_share_by(run: Run) -> list[str]:
@@ -190,7 +206,7 @@ def _metrics_to_share_by(run: Run) -> list[str]:
     return metrics
 
 
-def _basis_by_metric(run: Run, metric: str) -> Basis:
+def basis_by_metric(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over its repetitions."""
     metric_info = run.metric_info(metric)
     estimates = run.estimates(metric)
@@ -210,18 +226,72 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         of_rounds=run.record.get("of_rounds", ""),
         stopped_after="" if run.ended else run.rounds_text,
         evaluated_by_clients=metric_info.get("evaluators") == "clients",
+        margin=_margin_of_best_alone(run, metric),
         **recorded_inputs,
     )
     return Basis(
         metric,
         title,
-        origin=", ".join(_seeds_and_rounds(run)),
+        origin=_listed(_seeds(run), _rounds(run)),
+        origin_for_one=_rounds(run),
         estimates=_with_joint_intervals(estimates, errors),
         inputs=inputs,
         client_names=run.client_names,
         initial_score=_number(performance.get("start")),
         final_score=_number(performance.get("end")),
     )
+
+
+def _margin_of_best_alone(run: Run, metric: str) -> float:
+    """Return half the width of the 90 % interval of the score of all together minus that of the best client alone.
+
+    The errors of a score from 0 to 1 on V validation samples have at most the variance p (1 - p) / V. Those of seeds
+    follow from the difference in each seed.
+    """
+    performance = run.performances.get(metric, {})
+    alone = performance.get("alone") or []
+    together = performance.get("together")
+    if not alone or together is None:
+        return 0.0
+    margin = 0.0
+    num_samples = (run.record.get("validation") or {}).get("rows")
+    if num_samples and is_fraction(performance["by"]):
+        deviation = math.sqrt(together * (1 - together) / num_samples)
+        margin = float(t_quantile(INTERVAL_LEVEL)) * deviation
+
+    if run.seeds > 1:
+        best = alone.index(max(alone))
+        of_seeds = [seed_run.performances[metric] for seed_run in run.runs]
+        differences = [of_seed["together"] - of_seed["alone"][best] for of_seed in of_seeds]
+        deviation = stdev(differences) / math.sqrt(run.seeds)
+        margin = math.hypot(margin, float(t_quantile(INTERVAL_LEVEL, run.seeds - 1)) * deviation)
+    return margin
+
+
+def seed_summary(run: Run, metrics: Iterable[str] | None = None) -> DataFrame:
+    """Summarize the last values of a run's repetitions with different seeds, in a row per metric and client."""
+    summaries = []
+    for metric in metrics or run.metrics:
+        values = final_values(run.runs, metric)
+        basis = basis_by_metric(run, metric)
+        summary = DataFrame(
+            {
+                "metric": metric,
+                "client": values.columns,
+                "client_name": run.client_names,
+                "runs": values.count(),
+                "mean": basis.estimates["value"],
+                "std": values.std(),
+                "low": basis.estimates["low"],
+                "high": basis.estimates["high"],
+                "share": NAN,
+            }
+        )
+        only_ranks = run.performances.get(metric, {}).get("ranks_only")
+        if not basis.inputs.unsuitable and not only_ranks:
+            summary["share"] = shares_in(summary["mean"])
+        summaries.append(summary)
+    return pandas.concat(summaries, ignore_index=True)
 
 
 def _number(recorded: float | None) -> float:
@@ -285,10 +355,10 @@ def _values_by_sample(run: Run, metric: str) -> CaseValues | None:
 def basis_by_retraining(run: Run) -> Basis:
     """Return the values of the runs by which ``flsv retrain`` has trained a run's coalitions."""
     assert run.retrained is not None
-    basis = _basis_by_metric(run.retrained, RETRAINED_METRIC)
+    basis = basis_by_metric(run.retrained, RETRAINED_METRIC)
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trainings = performance.get("trainings") or ""
-    trained = MESSAGES["trainings"].get(trainings)
+    trained = MESSAGES["trainings"].get(trainings, "")
     event_inputs = inputs_of_events(run.record["events"], run.client_names)
     # A site may have sent in the repetitions what it did not send in the run.
     del event_inputs["incidents"]
@@ -298,31 +368,38 @@ def basis_by_retraining(run: Run) -> Basis:
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
-        origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
+        origin=_listed(trained, basis.origin, run.changed_settings),
+        origin_for_one=_listed(trained, basis.origin_for_one),
         inputs=replace(basis.inputs, **event_inputs),
     )
 
 
-def _seeds_and_rounds(run: Run) -> list[str]:
-    """Describe the seeds and rounds of a run or of several, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
+def _listed(*descriptions: str) -> str:
+    return ", ".join(filter(None, descriptions))
+
+
+def _seeds(run: Run) -> str:
+    """Describe the seeds of a run or of several, as in "seeds 0 and 1"."""
     seeds = []
     for one_run in run.runs:
         seed = one_run.record["settings"].get("federation_seed")
         if seed is not None:  # rounds that other frameworks ran have no seed
             seeds.append(int(seed))
-    descriptions = []
+    if not seeds:
+        return ""
     if len(seeds) == 1:
-        descriptions.append(f"seed {seeds[0]}")
-    elif seeds:
-        descriptions.append(f"seeds {joined(map(str, sorted(seeds)))}")
+        return f"seed {seeds[0]}"
+    return f"seeds {joined(map(str, sorted(seeds)))}"
 
+
+def _rounds(run: Run) -> str:
+    """Describe the rounds of a run or of several, as in "18 to 20 of 20 rounds"."""
     shortest_run = min(run.runs, key=lambda one_run: one_run.rounds)
     longest_run = max(run.runs, key=lambda one_run: one_run.rounds)
     rounds = longest_run.rounds_text
     if shortest_run.rounds < longest_run.rounds:
         rounds = f"{shortest_run.rounds} to {rounds}"
-    descriptions.append(rounds)
-    return descriptions
+    return rounds
 
 
 def read_case_values(folder: Path, metric: str) -> CaseValues | None:

@@ -98,8 +98,8 @@ class Curves:
             if row.column == "":
                 yield row.client, tag, row.value
                 if not math.isnan(row.low):
-                    yield row.client, f"{tag}/low", row.low
-                    yield row.client, f"{tag}/high", row.high
+                    yield row.client, f"{tag}/low_over_seeds", row.low
+                    yield row.client, f"{tag}/high_over_seeds", row.high
             elif row.metric in metrics_per_class:
                 class_part = _tag_part("class", int(row.column), self._class_names)
                 yield row.client, f"{tag}/{class_part}", row.value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import lightning as L
@@ -82,10 +84,17 @@ def find_contributions(run: Path) -> Path:
         raise ConfigurationError(
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
-    newest_first = sorted(folders_below, key=lambda path: path.stat().st_mtime, reverse=True)
+    newest_first = sorted(folders_below, key=_started, reverse=True)
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(newest_first)}. Name one."
     )
+
+
+def _started(run: Path) -> str:
+    """Return when a run began, in ISO format, or "" without a record of it."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads((run / RECORD).read_bytes())["started"])
+    return ""
 
 
 def repeated_folders(repeat: Path) -> list[Path]:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas
 import torch
 import yaml
 from pandas import DataFrame
@@ -35,8 +34,6 @@ from flsv.results.run_table import (
     select_rows,
     tidy,
 )
-from flsv.results.text import shares_in
-from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import client_label
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.over_seeds import mean_with_interval
@@ -204,7 +201,8 @@ def read_run(path: str | Path) -> DataFrame:
         A data frame with the columns ``round`` (from 0), ``metric`` (also ``"weight"``, ``"accuracy"``,
         ``"update_norm"`` and diagnostics such as ``"<metric>/stderr"``), ``client`` (its id), ``client_name``,
         ``class`` (the number of a class, or the name of another column, as text, or None for a client's overall value),
-        ``class_name``, ``value``, ``low`` and ``high`` (the ends of an overall value's interval, NaN if it has none).
+        ``class_name``, ``value``, ``low_over_seeds`` and ``high_over_seeds`` (the ends of an overall value's interval
+        over seeds alone, NaN if it has none).
 
     Raises:
         ConfigurationError: there is no run in the folder.
@@ -320,40 +318,6 @@ def _means_of_all(
     numbers = DataFrame(mappings, columns=list(names), dtype=float)
     means = numbers.mean(skipna=False).astype(object)
     return means.where(means.notna(), None).to_dict()
-
-
-def seed_summary(
-    runs: Sequence[Run],
-    metrics: Iterable[str] | None = None,
-) -> DataFrame:
-    """Summarize the last values of runs with different seeds, in a row per metric and client."""
-    run = runs[0]
-    if metrics is None:
-        metrics = run.metrics
-    summaries = []
-    for metric in metrics:
-        values = final_values(runs, metric)
-        estimates = mean_estimates(runs, metric)
-        summary = DataFrame(
-            {
-                "metric": metric,
-                "client": values.columns,
-                "client_name": run.client_names,
-                "runs": values.count(),
-                "mean": estimates["value"],
-                "std": values.std(),
-                "low": estimates["low"],
-                "high": estimates["high"],
-                "share": NAN,
-            }
-        )
-        performance = run.performances.get(metric, {})
-        only_ranks = performance.get("ranks_only")
-        to_pay_by = run.metric_info(metric).get("to_pay_by")
-        if to_pay_by and not only_ranks:
-            summary["share"] = shares_in(summary["mean"])
-        summaries.append(summary)
-    return pandas.concat(summaries, ignore_index=True)
 
 
 def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from flsv.functional.joint_shares import CaseValues
 
 #: Version of the layout of ``run.json``.
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 
 
 class Record(Sink):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flsv.results.text import MESSAGES
 from flsv.utilities.csv_files import NAN
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 #: The name of the mean loss of a client's training, which only loggers get.
 TRAIN_LOSS = "train_loss"
+#: Descriptions of invalid updates and of what became of them, by :attr:`Event.what`.
+INVALID_UPDATES: Mapping[str, str] = MESSAGES["invalid_updates"]
 #: :attr:`Event.what` of a data-quality warning about a client's table.
 DATA_WARNING = "data_warning"
 #: :attr:`Event.what` of an event that says how the training of coalitions differs from the run.
@@ -29,8 +32,8 @@ class Event:
 
     #: The client's id. None for an event that concerns all clients.
     client: int | None
-    #: The kind of invalid update that a filter found (`"not_finite"`, `"large"`), a description of the
-    #: incident, `"data_warning"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
+    #: The kind of invalid update that a filter found (`"not_finite"`, `"large_excluded"`, `"large_averaged"`), a
+    #: description of the incident, `"data_warning"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int
@@ -53,13 +56,14 @@ def invalid_updates_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """Return ``{client: (rounds with an invalid update, rounds with an update)}`` of the clients with invalid updates.
 
     Example:
-        >>> events = [Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)]
+        >>> large = Event(1, "large_averaged", 0, 3, times=2, of=4)
+        >>> events = [large, Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)]
         >>> invalid_updates_in(events)
         {1: (3, 4)}
     """
     counts: dict[int, tuple[int, int]] = {}
     for event in events:
-        if event.client is not None and event.what in ("not_finite", "large"):
+        if event.client is not None and event.what in INVALID_UPDATES:
             num_invalid_rounds, num_rounds = counts.get(event.client, (0, 0))
             num_rounds_of_event = event.of or 0  # those in which the client has sent an update
             counts[event.client] = (
@@ -73,7 +77,7 @@ def data_warnings_in(events: Iterable[Event]) -> list[Event]:
     """Return the data-quality warnings about the clients' tables.
 
     Example:
-        >>> events = [Event(3, "large", 0, 2), Event(1, "data_warning", 0, 0, text="9 of 80 occur more than once")]
+        >>> events = [Event(3, "not_finite", 0, 2), Event(1, "data_warning", 0, 0, text="9 of 80 occur more than once")]
         >>> [event.text for event in data_warnings_in(events)]
         ['9 of 80 occur more than once']
     """

@@ -374,7 +374,7 @@ def draw_metric(
     if isinstance(metric, ContributionMetric):
         options["intervals"] = metric.error_bars(value)
         if value.ndim == 1 and metric.intervals(value=value) is not None:
-            title += f", {INTERVAL_LEVEL:.0%} intervals"
+            title += f", {100 * INTERVAL_LEVEL:.0f} % intervals over seeds"
     if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
         options["limits"] = (metric.plot_lower_bound, metric.plot_upper_bound)
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: ``{column: type}``, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
-#: name of another column, as text, and "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
-#: value's interval, NaN if it has none.
+#: name of another column, as text, and "" for a client's overall value. ``low_over_seeds`` and ``high_over_seeds`` are
+#: the ends of an overall value's interval over seeds alone, NaN if it has none. The intervals of a finished run, which
+#: include the choice of validation samples where it is known, are those of :func:`flsv.results.preferred_basis`.
 SCHEMA = {
     "round": "int64",
     "metric": "str",
@@ -40,8 +41,8 @@ SCHEMA = {
     "value": "float64",
     "client_name": "str",
     "class_name": "str",
-    "low": "float64",
-    "high": "float64",
+    "low_over_seeds": "float64",
+    "high_over_seeds": "float64",
 }
 #: The columns in the order of ``flsv.read_run``.
 COLUMNS = (
@@ -52,8 +53,8 @@ COLUMNS = (
     "class",
     "class_name",
     "value",
-    "low",
-    "high",
+    "low_over_seeds",
+    "high_over_seeds",
 )
 
 #: The columns of estimates, which have a row per client.
@@ -84,8 +85,8 @@ def last_estimates(
 ) -> DataFrame:
     """Return each client's last value by a metric or ``column``, with its interval, in the columns :data:`ESTIMATE`."""
     rows = select_rows(table, metric, column).drop_duplicates("client", keep="last")
-    estimates = rows.set_index("client")[ESTIMATE]
-    return estimates.reindex(range(num_clients))
+    estimates = rows.set_index("client")[["value", "low_over_seeds", "high_over_seeds"]]
+    return estimates.set_axis(ESTIMATE, axis=1).reindex(range(num_clients))
 
 
 def tidy(table: DataFrame) -> DataFrame:
@@ -102,8 +103,8 @@ _CELLS: Mapping[str, Cell] = {
     "round": parse_int,
     "client": parse_int,
     "value": parse_float,
-    "low": number_or_nan,
-    "high": number_or_nan,
+    "low_over_seeds": number_or_nan,
+    "high_over_seeds": number_or_nan,
 }
 _HEADER = csv_text([list(SCHEMA)])
 

@@ -196,6 +196,13 @@ def describe_change(game: Mapping[str, Any]) -> str:
     return sentence
 
 
+def is_fraction(measure: str) -> bool:
+    """Return whether a performance measure goes from 0 to 1."""
+    name, _, _ = measure.removeprefix(CLIENTS_PREFIX).partition(" of ")
+    is_title = name in MESSAGES["titles"] and name != "negative_loss"
+    return name == "accuracy" or is_title
+
+
 def is_small_gain(measure: str, values: Iterable[float]) -> bool:
     """Return whether values add up to less than 0.15, for a score that goes from 0 to 1.
 
@@ -203,9 +210,7 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
         >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])
         (True, False)
     """
-    name, _, _ = measure.removeprefix(CLIENTS_PREFIX).partition(" of ")
-    is_title = name in MESSAGES["titles"] and name != "negative_loss"
-    if name != "accuracy" and not is_title:
+    if not is_fraction(measure):
         return False
     return math.fsum(filterfalse(math.isnan, values)) < SMALL_GAIN
 

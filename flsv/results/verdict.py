@@ -90,6 +90,8 @@ class PaymentInputs:
     #: The utility of the model of all together, and of each client alone.
     together: float = NAN
     alone: Sequence[float] = ()
+    #: By how much the utility of all must be above the best client's to be clearly higher.
+    margin: float = 0.0
     #: The model's accuracy, the fraction of the validation set's most frequent class, and the number of its samples.
     accuracy: float = NAN
     majority: float = NAN
@@ -191,7 +193,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "halves": has_values and inputs.halved,
         "scores": has_values and inputs.source == "scores" and not ranks_only,
         "partners": has_values and inputs.evaluated_by_clients and inputs.accepts_partners,
-        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together,
+        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together - inputs.margin,
         "small_gain": are_trained_values and has_gain and is_small_gain(inputs.by, inputs.values),
     }
     reasons = {}

@@ -80,8 +80,8 @@ def retrain(
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
-        ``low`` and ``high`` (the ends of the value's 90 % interval), and ``share`` (NaN if values from these coalitions
-        only allow a ranking).
+        ``low_over_seeds`` and ``high_over_seeds`` (the ends of the value's 90 % interval over seeds alone), and
+        ``share`` (NaN if values from these coalitions only allow a ranking).
 
     Raises:
         ConfigurationError: the trainer has been fitted or has no FederatedLoop, or an argument is out of range or does
@@ -143,8 +143,8 @@ def retrain(
             "client": range(data.num_clients),
             "client_name": data.client_names,
             "value": mean_values.tolist(),
-            "low": estimates.low.tolist(),
-            "high": estimates.high.tolist(),
+            "low_over_seeds": estimates.low.tolist(),
+            "high_over_seeds": estimates.high.tolist(),
             "share": shares,
         }
     )

@@ -273,9 +273,7 @@ def _disagreements(
         share_missing = column.missing / num_rows
         usual_share = usual_column.missing / num_usual_rows
         if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
-            text = (
-                f"{share_missing:.0%} of the values are missing, {usual_share:.0%} {usual_source}"
-            )
+            text = f"{100 * share_missing:.0f} % of the values are missing, {100 * usual_share:.0f} % {usual_source}"
             yield TableWarning(site, name, text)
         words = set(column.categories or ())
         new_words = words.difference(usual_column.categories or ())

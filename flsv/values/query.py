@@ -334,8 +334,8 @@ def values(
 
     Returns:
         Of one seed a row for each of the game's rounds and each client, with the columns ``round``, ``client``,
-        ``value``, ``low`` and ``high`` (both ends of the 90 % interval). Values by class have a column for each class
-        in the place of the last three. Of several seeds the means after the last round.
+        ``value``, ``low`` and ``high`` (both ends of the 90 % interval over seeds alone). Values by class have a column
+        for each class in the place of the last three. Of several seeds the means after the last round.
 
     Example:
         >>> models = {(): {-1: 0.25}, (0,): {0: 0.5}, (1,): {0: 0.5}, (0, 1): {0: 1.0}}

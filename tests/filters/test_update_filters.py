@@ -25,14 +25,16 @@ from flsv.metrics import (
     GradientShapley,
     SurrogateFederatedShapley,
 )
+from flsv.payment import write_report
 from flsv.personalization import Standalone
-from flsv.results import open_run
+from flsv.results import open_run, read_run
 from flsv.results.round_result import invalid_updates_in
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Diverges, Plain, network, sgd
+from helpers.pages import text_of_page
 
 
 class Huge(Attack):
@@ -72,7 +74,7 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
     (message,) = [text for text in messages if "update" in text or "NaN" in text]
     assert re.search("client 1 sent an update far larger.* in round 2 .*excluded from", message)
     (event,) = loop.events  # and nobody later
-    assert event.what == "large"
+    assert event.what == "large_excluded"
     assert event.client == 1
     assert event.times == 1
     faults_of_client_1 = (1, 4)  # one faulty update of four
@@ -109,11 +111,14 @@ METRICS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("aggregator", "factor"),
-    [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)],
+    ("aggregator", "factor", "kind"),
+    [
+        (GeometricMedian(), 100.0, "large_averaged"),
+        (ShapleyWeighted("ssv"), 1e30, "large_excluded"),
+    ],
     ids=["median", "by values"],
 )
-def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggregator, factor):
+def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggregator, factor, kind):
     metrics = {name: metric() for name, metric in METRICS.items()}
 
     loop = fit_with_faulty_updates(
@@ -127,7 +132,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggreg
     kinds_of_events = {event.what for event in loop.events}
     rounds_at_fault = {1: (4, 4)}  # client 1 in four of four
     assert loop.named == rounds_at_fault
-    assert kinds_of_events == {"large"}
+    assert kinds_of_events == {kind}
 
     (table,) = tmp_path.rglob("contributions.csv")
     run = open_run(table.parent)
@@ -168,6 +173,44 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
 
     assert of_client.get_group("m").tolist() == [0, 1, 2]
     assert of_client.get_group("weight").tolist() == [0, 1, 2, 3]
+
+
+AVERAGED = "updates far too large in 1 of 2 rounds: averaged into the model, but not measured"
+EXCLUDED = "updates far too large in 1 of 2 rounds, and excluded from these"
+NOT_FINITE = "updates not finite in 1 of 2 rounds, and excluded from these"
+
+
+@pytest.mark.parametrize(
+    ("filters", "size", "finding", "is_averaged"),
+    [
+        ([], 1e4, AVERAGED, True),
+        ([OutlierFilter(exclude=True)], 1e4, EXCLUDED, False),
+        ([], 1e10, EXCLUDED, False),  # it would drown the others
+        ([], math.nan, NOT_FINITE, False),
+    ],
+    ids=["default", "exclude", "drowning", "not finite"],
+)
+def test_page_says_of_an_invalid_update_what_became_of_it(
+    tmp_path, filters, size, finding, is_averaged
+):
+    loop = FederatedLoop(
+        metrics={"cgsv": CosineGradientShapley()},
+        uploads=[Huge(size)],
+        filters=filters or None,
+        seed=1,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=2)
+
+    weights = read_run(tmp_path).query("metric == 'weight' and client == 1")
+    page = text_of_page(write_report(tmp_path))
+    page_for_one = text_of_page(write_report(tmp_path, client=1))
+
+    assert (1 in weights["round"].to_list()) == is_averaged
+    for text in (page, page_for_one):
+        findings = {kind for kind in (AVERAGED, EXCLUDED, NOT_FINITE) if kind in text}
+        assert findings == {finding}
 
 
 def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tmp_path):
@@ -269,7 +312,11 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update():
     assert "3 of 4 clients returned" in line
     assert "earlier round: client 1 sent an update far larger" in line
     rounds_of_client_1 = {1: 1}
-    assert watch.notices.state_dict() == {"not_finite": {}, "large": rounds_of_client_1}
+    assert watch.notices.state_dict() == {
+        "not_finite": {},
+        "large_excluded": {},
+        "large_averaged": rounds_of_client_1,
+    }
 
 
 def make_diverging_module(*rounds_and_clients):

@@ -12,6 +12,7 @@ from flsv import allocate
 from flsv.functional.joint_shares import (
     ValueErrors,
     draw_values,
+    joint_intervals,
     joint_shares,
     shares_of_draws,
 )
@@ -129,3 +130,61 @@ def test_values_without_a_claim_have_no_intervals():
 
     assert intervals.low.isnan().all()
     assert intervals.without_gain == 1.0
+
+
+def make_correlated_errors() -> list[ValueErrors]:
+    generator = torch.Generator().manual_seed(0)
+    factor = 0.03 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
+    return [ValueErrors(factor @ factor.T), ValueErrors(0.0001 * torch.eye(5), freedom=4)]
+
+
+def turn_eigenvectors(monkeypatch, transform):
+    """Eigenvectors as another machine may return them."""
+    decompose = torch.linalg.eigh
+
+    def decompose_otherwise(matrix):
+        variances, directions = decompose(matrix)
+        return variances, directions @ transform.to(directions)
+
+    monkeypatch.setattr(torch.linalg, "eigh", decompose_otherwise)
+
+
+SIGNS = [[-1.0, 1.0, 1.0, -1.0, 1.0], [1.0, -1.0, -1.0, 1.0, -1.0]]
+FIVE_VALUES = torch.tensor([0.189, 0.214, 0.128, 0.104, 0.193], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+def test_intervals_of_shares_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch, signs):
+    errors = make_correlated_errors()
+    intervals = joint_shares(FIVE_VALUES, errors)
+
+    turn_eigenvectors(monkeypatch, torch.tensor(signs).diag())
+    intervals_of_another_machine = joint_shares(FIVE_VALUES, errors)
+
+    assert_close(intervals_of_another_machine.low, intervals.low, rtol=0, atol=1e-10)
+    assert_close(intervals_of_another_machine.high, intervals.high, rtol=0, atol=1e-10)
+    assert intervals_of_another_machine.moved == pytest.approx(intervals.moved, abs=1e-10)
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+def test_intervals_of_values_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch, signs):
+    errors = make_correlated_errors()
+    low, high = joint_intervals(FIVE_VALUES, errors)
+
+    turn_eigenvectors(monkeypatch, torch.tensor(signs).diag())
+    low_of_another_machine, high_of_another_machine = joint_intervals(FIVE_VALUES, errors)
+
+    assert_close(low_of_another_machine, low, rtol=0, atol=1e-10)
+    assert_close(high_of_another_machine, high, rtol=0, atol=1e-10)
+
+
+def test_draws_do_not_depend_on_the_basis_of_equal_eigenvalues(monkeypatch):
+    """Equal variances: any orthogonal matrix has eigenvectors."""
+    errors = make_independent_errors(0.01, num_clients=2)
+    values = torch.tensor([3.0, 1.0])
+    draws = draw_values(values, errors)
+
+    rotation = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    turn_eigenvectors(monkeypatch, rotation)
+
+    assert_close(draw_values(values, errors), draws, rtol=0, atol=1e-7)

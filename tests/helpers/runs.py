@@ -98,11 +98,11 @@ def make_run(
     return folder
 
 
-def make_fault_event(client, times, num_rounds):
-    """An event of ``run.json``: updates far too large."""
+def make_fault_event(client, times, num_rounds, what="large_averaged"):
+    """An event of ``run.json``: updates far too large, or another kind of invalid ones."""
     return {
         "client": client,
-        "what": "large",
+        "what": what,
         "first": 0,
         "last": times - 1,
         "times": times,
@@ -179,8 +179,8 @@ def add_intervals(folder, metric, half_width):
     path = folder / "contributions.csv"
     table = pandas.read_csv(path)
     is_of_metric = table["metric"] == metric
-    table.loc[is_of_metric, "low"] = table["value"] - half_width
-    table.loc[is_of_metric, "high"] = table["value"] + half_width
+    table.loc[is_of_metric, "low_over_seeds"] = table["value"] - half_width
+    table.loc[is_of_metric, "high_over_seeds"] = table["value"] + half_width
     table.to_csv(path, index=False)
     return folder
 

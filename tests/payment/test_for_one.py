@@ -1,19 +1,24 @@
 """What one participant's page has, and what nobody can work out from it."""
 
 import json
+import math
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from flsv.payment import Budget, write_report
+from flsv.results.folder import RUNS_SETTINGS
+from flsv.results.reading import CHANGED
 from flsv.results.rows import client_rows
 from flsv.results.run_table import CSV
 from flsv.results.text import NO_NUMBER
 from helpers.pages import text_of_page
-from helpers.retrained import add_retrained_runs
+from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import (
     NAMES,
+    add_intervals,
     change_record,
     make_fault_event,
     make_game,
@@ -96,7 +101,11 @@ def make_run_for_readers(
 
     # Narrow, so that the verdict, which the page shows, does not depend on them.
     values = [value for _client, value in sorted(last_values.items())]
-    add_retrained_runs(folder, values, seeds=[7, 8], half_width=0.01, majority=0.5)
+    seeds = [10 * seed, 10 * seed + 1]
+    add_retrained_runs(folder, values, seeds=seeds, half_width=0.01, majority=0.5)
+    changed = f"federation.sampler.clients [{seed}] instead of [{2 * seed}]"
+    settings_file = folder / "retrained" / RUNS_SETTINGS
+    settings_file.write_text(json.dumps({CHANGED: changed}))
     return {client: last_values[client] for client in others_ids}
 
 
@@ -178,6 +187,51 @@ def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(folder_of_fi
     assert "only if all participants but that one combine their pages" in text
 
 
+@pytest.mark.parametrize("hidden", ["seeds 10 and 11", "sampler.clients", "seed_1"])
+def test_report_for_one_client_has_neither_seeds_nor_settings_of_retraining(folder_of_five, hidden):
+    """From seeds, the others' parts of the data can be derived."""
+    page = write_report(folder_of_five, client=0).read_text()
+
+    assert hidden not in page
+    assert "Models were trained again for this: 3 of 4 rounds. The values are means over 2" in page
+    page_of_all = write_report(folder_of_five).read_text()
+    assert "seeds 10 and 11, 3 of 4 rounds, federation.sampler.clients [1]" in page_of_all
+
+
+@pytest.mark.parametrize("budget", [None, Budget(100.0)])
+def test_report_for_one_client_has_no_seeds_of_the_run(tmp_path, budget):
+    folder = make_game(tmp_path, {"sv": [0.3, 0.2, 0.1]})  # its seed is 77123
+
+    page = write_report(folder, client=0, budget=budget).read_text()
+
+    assert "77123" not in page
+    assert "77123" in write_report(folder).read_text()
+
+
+def test_report_for_one_client_does_not_name_the_coalition_without_a_score(tmp_path):
+    reason = "The coalitions [[1, 2]] come to no finite performance."
+    values = [math.nan] * 3
+    folder = make_trained(make_game(tmp_path, {"sv": values}), why_no_values=reason)
+
+    page = text_of_page(write_report(folder, client=0))
+
+    assert reason in text_of_page(write_report(folder))
+    assert "[1, 2]" not in page
+    assert "There are no values. The operator's page says why." in page
+
+
+def test_report_for_one_client_does_not_tell_what_part_of_a_payment_is_uncertain(tmp_path):
+    run = make_trained(make_game(tmp_path, {"sv": [0.2, 0.2, 0.2]}))
+    folder = add_intervals(run, "sv", 0.2)
+
+    page = text_of_page(write_report(folder, client=0))
+
+    (sentence,) = re.findall(r"The values are uncertain: .*", text_of_page(write_report(folder)))
+    (share_moved,) = re.findall(r"[\d.]+ % of a payment would", sentence)
+    assert "The values are uncertain" in page
+    assert share_moved not in page
+
+
 def test_report_for_one_client_has_no_numbers_of_all_before_the_end(folder_of_five):
     record = json.loads((folder_of_five / "run.json").read_text())
     del record["ended"]
@@ -240,8 +294,8 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
     page = text_of_page(write_report(folder, client="Graz"))
 
     assert (
-        "not finite or far too large in 1 of 2 rounds; samples: some are also samples of another participant"
-        in page
+        "updates far too large in 1 of 2 rounds: averaged into the model, but not measured; "
+        "samples: some are also samples of another participant" in page
     )
     assert "Lyon" not in page
     assert "Oslo" not in page

@@ -1,6 +1,7 @@
 """A run's folder: its record from the first round on, and what is read after the fact, whole, cut short, or none."""
 
 import json
+import os
 from pathlib import Path
 
 import lightning as L
@@ -11,8 +12,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.results import open_run
-from flsv.results.basis import basis_of
-from flsv.results.reading import seed_summary
+from flsv.results.basis import basis_of, seed_summary
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from helpers import refused
@@ -119,7 +119,7 @@ def test_listed_runs_of_other_rounds_or_data_are_refused(tmp_path, changes, diff
     [
         ("contributions.csv", "a,b\n1,2\n", "has the columns .a., .b.: expected round"),
         ("run.json", "{", "is not the record of a run"),
-        ("run.json", '{"version": 4}', "in format 4, and this flsv .* reads format 5"),
+        ("run.json", '{"version": 5}', "in format 5, and this flsv .* reads format 6"),
     ],
 )
 def test_run_folder_with_files_of_another_kind_is_refused(tmp_path, file, text, message):
@@ -217,7 +217,7 @@ def test_values_by_retraining_need_values_with_each_seed(tmp_path):
     assert basis.estimates.isna().all(axis=None)
     assert reason in basis.verdict().text
     assert run.retrained is not None
-    summary = seed_summary(run.retrained.runs)
+    summary = seed_summary(run.retrained)
     assert summary["runs"].tolist() == [2, 2, 2]
     assert summary["mean"].isna().all()
     assert summary["share"].isna().all()
@@ -227,3 +227,30 @@ def test_record_writes_nan_and_objects_as_json(tmp_path):
     write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
     read = json.loads((tmp_path / "run.json").read_text())
     assert read == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}
+
+
+@pytest.mark.parametrize("touched", ["version_0/run.json", "version_1/report.html", "version_1"])
+def test_runs_below_a_folder_are_listed_by_their_start_whatever_was_written_later(
+    tmp_path, touched
+):
+    """As by flsv report and flsv predict, which write into a run's folder."""
+    starts = {"version_0": "2026-01-01", "version_1": "2026-01-03", "version_2": "2026-01-02"}
+    for name, start in starts.items():
+        change_record(make_run(tmp_path / name), started=f"{start}T08:00:00+00:00")
+        os.utime(tmp_path / name, (1000, 1000))
+    (tmp_path / "version_0" / "clients").mkdir()
+    path = tmp_path / touched
+    path.touch()
+
+    newest_first = ["version_1", "version_2", "version_0"]
+    with refused(", ".join(str(tmp_path / name) for name in newest_first)):
+        open_run(tmp_path)
+
+
+def test_a_run_without_a_readable_record_is_listed_last(tmp_path):
+    for name in ("version_0", "version_1"):
+        make_run(tmp_path / name)
+    (tmp_path / "version_1" / "run.json").write_text("{")
+
+    with refused(f"{tmp_path / 'version_0'}, {tmp_path / 'version_1'}"):
+        open_run(tmp_path)

@@ -167,7 +167,7 @@ def test_outliers_are_reported_without_changing_amounts(tmp_path):
     amounts = read_share_column(suspicious, "amount")
     assert amounts == read_share_column(plain, "amount")
 
-    finding = "not finite or far too large in 1 of 2 rounds"
+    finding = "updates far too large in 1 of 2 rounds: averaged into the model, but not measured"
     findings = read_share_column(suspicious, "finding")
     assert findings == ["", "", finding]
     assert "finding" not in read_share_rows(plain)[0]

@@ -317,7 +317,7 @@ def test_picture_of_final_values_has_each_clients_interval():
     figure = draw_metric(metric, "value", values, round_index=4)
 
     (axis,) = figure.axes
-    assert axis.get_title() == "value, round 5, 90% intervals"
+    assert axis.get_title() == "value, round 5, 90 % intervals over seeds"
     (whiskers,) = axis.collections
     segments = whiskers.get_segments()
     expected_intervals = torch.stack(intervals, 1).tolist()

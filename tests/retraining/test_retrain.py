@@ -87,7 +87,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     os.close(descriptor)
     first_weights = set((tmp_path / "weights").read_text().split())
     assert len(first_weights) == 2  # one of each seed
-    assert (table["low"] < table["value"]).all()
+    assert (table["low_over_seeds"] < table["value"]).all()
     # The outputs of coalitions that are not trained are predicted.
     assert table["share"].sum() == pytest.approx(1)
 

@@ -57,7 +57,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
 
     assert "The server validates on the validation part of clinics, 1,000 samples." in printed
     assert "Rare: yes (" in printed
-    assert "creatinine Osaka 100% of the values are missing" in printed
+    assert "creatinine Osaka 100 % of the values are missing" in printed
 
     lines = Path("cards/columns.csv").read_text().splitlines()
     rows = {row["column"]: row for row in csv.DictReader(lines)}

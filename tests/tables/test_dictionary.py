@@ -188,7 +188,7 @@ def test_merged_dictionaries_of_sites_are_nearly_the_dictionary_of_one_process(
     capsys.readouterr()
     main(["data", "--merge", *dictionary_by_site, "--write=merged.yaml"])
 
-    assert "lab of Osaka: 100% of the values are missing" in capsys.readouterr().out
+    assert "lab of Osaka: 100 % of the values are missing" in capsys.readouterr().out
     inferred = Dictionary.from_file("Boston.yaml")
     assert "rare" not in inferred.columns["ward"].categories  # two rows
     merged = Dictionary.from_file("merged.yaml")
