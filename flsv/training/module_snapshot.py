@@ -90,6 +90,8 @@ class ModuleSnapshot:
         self.visited: set[int] = set()
         self._module = module
         self._addresses: set[int] | None = None
+        # Each (layer's attributes, its dictionaries and sets by name), since a client may assign new ones.
+        self._tables_of_layers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         # Dictionaries and sets of layers and parameters, with copies of them.
         self._tables: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
@@ -128,10 +130,13 @@ class ModuleSnapshot:
     def _add_tables(self, layer: nn.Module) -> int:
         """Record torch's own tables of a layer, and return how many hooks are in them."""
         num_hooks = 0
+        tables: dict[str, Any] = {}
+        self._tables_of_layers.append((vars(layer), tables))
         for name in _TABLES:
             table = vars(layer).get(name)
             # A scripted layer has some of them in its compiled code, where they never change.
             if isinstance(table, dict | set):
+                tables[name] = table
                 self._tables.append((table, table.copy()))
                 if name.endswith("_hooks"):
                     num_hooks += len(table)
@@ -215,6 +220,8 @@ class ModuleSnapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+        for attributes, tables in self._tables_of_layers:
+            attributes.update(tables)
         for table, original in self._tables:
             is_unchanged = list(table) == list(original)
             if is_unchanged and isinstance(table, dict):
