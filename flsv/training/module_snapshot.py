@@ -217,9 +217,7 @@ class ModuleSnapshot:
         buffers = {path: attributes.pop(path) for path in self.buffers}
         return {"buffers": buffers, "attributes": attributes, "structure": self.structure}
 
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+    def _restore_tables(self) -> None:
         for attributes, tables in self._tables_of_layers:
             attributes.update(tables)
         for table, original in self._tables:
@@ -229,6 +227,11 @@ class ModuleSnapshot:
             if not is_unchanged:
                 table.clear()
                 table.update(original)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+        self._restore_tables()
         for parameter, name, hooks in self._hooks:
             present = getattr(parameter, name, None)
             if present is not None:
