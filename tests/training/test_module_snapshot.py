@@ -54,7 +54,13 @@ class ReplacesHooks(Plain):
 def test_hooks_that_a_client_assigns_are_not_the_next_clients(tmp_path):
     numbers_of_hooks = []
 
-    fit(FederatedLoop(seed=1), tmp_path, ReplacesHooks(numbers_of_hooks.append), toy_data(), rounds=1)
+    fit(
+        FederatedLoop(seed=1),
+        tmp_path,
+        ReplacesHooks(numbers_of_hooks.append),
+        toy_data(),
+        rounds=1,
+    )
 
     assert len(numbers_of_hooks) > 2
     assert set(numbers_of_hooks) == {0}
