@@ -35,11 +35,18 @@ NUM_VALIDATION_SAMPLES = 60
 
 #: ``{argument: function of the round}``.
 Given = Mapping[str, Callable[[Round], Any]]
-#: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
-#: BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they are, by updates twice as
-#: long, or one of them without samples.
+#: What may be odd about prepared rounds: only the first client takes part, clients stand in reverse order, no client
+#: moves, or the module has BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they
+#: are, by updates twice as long, or one of them without samples.
 RoundKind = Literal[
-    "alone", "still", "normalized", "other statistics", "learning", "long", "no samples"
+    "alone",
+    "reversed",
+    "still",
+    "normalized",
+    "other statistics",
+    "learning",
+    "long",
+    "no samples",
 ]
 LEARNING_KINDS: tuple[RoundKind, ...] = ("learning", "long", "no samples")
 
@@ -176,6 +183,8 @@ class PreparedRounds:
             clients = LEARNERS
         if self._kind == "alone":
             clients = clients[:1]
+        if self._kind == "reversed":
+            clients = clients[::-1]
         initial_model = self.normal(self.space.size, key=("start", index))
         models = [
             initial_model + self._update_of(client, index, initial_model) for client in clients
@@ -189,7 +198,7 @@ class PreparedRounds:
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
-            losses=torch.tensor([1.0 + client for client in clients]),
+            losses=torch.tensor([(1.0 + client) / (1 + index) for client in clients]),
             num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[client] for client in clients],
             all_clients=self.clients,
