@@ -318,6 +318,7 @@ PACKAGES = (
     "flsv.attacks",
     "flsv.contrib",
     "flsv.data",
+    "flsv.tables",
     "flsv.filters",
     "flsv.metrics",
     "flsv.models",
@@ -325,6 +326,7 @@ PACKAGES = (
     "flsv.privacy",
     "flsv.sampling",
     "flsv.training.algorithms",
+    "flsv.uploads",
     "flsv.valuation",
 )
 
