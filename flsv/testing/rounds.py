@@ -190,6 +190,7 @@ class PreparedRounds:
             initial_model + self._update_of(client, index, initial_model) for client in clients
         ]
         self._exchange(index, clients, initial_model, models)
+        losses = [(1.0 + client) / (1 + index) for client in clients]  # clients and rounds differ
         samples = torch.tensor([self._num_samples(client) for client in clients])
         round = Round(
             round_index=index,
@@ -198,7 +199,7 @@ class PreparedRounds:
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
-            losses=torch.tensor([(1.0 + client) / (1 + index) for client in clients]),
+            losses=torch.tensor(losses),
             num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[client] for client in clients],
             all_clients=self.clients,

@@ -1,5 +1,6 @@
 """Callbacks of users' own, as a configuration names them."""
 
+import copy
 from pathlib import Path
 
 import lightning as L
@@ -43,4 +44,4 @@ class RemembersTheStart(L.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 0:
-            self.start = [parameter.detach().clone() for parameter in pl_module.parameters()]
+            self.initial_weights = copy.deepcopy(list(pl_module.parameters()))

@@ -8,17 +8,16 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from flsv.federation import FederatedLoop
 from helpers import warns
-from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.own_callbacks import OwnAverage, RemembersTheStart
 
 
 def copies_in_list(module):
-    return [parameter.detach().clone() for parameter in module.parameters()]
+    return copy.deepcopy(list(module.parameters()))
 
 
 def copies_by_name(module):
-    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    return copy.deepcopy(dict(module.named_parameters()))
 
 
 def copied_network(module):
@@ -31,7 +30,7 @@ def test_callback_that_averages_weights_of_clients_in_turn_is_named(copies_of, t
     average = OwnAverage(copies_of)
 
     with warns("OwnAverage changes weights of its own while a client trains.* one chain over all"):
-        fit(FederatedLoop(seed=1), tmp_path, data=toy_data(), rounds=1, callbacks=[average])
+        fit(FederatedLoop(seed=1), tmp_path, rounds=1, callbacks=[average])
 
 
 @pytest.mark.slow
@@ -42,7 +41,6 @@ def test_callback_without_an_average_is_not_named(make_callback, tmp_path):
         fit(
             FederatedLoop(seed=1),
             tmp_path,
-            data=toy_data(),
             rounds=1,
             callbacks=[make_callback()],
             logger=True,
