@@ -86,10 +86,10 @@ docs: ## the site, into site/; warnings are errors
 	touch $@
 
 lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
-	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
-	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
+	PYTHON=.venv-lowest/bin/python tools/every_command.sh .venv-lowest/runs
 	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_coalition_value.py \
-	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py
+	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py \
+	  tests/cli tests/compat tests/tables tests/vmap/test_batched.py
 
 conformance: ## values and errors against shapiq, dp-accounting and POT, in an environment of their own
 	rm -rf .venv-conformance

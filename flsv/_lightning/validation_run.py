@@ -17,7 +17,6 @@ import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
@@ -34,6 +33,7 @@ from flsv._lightning.patches import property_patch
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import kept_generators
+from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 _TRANSFER_HOOKS = (
     "on_before_batch_transfer",
@@ -47,6 +47,10 @@ _SHOWN_ATTRIBUTES = (
     "estimated_stepping_batches",
     "global_step",
     "is_last_batch",
+    "checkpoint_callback",
+    "checkpoint_callbacks",
+    "early_stopping_callback",
+    "early_stopping_callbacks",
 )
 
 
@@ -225,14 +229,15 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     trainer_copy: Any = copy.copy(trainer)
     _copy_strategy(trainer_copy, module)
     _copy_data(trainer_copy, trainer, module)
-    # The copy has its own logs and profiler, and no callbacks.
+    # The copy has its own logs and profiler, and no callbacks. Its loggers have the folders of the fit's loggers, where
+    # hooks may write: scoring puts files back.
     trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
     trainer_copy.callbacks = []
-    trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
+    trainer_copy.loggers = [silent_logger(*silent_arguments(logger)) for logger in trainer.loggers]
     trainer_copy.profiler = PassThroughProfiler()
     _copy_loops(trainer_copy)
 
-    # Hooks see the same loaders and numbers of steps as in the fit.
+    # Hooks see the same loaders, numbers of steps, and callbacks with folders as in the fit.
     getters = {name: partial(getattr, trainer, name) for name in _SHOWN_ATTRIBUTES}
     owner, name, patched_class = property_patch(trainer_copy, getters)
     setattr(owner, name, patched_class)

@@ -8,7 +8,9 @@ import math
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from itertools import chain
@@ -47,6 +49,11 @@ CONFIG_HELP = (
 )
 
 
+# Lightning's Timer has a member of an enumeration as default of an argument that is a text.
+yaml.SafeDumper.add_multi_representer(
+    Enum, lambda dumper, member: dumper.represent_data(member.value)
+)
+
 #: Options of ``Trainer.fit``, which a run's ``config.yaml`` has, and ``flsv repeat`` has not.
 _FIT_OPTIONS = ("ckpt_path", "weights_only")
 
@@ -70,7 +77,7 @@ class ConfigFile(ActionConfigFile):
             values = str(path)
             text = path.read_text("utf-8")
         config = get_loader("yaml")(text)
-        sections = _without_unset_fit_options(parser, with_sections_of_flsv(config))
+        sections = _without_fit_options(parser, with_sections_of_flsv(config))
         if sections != config:
             # JSON is YAML, and has quotes around texts that look like numbers.
             values = json.dumps(sections)
@@ -85,14 +92,14 @@ class ConfigFile(ActionConfigFile):
             cfg[_METRICS] = {**earlier_metrics, **metrics}
 
 
-def _without_unset_fit_options(parser: Any, config: Any) -> Any:
-    """Return a configuration without the options of a fit that are null, where a command has no such options."""
+def _without_fit_options(parser: Any, config: Any) -> Any:
+    """Return a configuration without the options of a fit, such as the checkpoint from which the fit was resumed, where
+    a command has no such options.
+    """
     if not isinstance(config, dict):
         return config
     known_names = {action.dest for action in parser._actions}
-    removed = [
-        name for name in _FIT_OPTIONS if name not in known_names and config.get(name) is None
-    ]
+    removed = [name for name in _FIT_OPTIONS if name not in known_names]
     return {name: section for name, section in config.items() if name not in removed}
 
 
@@ -286,6 +293,13 @@ class FitParser(OptionParser, LightningArgumentParser):
                 group.title = title
         self._action_groups = [*chain.from_iterable(groups_by_section.values())]
         return super().format_help(*arguments)
+
+    def dump(self, *arguments: Any, **options: Any) -> str:
+        """Write a value whose class jsonargparse cannot write, such as a device, as its text alone."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"\s*Unable to serialize instance")
+            text = super().dump(*arguments, **options)
+        return re.sub(r"Unable\s+to\s+serialize\s+instance\s+", "", text)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if "correspond to a subclass" in message:

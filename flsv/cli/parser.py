@@ -69,6 +69,7 @@ from flsv.utilities.atomic_files import (
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.plugins import installed
 from flsv.utilities.seeding import kept_global_seed
+from flsv.utilities.silent_logger import SilentLogger
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.
 PARTS: dict[str, type] = {
@@ -226,6 +227,9 @@ class FederatedCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
+        for logger in trainer.loggers:
+            if isinstance(logger, SilentLogger):
+                logger.redirect(trainer.default_root_dir)
         # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.prediction_writer = WritePredictions()

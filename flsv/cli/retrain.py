@@ -127,7 +127,7 @@ def retrain(
     }
     performances = _performances(performance, game)
     _set_metrics(config, cli.loop, game, performances)
-    _set_callbacks(
+    add_same_run(
         config,
         run,
         seed,
@@ -216,10 +216,11 @@ def _set_metrics(
     federation["metrics"] = metrics
     federation["evaluation"] = {**federation["evaluation"], "every": 0}
     federation["reporting"] = {"figures": 0, "table": False}
-    config["trainer"]["logger"] = False
+    # Without a logger, Lightning refuses callbacks such as LearningRateMonitor.
+    config["trainer"]["logger"] = {"class_path": "flsv.utilities.silent_logger.SilentLogger"}
 
 
-def _set_callbacks(
+def add_same_run(
     config: dict[str, Any],
     run: Path,
     seed: int,
@@ -237,7 +238,11 @@ def _set_callbacks(
     trainer = config["trainer"]
     trainer["max_time"] = None
     repetition = {"class_path": "flsv.cli.same_run.SameRun", "init_args": arguments}
-    trainer["callbacks"] = [*(trainer["callbacks"] or []), repetition]
+    callbacks = trainer["callbacks"] or []
+    is_one_without_list = isinstance(callbacks, Mapping)
+    if is_one_without_list:
+        callbacks = [callbacks]
+    trainer["callbacks"] = [*callbacks, repetition]
 
 
 def checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:

@@ -28,6 +28,8 @@ from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn
 SAVED_SECTIONS = ("seed_everything", *SECTIONS)
 #: Columns of the list of finished runs: a run's name, and its folder.
 RUN_LIST_COLUMNS = ("run", "folder")
+#: Pattern of the names of checkpoints from which a stopped run goes on.
+LAST_CHECKPOINTS = "last*.ckpt"
 
 
 def runs_with_seeds(
@@ -71,9 +73,12 @@ def runs_with_seeds(
 
 
 def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the folder below ``out`` of each finished run. Runs of other settings are refused."""
+    """Return the folder below ``out`` of each finished run. Runs of other settings are refused, unless all have failed
+    before their first checkpoint.
+    """
     path = out / RUNS_SETTINGS
-    if not path.is_file():
+    has_checkpoints = any(out.rglob(LAST_CHECKPOINTS))
+    if not (path.is_file() and (has_checkpoints or _listed_folders(out))):
         out.mkdir(parents=True, exist_ok=True)
         save_csv(out / RUNS, [RUN_LIST_COLUMNS])
         write_json(path, settings)
@@ -88,7 +93,12 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
             "the folder away, or choose another folder."
         )
     warn_of_versions(str(out), stored_package_versions(stored_settings))
-    return {row["run"]: row["folder"] for row in read_rows(out / RUNS, {"run": str, "folder": str})}
+    return _listed_folders(out)
+
+
+def _listed_folders(out: Path) -> dict[str, str]:
+    rows = read_rows(out / RUNS, {"run": str, "folder": str})
+    return {row["run"]: row["folder"] for row in rows}
 
 
 def _fit(
@@ -105,7 +115,7 @@ def _fit(
         *QUIET_FIT_ARGUMENTS,
         f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
     ]
-    checkpoint = max(folder.rglob("last*.ckpt"), key=modified, default=None)
+    checkpoint = max(folder.rglob(LAST_CHECKPOINTS), key=modified, default=None)
     if resumes and checkpoint is not None:
         options.append(f"--ckpt_path={checkpoint}")
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)

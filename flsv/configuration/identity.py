@@ -61,8 +61,10 @@ class Identity:
         differences = []
         all_settings = {**reference.settings, **self.settings}
         for name in all_settings:
-            value = self.settings.get(name, "None")
-            reference_value = reference.settings.get(name, "None")
+            # A configuration may name a class without arguments with or without an empty `init_args`.
+            default = "{}" if name.endswith(".init_args") else "None"
+            value = self.settings.get(name, default)
+            reference_value = reference.settings.get(name, default)
             if value != reference_value:
                 differences.append(f"{name} {template.format(value, reference_value)}")
         return differences

@@ -249,7 +249,8 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     num_irrelevant = int((~is_relevant).sum())
 
     # The Mann-Whitney statistic, from the ranks of the relevant pairs. Tied scores get the mean of their ranks.
-    ranks = torch.from_numpy(rankdata(scores.cpu()))
+    # SciPy 1.18 returns ranks in the type of the scores, and float32 is too coarse for their sum.
+    ranks = torch.from_numpy(rankdata(scores.double().cpu()))
     rank_sum = ranks[is_relevant.cpu()].sum()
     lowest_sum = num_relevant * (num_relevant + 1) / 2
     num_pairs = num_relevant * num_irrelevant

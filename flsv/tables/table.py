@@ -303,7 +303,8 @@ def _with_points(texts: pd.Series, file_format: FileFormat, unit: str) -> pd.Ser
 def dates_of(column: pd.Series, file_format: FileFormat) -> pd.Series:
     """Return a column as dates in UTC, with NaT for what is not a date in the file's format."""
     if not is_datetime64_any_dtype(column):
-        column = texts_of(column)
+        # Before pandas 3, dates of a categorical may be a categorical, which cannot be subtracted.
+        column = texts_of(column).astype(object)
     return pd.to_datetime(column, format=file_format.date_format, errors="coerce", utc=True)
 
 

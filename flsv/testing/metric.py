@@ -225,6 +225,28 @@ def resumes(case: MetricCase) -> None:
     fits.expect_same(results_of(metric_after_all), case.results())
 
 
+def merges(case: MetricCase) -> None:
+    """Check that two halves of the rounds are all rounds once their states are merged, as by forward, which needs it,
+    too. Reduce each state from two, the later second, such as by latest, or set full_state_update = True."""
+    can_merge = hasattr(case.part, "merge_state")  # torchmetrics 1.5
+    if case.part.full_state_update or not can_merge:
+        return
+    metric = case.updated(ROUND_INDICES[HALF:-1])
+    metric.merge_state(case.updated_by_half())
+    case.updated(ROUND_INDICES[-1:], metric)  # intervals are of the last update
+    fits.expect_same(results_of(metric), case.results(), rtol=1e-4)
+
+
+def places_do_not_count(case: MetricCase) -> None:
+    """Check that values stay the same if the clients of a round have another order. Index by client_ids."""
+    values = case.results()["value"]
+    values_of_reversed = case.results("reversed")["value"]
+    ensure(
+        equal(values_of_reversed, values, rtol=1e-4),
+        f"{values_of_reversed.tolist()} in reverse order instead of {values.tolist()}",
+    )
+
+
 def equal_clients_are_equal(case: MetricCase) -> None:
     """Check that clients with the same samples and updates have the same value, and that one more client, who never
     takes part, changes none. Do not use a client's number, its position in the cohort, or num_clients."""
@@ -311,8 +333,9 @@ def checks_of_claims(metric: ContributionMetric) -> list[Check]:
 
 _OF_CONTRIBUTIONS: Sequence[Check] = (
     one_row_per_client,
+    places_do_not_count,
     odd_rounds_have_values,
     buffers_do_not_count,
 )
-_OF_ALL: Sequence[Check] = (inputs_stay, resumes)
+_OF_ALL: Sequence[Check] = (inputs_stay, resumes, merges)
 MetricCase.checks = (*_OF_CONTRIBUTIONS, *_OF_ALL)

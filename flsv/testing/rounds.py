@@ -35,11 +35,18 @@ NUM_VALIDATION_SAMPLES = 60
 
 #: ``{argument: function of the round}``.
 Given = Mapping[str, Callable[[Round], Any]]
-#: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
-#: BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they are, by updates twice as
-#: long, or one of them without samples.
+#: What may be odd about prepared rounds: only the first client takes part, clients stand in reverse order, no client
+#: moves, or the module has BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they
+#: are, by updates twice as long, or one of them without samples.
 RoundKind = Literal[
-    "alone", "still", "normalized", "other statistics", "learning", "long", "no samples"
+    "alone",
+    "reversed",
+    "still",
+    "normalized",
+    "other statistics",
+    "learning",
+    "long",
+    "no samples",
 ]
 LEARNING_KINDS: tuple[RoundKind, ...] = ("learning", "long", "no samples")
 
@@ -186,6 +193,7 @@ class PreparedRounds:
         ]
         self._exchange(index, clients, initial_model, models)
         sample_counts = [self._num_samples(client) for client in clients]
+        losses = [(1.0 + client) / (1 + index) for client in clients]  # clients and rounds differ
         return Round(
             round_index=index,
             client_ids=torch.tensor(clients),
@@ -193,7 +201,7 @@ class PreparedRounds:
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
-            losses=torch.tensor([1.0 + client for client in clients]),
+            losses=torch.tensor(losses),
             num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[client] for client in clients],
             all_clients=self.clients,
@@ -206,7 +214,11 @@ class PreparedRounds:
 
     def _cohort(self, index: int) -> Sequence[int]:
         clients = LEARNERS if self._learns else self.cohorts[index]
-        return clients[:1] if self._kind == "alone" else clients
+        if self._kind == "alone":
+            return clients[:1]
+        if self._kind == "reversed":
+            return clients[::-1]
+        return clients
 
     def _update_of(self, client: int, round_index: int, initial_model: Tensor) -> Tensor:
         """Return a client's update ``[P]``: trained, or random numbers that the kind of federation changes."""

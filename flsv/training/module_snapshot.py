@@ -90,6 +90,8 @@ class ModuleSnapshot:
         self.visited: set[int] = set()
         self._module = module
         self._addresses: set[int] | None = None
+        # Each (layer's attributes, its dictionaries and sets by name), since a client may assign new ones.
+        self._tables_of_layers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         # Dictionaries and sets of layers and parameters, with copies of them.
         self._tables: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
@@ -128,10 +130,13 @@ class ModuleSnapshot:
     def _add_tables(self, layer: nn.Module) -> int:
         """Record torch's own tables of a layer, and return how many hooks are in them."""
         num_hooks = 0
+        tables: dict[str, Any] = {}
+        self._tables_of_layers.append((vars(layer), tables))
         for name in _TABLES:
             table = vars(layer).get(name)
             # A scripted layer has some of them in its compiled code, where they never change.
             if isinstance(table, dict | set):
+                tables[name] = table
                 self._tables.append((table, table.copy()))
                 if name.endswith("_hooks"):
                     num_hooks += len(table)
@@ -212,9 +217,9 @@ class ModuleSnapshot:
         buffers = {path: attributes.pop(path) for path in self.buffers}
         return {"buffers": buffers, "attributes": attributes, "structure": self.structure}
 
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+    def _restore_tables(self) -> None:
+        for attributes, tables in self._tables_of_layers:
+            attributes.update(tables)
         for table, original in self._tables:
             is_unchanged = list(table) == list(original)
             if is_unchanged and isinstance(table, dict):
@@ -222,6 +227,11 @@ class ModuleSnapshot:
             if not is_unchanged:
                 table.clear()
                 table.update(original)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+        self._restore_tables()
         for parameter, name, hooks in self._hooks:
             present = getattr(parameter, name, None)
             if present is not None:

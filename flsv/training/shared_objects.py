@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
+from flsv._lightning.patches import callbacks_of
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import find_optimizers
 from flsv.utilities.errors import listed
-from flsv.utilities.pickles import pickled
+from flsv.utilities.pickles import Pickled, pickled
 from flsv.utilities.plain_values import digest
 from flsv.utilities.reachable import GENERATORS, LIBRARIES, package_of
 
@@ -37,6 +39,8 @@ SHARED_TYPES = (
     SimpleNamespace,
     torch.jit.ScriptModule,  # its tensors are the module's
 )
+#: Digest and number of bytes of a tensor's memory.
+Memory = tuple[bytes, int]
 
 
 class SharedObjectCheck:
@@ -60,6 +64,18 @@ class SharedObjectCheck:
         for tensor in (*self._module.parameters(), *self._module.buffers()):
             self._swapped_ids.add(id(tensor))
         self._initial_contents = self._contents()
+        self._callbacks = [
+            callback
+            for callback in callbacks_of(trainer)
+            if package_of(type(callback)) not in LIBRARIES
+        ]
+        self._initial_weights: list[Memory] = []
+        self._initial_memory: set[Memory] = set()
+        if self._callbacks:
+            self._initial_weights = _memory_of([w.detach() for w in self._module.parameters()])
+            self._initial_memory.update(self._initial_weights)
+            for callback in self._callbacks:
+                self._initial_memory.update(_memory_of(vars(callback), self._swapped_ids))
 
     def warn_of_changes(self) -> None:
         """Warn of the objects that the local training has changed."""
@@ -75,6 +91,26 @@ class SharedObjectCheck:
                 "process. Keep it in an attribute that holds numbers, tensors, layers or collections of these. To "
                 "share it on purpose, keep it in a types.SimpleNamespace."
             )
+
+        self._warn_of_averages()
+
+    def _warn_of_averages(self) -> None:
+        """Warn of callbacks that have got copies of all weights which are not the initial ones, such as an average."""
+        sizes = Counter(size for _, size in self._initial_weights)
+        for callback in self._callbacks:
+            new_sizes = Counter[int]()
+            for memory in _memory_of(vars(callback), self._swapped_ids):
+                if memory not in self._initial_memory:
+                    _, size = memory
+                    new_sizes[size] += 1
+            if sizes <= new_sizes:
+                name = type(callback).__name__
+                rank_zero_warn(
+                    f"flsv: {name} changes weights of its own while a client trains, such as an average. They are one "
+                    "chain over all clients, in the order in which they train, and clients' values score the models "
+                    "without them. To average global models, use Lightning's EMAWeightAveraging in place of "
+                    f"{name}, or change the weights in on_train_epoch_end, once a round."
+                )
 
     def _contents(self) -> dict[str, Any]:
         """Return the contents of everything that is not swapped between clients, by path."""
@@ -101,13 +137,25 @@ def _values_of_class(kind: type) -> dict[str, Any]:
 
 def _content_of(value: Any, swapped_ids: Collection[int]) -> Any:
     """Return a digest of an object without what is swapped or shared in it. None if it cannot be pickled."""
+    pickled_value = _pickled_without(value, swapped_ids)
+    if pickled_value is None:
+        return None
+    shared_ids = list(map(id, pickled_value.shared))
+    return pickled_value.bytes, digest(pickled_value.storages), shared_ids
+
+
+def _memory_of(value: Any, swapped_ids: Collection[int] = ()) -> list[Memory]:
+    """Return the memory of each tensor in an object. Nothing if the object cannot be pickled."""
+    pickled_value = _pickled_without(value, swapped_ids)
+    if pickled_value is None:
+        return []
+    return [(digest([storage]), storage.numel()) for storage in pickled_value.storages]
+
+
+def _pickled_without(value: Any, swapped_ids: Collection[int]) -> Pickled | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # iterators warn that their pickling is deprecated
         try:
-            pickled_value = pickled(
-                value, shared_ids=swapped_ids, shared_types=(*SHARED_TYPES, *GENERATORS)
-            )
+            return pickled(value, shared_ids=swapped_ids, shared_types=(*SHARED_TYPES, *GENERATORS))
         except Exception:  # whatever an object's own code raises
             return None
-    shared_ids = list(map(id, pickled_value.shared))
-    return pickled_value.bytes, digest(pickled_value.storages), shared_ids

@@ -1,7 +1,8 @@
-"""SilentLogger: what a copy of a run has in place of a logger."""
+"""SilentLogger: what a copy of a run, and a run of ``flsv retrain``, have in place of a logger."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -14,6 +15,7 @@ _FOLDERS_OF_LOGGERS = (
     "root_dir",
     "log_dir",
 )
+_NO_FOLDERS = dict.fromkeys(_FOLDERS_OF_LOGGERS)
 
 
 def _setting(name: str) -> Any:
@@ -24,11 +26,12 @@ class SilentLogger(Logger):
     """Logger that logs nothing, beside the class of a logger in whose place it is.
 
     Args:
-        settings: what the logger says of itself, such as its name and its folder, by the names of its properties.
+        settings: what the logger says of itself, such as its name and its folder, by the names of its properties. None:
+            its folders are those that :meth:`redirect` sets, without a folder of a name or a version in them.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
+    def __init__(self, settings: dict[str, Any] | None = None) -> None:
+        self._settings = settings or {"name": "", "version": "", **_NO_FOLDERS}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -93,10 +96,13 @@ def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
 
 def silent_logger(kind: type, settings: dict[str, Any]) -> Any:
     """Return a logger of the class ``kind`` that logs nothing."""
+    return _silent_class(kind)(settings)
+
+
+@cache
+def _silent_class(kind: type) -> Any:
+    if issubclass(kind, SilentLogger):
+        return kind
     # A name of its own: command lines find classes by their names.
-    silent_kind: Any = type(
-        f"Silent{kind.__name__}",
-        (SilentLogger, kind),
-        {"__module__": __name__},
-    )
-    return silent_kind(settings)
+    name = f"Silent{kind.__name__}"
+    return type(name, (SilentLogger, kind), {"__module__": __name__})

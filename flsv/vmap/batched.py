@@ -8,7 +8,6 @@ batched kernels sum in another order.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -188,12 +187,13 @@ class StackedOptimizer:
         self._names_by_group = names_by_group  # of the parameters to train
         self._num_active = len(next(iter(stacked.values())))
         self._views = self._views_of_first(self._num_active)
-        self._optimizer = copy.copy(template)
-        self._optimizer.state = defaultdict(dict)
-        self._optimizer.param_groups = []
+        groups = []
         for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
-            self._optimizer.param_groups.append({**group, "params": views})
+            groups.append({**group, "params": views})
+        # The groups have all options. The constructor also makes the state with which Adagrad begins.
+        kind: Any = type(template)
+        self._optimizer = kind(groups)
 
     @torch.no_grad()
     def step(self, num_active: int, gradients: State) -> None:

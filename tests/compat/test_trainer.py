@@ -170,6 +170,10 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, 
     )
 
 
+@pytest.mark.skipif(
+    not hasattr(cb, "WeightAveraging"),
+    reason="Lightning's ThroughputMonitor before 2.6 fails at a last batch with fewer samples",
+)
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("loop_is_first", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(

@@ -2,11 +2,13 @@
 
 import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
@@ -232,3 +234,48 @@ def test_module_that_cannot_validate_untrained_is_refused_with_what_was_done(tmp
     message = "value.*copy of the untrained Bank is validated.*ValueError: Embedding store is empty"
     with refused(message):
         fit(loop, tmp_path, Bank(), toy_data(server_val=0.2))
+
+
+class SavesItsBias(Plain):
+    """Saves its last bias after each validation, into a folder that its Trainer names."""
+
+    def __init__(self, folder_of):
+        super().__init__()
+        self.folder_of = folder_of
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
+
+    def on_validation_epoch_end(self):
+        folder = Path(self.folder_of(self.trainer))
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.net[-1].bias.detach(), folder / "bias.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder_of",
+    [
+        pytest.param(lambda trainer: trainer.log_dir, id="trainer"),
+        pytest.param(lambda trainer: trainer.logger.log_dir, id="logger"),
+        pytest.param(lambda trainer: trainer.checkpoint_callback.dirpath, id="checkpoints"),
+    ],
+)
+def test_validation_hook_may_write_into_folders_that_the_trainer_names(folder_of, tmp_path):
+    metric = PartialFederatedShapley(performance="val_loss", mode="min")
+    loop = FederatedLoop(metrics={"value": metric}, seed=1)
+
+    module = fit(
+        loop,
+        tmp_path,
+        SavesItsBias(folder_of),
+        toy_data(server_val=0.2),
+        logger=CSVLogger(tmp_path / "logs"),
+        enable_checkpointing=True,
+    )
+
+    # Scored models leave nothing there, and Lightning's own validation leaves the run's model.
+    (file,) = tmp_path.rglob("bias.pt")
+    assert torch.equal(torch.load(file), module.net[-1].bias)
+    assert loop.contributions["value"].isfinite().all()

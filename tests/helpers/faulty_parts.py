@@ -57,6 +57,41 @@ class ComparesWithOthers(Norm):
         return updates.std(0).sum()
 
 
+class PaysTheFirst(Norm):
+    """Gives more to a client, the earlier it stands in the cohort."""
+
+    def value(self, updates):
+        return updates.norm(dim=1) / (1 + torch.arange(len(updates)))
+
+
+class LossDrop(ContributionMetric):
+    """How far losses have fallen since the first round, of which a merged state has the later one."""
+
+    per_class = False
+    reduction = staticmethod(latest)
+
+    def init_states(self, num_clients, num_classes):
+        for name in ("first", "last"):
+            self.add_state(name, torch.full((num_clients,), NAN), dist_reduce_fx=self.reduction)
+
+    def update(self, client_ids, losses):
+        losses = losses.to(self.first)
+        first_losses = self.first[client_ids]
+        self.first[client_ids] = torch.where(first_losses.isnan(), losses, first_losses)
+        self.last[client_ids] = losses
+
+    def compute(self):
+        return self.first - self.last
+
+
+class CountsRounds(LossDrop):
+    """Counts each client's rounds, and starts again where states are merged."""
+
+    def update(self, client_ids, losses):
+        self.first[client_ids] = self.first[client_ids].nan_to_num() + 1
+        self.last[client_ids] = 0
+
+
 class ByPosition(Norm):
     """Gives values to the clients of the lowest ids, whoever was in the round."""
 
@@ -107,6 +142,18 @@ METRICS = [
     ("odd_rounds_have_values", ComparesWithOthers()),
     ("buffers_do_not_count", CountsBuffers()),
     ("resumes", COUNTS),
+    ("merges", LossDrop()),
+    ("merges", faulty(LossDrop, reduction="mean")),
+    ("merges", CountsRounds()),
+    ("places_do_not_count", PaysTheFirst()),
+    (
+        "places_do_not_count",
+        faulty(Norm, value=lambda self, updates: updates.norm(dim=1).cumsum(0)),
+    ),
+    (
+        "places_do_not_count",
+        faulty(Norm, value=lambda self, updates: (updates @ updates[0]) / updates.norm(dim=1)),
+    ),
 ]
 
 

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import threading
-import time
+from contextlib import suppress
 from functools import partial
 
 import joblib
@@ -96,43 +95,36 @@ def retrain_on_dask(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
+    own_process = os.getpid()
     # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
-    begun = folder.with_name(f"{folder.name}_begun")
+    killed = folder.with_name(f"{folder.name}_killed")
 
-    def make_module():
-        begun.touch()
-        return Manual()
+    class KillsItsFirstWorker(Manual):
+        def on_train_start(self):
+            is_at_worker = os.getpid() != own_process
+            if is_at_worker:
+                with suppress(FileExistsError):
+                    killed.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     def retrain_in(run_folder):
-        begun.unlink(missing_ok=True)
         return flsv.retrain(
             make_trainer(run_folder, rounds=1),
-            make_module,
+            KillsItsFirstWorker,
             make_three_clients(),
             "singles",
             seeds=1,
             **LOSS,
         )
 
-    killed_workers = []
-
-    def kill_a_worker_once_begun(cluster):
-        while not begun.is_file():  # by the first training
-            time.sleep(0.02)
-        nanny = next(iter(cluster.workers.values()))
-        killed_workers.append(nanny.pid)
-        os.kill(nanny.pid, signal.SIGKILL)
-
     expected = retrain_in(folder / "one process")
-    begun.unlink()
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
-        killer = threading.Thread(target=kill_a_worker_once_begun, args=(cluster,))
-        killer.start()
+        first_workers = {nanny.pid for nanny in cluster.workers.values()}
         values_of_workers = retrain_in(folder / "workers")
-        killer.join()
+        last_workers = {nanny.pid for nanny in cluster.workers.values()}
 
-    assert killed_workers
+    assert len(first_workers - last_workers) == 1
     assert_frame_equal(values_of_workers, expected)
 
 

@@ -198,7 +198,8 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     with warns("are excluded") as records:
         assert main(["data", *options]) == 0
 
-    (record,) = records
+    # Old packages warn of newer ones, too.
+    (record,) = [record for record in records if "are excluded" in str(record.message)]
     # As Python prints it.
     printed = warnings.formatwarning(
         record.message, record.category, record.filename, record.lineno

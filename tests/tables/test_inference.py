@@ -144,6 +144,7 @@ def test_ordinary_skewed_columns_are_not_asked_about() -> None:
     assert max(num_asked.values()) <= 4, num_asked  # of 400
 
 
+@pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas before 3 end in 2262")
 def test_date_that_is_isolated_is_asked_about() -> None:
     dates = pd.date_range("2024-01-20", periods=NUM_ROWS)
     days = dates.strftime("%Y-%m-%d").tolist()
