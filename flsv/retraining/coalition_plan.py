@@ -32,6 +32,7 @@ from flsv.metrics.coalitions.design import (
     coalition_masks,
     design_within,
     equivalent_runs,
+    num_valued_rounds,
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
@@ -68,8 +69,9 @@ from flsv.values.coalition_files import (
     remove_coalitions,
 )
 
-#: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
-NUM_VERIFIED_ROUNDS = 2
+#: From this number of rounds on, the coalition of all clients trains two first rounds of the run again, to check the
+#: training of coalitions. In a shorter run, where two rounds are more than a tenth, it trains one.
+_ROUNDS_TO_VERIFY_TWO = 20
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
@@ -236,12 +238,37 @@ class CoalitionPlan(RunExtension):
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
+        for outputs in model.outputs.values():
+            self._limit_valued_rounds(run, num_validation_samples=len(outputs))
         self._score_untrained(run)
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: model})
         elif self._trains_at_sites and self._federation.state.round_index:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
+
+    def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
+        """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
+        max_rounds = run.trainer.max_epochs
+        if self._trains_at_sites or max_rounds in (None, -1):
+            return
+        masks = self._planned_masks(run.data.num_clients)
+        num_fits = equivalent_runs(masks, self._mean_cohort_size)
+        num_trained = num_fits * max_rounds * self._samples_of_round(run.data)
+        num_models = max(1, len(masks) - 2)  # one client has no coalition to train
+        num_scored = num_models * num_validation_samples
+        for metric in self._metrics.values():
+            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored)
+
+    def _samples_of_round(self, data: FederatedDataModule) -> float:
+        """Return the number of samples on which a cohort trains in a round, of all its local epochs."""
+        num_samples = 0
+        for name, num_samples_of_client in zip(data.client_names, data.num_samples.tolist()):
+            work = self.config.work_of(name)
+            samples_of_steps = work.steps * (data.batch_size or 1)
+            num_samples += work.epochs * num_samples_of_client + samples_of_steps
+        cohort_size = self._mean_cohort_size or data.num_clients
+        return num_samples * cohort_size / data.num_clients
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
@@ -347,11 +374,11 @@ class CoalitionPlan(RunExtension):
         if self._scoring is None or not self._valued_metrics:
             return
         state: FederationState = self._federation.state
-        if not self._trains_at_sites and index < NUM_VERIFIED_ROUNDS:
+        trainer = self._federation.engine.trainer
+        if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
             self._memory["checked_round"] = index
             self._memory["first"] = state.model().cpu().clone()
 
-        trainer = self._federation.engine.trainer
         if not is_run_over:
             # The last round's model is scored at the end of the run, after all hooks.
             is_last = index + 1 == trainer.max_epochs
@@ -477,6 +504,12 @@ class CoalitionPlan(RunExtension):
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
+
+
+def num_verified_rounds(num_rounds: int | None) -> int:
+    """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
+    is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
+    return 1 if is_short else 2
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:
