@@ -76,7 +76,7 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        from flsv.data.tables.source import read_table
+        from flsv.tables.source import read_table
 
         return read_table(source, reading, client)
 
@@ -227,7 +227,7 @@ def _combine_sets(
             "none."
         )
     if True in names_by_kind:
-        from flsv.data.tables import source as tables
+        from flsv.tables import source as tables
 
         return tables.tables_source(parts, held_out_parts, reading, are_clients=are_clients)
     source = SourceData(first_part, is_by_client=are_clients)
