@@ -98,8 +98,8 @@ class ShadowShapley(MeasuredMetric):
             up to ten times in a run, among them the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
             ``"negative_loss"``, five times for any other performance. Ten are reduced, at least to the last three
             rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
-            see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. If clients or sites score or train the
-            models, ten are not reduced.
+            see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
+            reduced.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -238,7 +239,7 @@ class CoalitionPlan(RunExtension):
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
-        for outputs in model.outputs.values():
+        for outputs in model.outputs.values():  # none if clients score models
             self._limit_valued_rounds(run, num_validation_samples=len(outputs))
         self._score_untrained(run)
         if is_new_run:
@@ -249,26 +250,20 @@ class CoalitionPlan(RunExtension):
 
     def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
-        max_rounds = run.trainer.max_epochs
-        if self._trains_at_sites or max_rounds in (None, -1):
-            return
-        masks = self._planned_masks(run.data.num_clients)
-        num_fits = equivalent_runs(masks, self._mean_cohort_size)
-        num_trained = num_fits * max_rounds * self._samples_of_round(run.data)
-        num_models = max(1, len(masks) - 2)  # one client has no coalition to train
-        num_scored = num_models * num_validation_samples
+        data = run.data
+        masks = self._planned_masks(data.num_clients)
+        # The number of trainings of one client in a round of all coalitions.
+        num_trainings = masks[2:].sum(1).clamp_max(self._mean_cohort_size or data.num_clients).sum()
+        work = map(self.config.work_of, data.client_names)
+        # A local training of a number of steps counts as an epoch.
+        num_epochs = torch.tensor([client_work.epochs or 1 for client_work in work])
+        mean_samples = (data.num_samples * num_epochs).double().mean()
+        num_rounds = run.trainer.max_epochs or 0
         for metric in self._metrics.values():
-            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored)
-
-    def _samples_of_round(self, data: FederatedDataModule) -> float:
-        """Return the number of samples on which a cohort trains in a round, of all its local epochs."""
-        num_samples = 0
-        for name, num_samples_of_client in zip(data.client_names, data.num_samples.tolist()):
-            work = self.config.work_of(name)
-            samples_of_steps = work.steps * (data.batch_size or 1)
-            num_samples += work.epochs * num_samples_of_client + samples_of_steps
-        cohort_size = self._mean_cohort_size or data.num_clients
-        return num_samples * cohort_size / data.num_clients
+            metric.max_valued_rounds = num_valued_rounds(
+                float(num_rounds * num_trainings * mean_samples),
+                num_scored=len(masks) * num_validation_samples,
+            )
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
