@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, preload, tensors_of
-from flsv.data.partition import OneClient, Partitioner
+from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
@@ -46,6 +46,16 @@ class Division:
     classes: Classes
     splits: FederatedSplits
     is_changed: Tensor
+
+    @cached_property
+    def num_samples(self) -> Tensor:
+        """Number of each client's training samples, int64 ``[n]``."""
+        return torch.tensor([len(indices) for indices in self.splits.train])
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Number of each client's training samples per class, int64 ``[n, M]``."""
+        return partition_counts(self.splits.train, self.classes.labels, len(self.classes.names))
 
     @cached_property
     def sample_hashes(self) -> np.ndarray | None:

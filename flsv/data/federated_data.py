@@ -16,7 +16,6 @@ from flsv._lightning.evaluation import list_loaders
 from flsv.data.division import Division
 from flsv.data.labels import are_two_words
 from flsv.data.loaders import TensorBatches, drawn_order, make_loader, samples_of
-from flsv.data.partition import partition_counts
 from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
 from flsv.data.sources.source import source_name
@@ -70,9 +69,7 @@ class FederatedData:
     @property
     def num_samples(self) -> Tensor:
         """Number of training samples of each client, int64 ``[num_clients]``."""
-        return torch.tensor(
-            [len(self.client_indices(client)) for client in range(self.num_clients)]
-        )
+        return self.division.num_samples.clone()
 
     @property
     def class_counts(self) -> Tensor:
@@ -81,13 +78,12 @@ class FederatedData:
         Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``. While a coalition is
         trained, the other clients' rows are 0.
         """
-        classes = self.division.classes
-        counts = partition_counts(self.division.splits.train, classes.labels, len(classes.names))
-        if self.counted_clients is not None:
-            is_counted = torch.zeros(len(counts), 1, dtype=torch.long)
-            is_counted[list(self.counted_clients)] = 1
-            counts *= is_counted
-        return counts
+        counts = self.division.class_counts
+        if self.counted_clients is None:
+            return counts.clone()
+        is_counted = torch.zeros(len(counts), 1, dtype=torch.long)
+        is_counted[list(self.counted_clients)] = 1
+        return counts * is_counted
 
     @contextmanager
     def counting(self, members: Sequence[int] | None) -> Iterator[None]:

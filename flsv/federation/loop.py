@@ -309,7 +309,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def _hash_model(self, module: L.LightningModule) -> None:
         federation = self._fit.federation
-        if federation is not None:
+        is_copy = self.inherited_identity is not None  # it is not fitted again
+        if federation is not None and not is_copy:
             self._last_model = model_hash(module, federation.space.names)
 
     # ---- checkpoints

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from flsv import scores
@@ -40,6 +40,7 @@ from flsv.results.terminal import Terminal
 from flsv.server import ContributionMetrics
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
+from flsv.utilities.silent_logger import SilentLogger
 
 if TYPE_CHECKING:
     import pandas
@@ -80,23 +81,28 @@ class RunReports:
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         self._events_of_data = self._check_data(folder, writes_files)
-        settings = hyperparameters(
-            self._config, self._metrics, data=self._data, seed=self._state.seed
-        )
+        prints_table = self._prints and self._config.reporting.table
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, SilentLogger)]
         earlier_csv = run_state.csv
         run_state.csv = None
-        # Metrics are described here, so that errors are raised before training.
-        self._record = self._describe_run(run_state.identity.plain(), settings)
+        self._record: Mapping[str, Any] = {}
         self.sinks: list[Sink] = []
-        if writes_files and trainer.is_global_zero:
-            csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
-            run_state.csv = str(csv.path.resolve())
-            self.sinks += [csv, Record(folder, self._record, self._events)]
-        if writes_files:
-            self.sinks.append(ClientTables(federation.engine, folder / "clients"))
-        self.sinks += self._loggers(settings)
+        # A coalition's fit has none of these, so nobody reads its result.
+        self._has_readers = bool(writes_files or prints_table or loggers)
+        if self._has_readers:
+            settings = hyperparameters(
+                self._config, self._metrics, data=self._data, seed=self._state.seed
+            )
+            # Metrics are described here, so that errors are raised before training.
+            self._record = self._describe_run(run_state.identity.plain(), settings)
+            if writes_files and trainer.is_global_zero:
+                csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
+                run_state.csv = str(csv.path.resolve())
+                self.sinks += [csv, Record(folder, self._record, self._events)]
+            if writes_files:
+                self.sinks.append(ClientTables(federation.engine, folder / "clients"))
+            self.sinks += self._sinks_of_loggers(loggers, settings)
 
-        prints_table = self._prints and self._config.reporting.table
         self.terminal = Terminal(
             trainer,
             prints_table,
@@ -189,9 +195,13 @@ class RunReports:
             record["run"] = self._state.run
         return record
 
-    def _loggers(self, settings: Mapping[str, Any]) -> list[Sink]:
-        """Log the hyper-parameters and the ``settings``, and return the sinks for the trainer's loggers."""
-        if not self._trainer.loggers:
+    def _sinks_of_loggers(
+        self,
+        loggers: Sequence[Logger],
+        settings: Mapping[str, Any],
+    ) -> list[Sink]:
+        """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
+        if not loggers:
             return []
         logger_sinks: Any = resolve_name("flsv.results.tensorboard")
         first_round = self._state.round_index
@@ -208,7 +218,7 @@ class RunReports:
 
         sinks: list[Sink] = []
         tracked_loggers = []
-        for logger in self._trainer.loggers:
+        for logger in loggers:
             is_tensorboard = isinstance(logger, TensorBoardLogger)
             # In a resumed run, other loggers have the settings already, and may raise an error for new ones.
             if first_round == 0 or is_tensorboard:
@@ -348,6 +358,8 @@ class RunReports:
 
     def finish(self, lines_on_coalitions: Sequence[str]) -> None:
         """Pass the final result to all sinks."""
+        if not self._has_readers:
+            return
         learning: dict[str, Any] = {}
         if self._reports_learning:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)

@@ -33,7 +33,7 @@ def large_updates(
     logs = norms.log()
     is_finite = logs.isfinite()
     is_overflowing = norms.isnan() | (norms > MAX_NORM)
-    if not is_finite.any():
+    if is_finite.sum() < 2:  # no other update to compare with
         return is_overflowing
     median = logs[is_finite].quantile(0.5)  # torch's own median takes the lower of two
     deviations = logs - median

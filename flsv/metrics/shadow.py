@@ -22,6 +22,7 @@ from flsv.games.output_score import OutputScore
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
+    MAX_VALUED_ROUNDS,
     Coalitions,
     check_halvings,
     spread_rounds,
@@ -57,8 +58,9 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
-    all clients is trained once more for the first two rounds. If its model differs from the run's own model, a warning
-    and the verdict say so. Sites train coalitions beside the run, and values are computed after it.
+    all clients is trained once more for the first round, and for the second if the run has 20 rounds or more. If its
+    model differs from the run's own model, a warning and the verdict say so. Sites train coalitions beside the run, and
+    values are computed after it.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
@@ -93,8 +95,11 @@ class ShadowShapley(MeasuredMetric):
         per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
-            ten times in a run, with the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"negative_loss"``, five times for any other performance.
+            up to ten times in a run, among them the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
+            ``"negative_loss"``, five times for any other performance. Ten are reduced, at least to the last three
+            rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
+            see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
+            reduced.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
@@ -152,6 +157,8 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._rounds_per_value = every or 1
         self._num_rounds: int | None = None  # None: not known yet
+        # The largest number of rounds with values, if `every` is None. It depends on how much is scored.
+        self.max_valued_rounds = MAX_VALUED_ROUNDS
         # Whether values are means over the last rounds, as with a sampler.
         self.averages = False
         self._pending: str | None = None
@@ -227,7 +234,7 @@ class ShadowShapley(MeasuredMetric):
         """Return whether there are values after a round, even if it is not the last."""
         has_default_rounds = self.every is None and isinstance(self.performance, str)
         if has_default_rounds and self._num_rounds is not None:
-            return round_index in spread_rounds(range(self._num_rounds))
+            return round_index in spread_rounds(range(self._num_rounds), self.max_valued_rounds)
         return (round_index + 1) % self._rounds_per_value == 0
 
     def rounds_to_value(self, num_rounds: int) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from flsv.metrics.coalitions.design import (
     coalition_masks,
     design_within,
     equivalent_runs,
+    num_valued_rounds,
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
@@ -71,8 +73,9 @@ from flsv.values.coalition_files import (
     remove_coalitions,
 )
 
-#: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
-NUM_VERIFIED_ROUNDS = 2
+#: From this number of rounds on, the coalition of all clients trains two first rounds of the run again, to check the
+#: training of coalitions. In a shorter run, where two rounds are more than a tenth, it trains one.
+_ROUNDS_TO_VERIFY_TWO = 20
 #: A fit says how long scoring and values take if it is at least this long, in seconds.
 LONG_SECONDS = 10.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
@@ -273,12 +276,31 @@ class CoalitionPlan(RunExtension):
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
+        for outputs in model.outputs.values():  # none if clients score models
+            self._limit_valued_rounds(run, num_validation_samples=len(outputs))
         self._score_untrained(run)
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: model})
         elif self._trains_at_sites and self._federation.state.round_index:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
+
+    def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
+        """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
+        data = run.data
+        masks = self._planned_masks(data.num_clients)
+        # The number of trainings of one client in a round of all coalitions.
+        num_trainings = masks[2:].sum(1).clamp_max(self._mean_cohort_size or data.num_clients).sum()
+        work = map(self.config.work_of, data.client_names)
+        # A local training of a number of steps counts as an epoch.
+        num_epochs = torch.tensor([client_work.epochs or 1 for client_work in work])
+        mean_samples = (data.num_samples * num_epochs).double().mean()
+        num_rounds = run.trainer.max_epochs or 0
+        for metric in self._metrics.values():
+            metric.max_valued_rounds = num_valued_rounds(
+                float(num_rounds * num_trainings * mean_samples),
+                num_scored=len(masks) * num_validation_samples,
+            )
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
@@ -384,11 +406,11 @@ class CoalitionPlan(RunExtension):
         if self._scoring is None or not self._valued_metrics:
             return
         state: FederationState = self._federation.state
-        if not self._trains_at_sites and index < NUM_VERIFIED_ROUNDS:
+        trainer = self._federation.engine.trainer
+        if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
             self._memory["checked_round"] = index
             self._memory["first"] = state.model().cpu().clone()
 
-        trainer = self._federation.engine.trainer
         if not is_run_over:
             # The last round's model is scored at the end of the run, after all hooks.
             is_last = index + 1 == trainer.max_epochs
@@ -514,6 +536,12 @@ class CoalitionPlan(RunExtension):
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
+
+
+def num_verified_rounds(num_rounds: int | None) -> int:
+    """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
+    is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
+    return 1 if is_short else 2
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -71,7 +71,8 @@ class LocalTraining:
             steps=steps,
         )
         self._shared_object_check: SharedObjectCheck | None = None
-        self._has_checked_first_client = False
+        # Whether the next client's training is checked for changes of objects that clients share.
+        self.checks_shared_objects = True
         # Norms of the tensors in each client's update of the first round.
         self.first_updates: dict[int, Tensor] = {}
         self._trains_at_once = False
@@ -113,7 +114,7 @@ class LocalTraining:
                 private_tensors = local.private
             state.enter(instruction.client_id, initial_model, private_tensors)
             self.client_steps.seed(instruction)
-            if not self._has_checked_first_client:
+            if self.checks_shared_objects:
                 self._shared_object_check = SharedObjectCheck(self.trainer)
 
             context = ClientContext(
@@ -182,7 +183,7 @@ class LocalTraining:
         if self._shared_object_check is not None:
             self._shared_object_check.warn_of_changes()
             self._shared_object_check = None
-            self._has_checked_first_client = True
+            self.checks_shared_objects = False
         return update
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:

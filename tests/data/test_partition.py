@@ -360,3 +360,14 @@ def test_drop_flagged_drops_flagged_training_samples():
 
     num_dropped = whole.num_samples.sum() - cleaned.num_samples.sum()
     assert cleaned.describe()["dropped_samples"] == int(num_dropped)
+
+
+@pytest.mark.parametrize("name", ["num_samples", "class_counts"])
+def test_numbers_of_samples_are_those_of_the_data_after_a_caller_has_changed_them(name):
+    data = set_up_data((TensorDataset(LABELS[:, None].float(), LABELS),), IIDPartitioner(4))
+    numbers = getattr(data, name)
+    expected = numbers.clone()
+
+    numbers.zero_()
+
+    assert torch.equal(getattr(data, name), expected)

@@ -15,7 +15,7 @@ from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
 from flsv.functional.intervals import one_seed_stderr
 from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
-from flsv.metrics.coalitions.design import coalition_masks
+from flsv.metrics.coalitions.design import coalition_masks, num_valued_rounds
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
@@ -127,6 +127,27 @@ def test_shadow_values_are_of_the_last_round_and_some_before_it(options, rounds)
 
     assert len(valued_rounds) == rounds
     assert valued_rounds[-1] == 30 - 1
+
+
+def test_fewer_valued_rounds_are_the_last_three_and_earlier_ones_at_equal_distances():
+    metric = ShadowShapley(num_clients=2)
+    metric.check_rounds(30)
+    metric.max_valued_rounds = 5
+
+    assert metric.rounds_to_value(30) == [9, 18, 27, 28, 29]
+
+
+@pytest.mark.parametrize(
+    ("num_scored", "num_rounds"),
+    [
+        (100, 10),  # scoring after 20 rounds would take a quarter of 8,000 samples
+        (400, 5),  # 5 * 400 is a quarter
+        (401, 4),
+        (8_000, 3),
+    ],
+)
+def test_models_are_scored_on_at_most_a_quarter_of_the_samples_of_training(num_scored, num_rounds):
+    assert num_valued_rounds(num_trained=8_000, num_scored=num_scored) == num_rounds
 
 
 REFUSED = {

@@ -1,11 +1,13 @@
 """What a run says of the coalitions that it will train."""
 
 import pytest
+import torch
 from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.metrics import ShadowShapley
+from flsv.retraining.coalition_plan import num_verified_rounds
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
@@ -91,3 +93,32 @@ def test_clients_without_a_common_class_are_told_after_the_run(
     text = " ".join(capsys.readouterr().out.split())
     assert "trained after the run" in text
     assert ("no two clients have a class in common" in text) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "num_verified"),
+    [(1, 1), (19, 1), (20, 2), (-1, 2), (None, 2)],
+)
+def test_second_round_is_trained_again_where_two_are_at_most_a_tenth(num_rounds, num_verified):
+    assert num_verified_rounds(num_rounds) == num_verified
+
+
+def rounds_and_last_values(folder, **options):
+    """The rounds after which a run of five rounds has values, and the values after the last one."""
+    loop = make_shadow_loop(ShadowShapley(coalitions="singles", **options))
+    fit(loop, folder, Plain(network(batch_norm=False)), make_three_clients(), rounds=5)
+    history = loop.history()
+    is_valued = history["metric"] == "shadow"
+    return set(history[is_valued]["round"]), loop.contributions["shadow"]
+
+
+@pytest.mark.slow
+def test_large_validation_set_is_scored_after_the_last_three_rounds_with_the_same_last_values(
+    tmp_path,
+):
+    rounds, values = rounds_and_last_values(tmp_path / "some")
+    all_rounds, values_of_all = rounds_and_last_values(tmp_path / "all", every=1)
+
+    assert rounds == {2, 3, 4}
+    assert all_rounds == {0, 1, 2, 3, 4}
+    assert torch.equal(values, values_of_all)

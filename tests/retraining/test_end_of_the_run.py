@@ -7,7 +7,9 @@ import lightning as L
 import pytest
 import torch
 
+from flsv.federation.reports import RunReports
 from flsv.retraining.copied_fits import CopyOfRun
+from flsv.training.local_training import SharedObjectCheck
 from helpers.hidden_state import Base, fit_valued
 
 HOLDERS = []
@@ -76,3 +78,32 @@ def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
     _trial, _second_of_trial, *coalitions = numbers
     assert len(coalitions) > 3
     assert set(coalitions) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (RunReports, "_result"),
+        (RunReports, "_describe_run"),
+        (SharedObjectCheck, "__init__"),
+    ],
+)
+def test_fit_of_a_coalition_makes_nothing_that_only_the_run_shows(
+    owner,
+    method,
+    tmp_path,
+    monkeypatch,
+):
+    calls = []
+    method_of_run = getattr(owner, method)
+
+    def counted_method(*arguments, **options):
+        calls.append(method)
+        return method_of_run(*arguments, **options)
+
+    monkeypatch.setattr(owner, method, counted_method)
+
+    fit_valued(tmp_path, Base())
+
+    assert calls == [method]

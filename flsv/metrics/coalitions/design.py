@@ -128,21 +128,39 @@ def check_halvings(coalitions: Coalitions, halvings: int, evaluators: Evaluators
 MAX_VALUED_ROUNDS = 10
 #: The number of rounds after which values are computed by default if the performance is expensive.
 EVALUATIONS_PER_RUN = 5
+#: The largest part of the forward passes of training coalitions that scoring their models takes by default, if more
+#: than the last :data:`NUM_RECENT_ROUNDS` rounds are valued.
+MAX_PART_OF_SCORING = 0.25
 
 
-def spread_rounds(rounds: Sequence[int]) -> list[int]:
-    """Choose at most :data:`MAX_VALUED_ROUNDS` of some rounds: the last :data:`NUM_RECENT_ROUNDS` and, spread evenly,
-    earlier ones.
+def num_valued_rounds(num_trained: float, num_scored: int) -> int:
+    """Choose the number of rounds after which coalitions' models are scored.
+
+    Args:
+        num_trained: the number of samples on which coalitions train in the whole run. Each epoch counts.
+        num_scored: the number of samples on which all coalitions' models are scored after a round.
+
+    Example:
+        >>> num_valued_rounds(num_trained=20_000, num_scored=1_000), num_valued_rounds(20_000, num_scored=10_000)
+        (5, 3)
+    """
+    num_rounds = int(MAX_PART_OF_SCORING * num_trained / num_scored)
+    return max(NUM_RECENT_ROUNDS, min(num_rounds, MAX_VALUED_ROUNDS))
+
+
+def spread_rounds(rounds: Sequence[int], max_rounds: int = MAX_VALUED_ROUNDS) -> list[int]:
+    """Choose at most ``max_rounds`` of some rounds: the last :data:`NUM_RECENT_ROUNDS` and, spread evenly, earlier
+    ones.
 
     Example:
         >>> spread_rounds(range(40))
         [4, 9, 13, 18, 23, 27, 32, 37, 38, 39]
     """
-    if len(rounds) <= MAX_VALUED_ROUNDS:
+    if len(rounds) <= max_rounds:
         return list(rounds)
     # The last rounds are chosen, and some of the earlier rounds at equal distances.
     num_earlier = len(rounds) - NUM_RECENT_ROUNDS
-    num_chosen = MAX_VALUED_ROUNDS - NUM_RECENT_ROUNDS
+    num_chosen = max_rounds - NUM_RECENT_ROUNDS
     chosen_rounds = []
     for step in range(1, num_chosen + 1):
         position = step * num_earlier // (num_chosen + 1)  # steps of num_earlier / (num_chosen + 1)
