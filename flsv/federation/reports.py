@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from flsv import scores
@@ -197,7 +197,7 @@ class RunReports:
 
     def _sinks_of_loggers(
         self,
-        loggers: Sequence[Logger],
+        loggers: Sequence[Any],  # Lightning does not declare all attributes
         settings: Mapping[str, Any],
     ) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
