@@ -33,10 +33,11 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
+from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.tables.dictionary import Dictionary, DictionaryOptions
+    from flsv.data.sources.table_facts import DataDictionary, DictionaryOptions
 
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
@@ -148,17 +149,15 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         source = str(source) if isinstance(source, Path | str) else source
         self._module = source if isinstance(source, L.LightningDataModule) else None
         labels, groups = _name(labels), _name(groups)
+        read_dictionary: DataDictionary | None = None
         if dictionary is not None:
             if self._module is not None:
                 raise ConfigurationError(
                     "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                     "dictionary, or give the table as source."
                 )
-            # Imported for tables only, since it imports pandas.
-            from flsv.tables.source import as_dictionary
-
-            dictionary = as_dictionary(dictionary)
-            labels = _target(labels, dictionary)
+            read_dictionary = from_wing("readers", "tables").as_dictionary(dictionary)
+            labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -184,7 +183,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             group=groups if isinstance(groups, str) else None,
             pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
-            dictionary=dictionary,
+            dictionary=read_dictionary,
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
@@ -554,7 +553,7 @@ def _current_length(dataset: Any) -> int:
     return len(dataset)
 
 
-def _target(labels: Any, dictionary: Dictionary) -> str:
+def _target(labels: Any, dictionary: DataDictionary) -> str:
     target = dictionary.target or labels
     if labels is None and target:
         return dictionary.target

@@ -27,7 +27,7 @@ from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.tables.dictionary import Dictionary
+    from flsv.data.sources.table_facts import DataDictionary
 
 
 class FederatedData:
@@ -149,7 +149,7 @@ class FederatedData:
         return self.division.source.input_shape
 
     @property
-    def dictionary(self) -> Dictionary | None:
+    def dictionary(self) -> DataDictionary | None:
         """The data dictionary by which a table is read. None for other data."""
         return self.division.source.dictionary
 

@@ -5,10 +5,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
-from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of
+from flsv.valuation.command import value as run_value
 from helpers import make_generator
 from helpers.runs import read_rows
 
