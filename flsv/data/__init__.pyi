@@ -1,12 +1,11 @@
-from .corruption import (
-    ClientChoice as ClientChoice,
+from .corruption import ClientChoice as ClientChoice, Corruption as Corruption
+from .datamodule import FederatedDataModule as FederatedDataModule
+from .loaders import Loader as Loader, TensorBatches as TensorBatches, make_loader as make_loader
+from .noise import (
     ClosedSetLabelNoise as ClosedSetLabelNoise,
-    Corruption as Corruption,
     GaussianNoise as GaussianNoise,
     OpenSetLabelNoise as OpenSetLabelNoise,
 )
-from .datamodule import FederatedDataModule as FederatedDataModule
-from .loaders import Loader as Loader, TensorBatches as TensorBatches, make_loader as make_loader
 from .partition import (
     GroupPartitioner as GroupPartitioner,
     IIDPartitioner as IIDPartitioner,
