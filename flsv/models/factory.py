@@ -93,11 +93,12 @@ _PREFIXES_OF_FILES = ("hf-hub:", "hf_hub:", "local-dir:")
 def _timm_maker(name: str) -> Callable[..., nn.Module]:
     import timm  # slow to import
 
+    known_names = ", ".join(sorted(NETWORKS))
     name_in_library = name.removeprefix("timm:")
     is_in_library = timm.is_model(name_in_library)
     if not is_in_library and not name_in_library.startswith(_PREFIXES_OF_FILES):
         raise ConfigurationError(
-            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv has {', '.join(sorted(NETWORKS))}, and all other names "
-            "must be networks of timm. For a network of another library, set its class_path and init_args."
+            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv has {known_names}, and all other names must be "
+            "networks of timm. For a network of another library, set its class_path and init_args."
         )
     return partial(timm.create_model, name_in_library)
