@@ -34,11 +34,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         project_options.add_argument(f"--{name}", metavar="DIR", type=Path, help=project["help"])
     options = parser.parse_args(args)
 
-    folders = {name: getattr(options, name) for name in _PROJECTS if getattr(options, name)}
     folder = options.folder or Path()
-    check_writable(next(iter(folders.values()), folder))
-    if folders:
-        message = _copy_project(*folders.popitem())
+    project_name = None
+    for name in _PROJECTS:
+        project_folder = getattr(options, name)
+        if project_folder is not None:
+            project_name, folder = name, project_folder
+    check_writable(folder)
+    if project_name is not None:
+        message = _copy_project(project_name, folder)
     else:
         message = _copy_configs(options.config or ["quickstart"], folder)
     if not quiet:

@@ -32,11 +32,11 @@ def brought(kind: str) -> dict[str, Any]:
         >>> brought("engines")
         {'vmap': 'flsv.vmap.engine:VmapProcess'}
     """
-    found = {}
+    objects = {}
     for path in sorted(PACKAGE.glob("*/wing.yaml")):
         declared = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found.update(declared.get(kind, {}))
-    return found
+        objects.update(declared.get(kind, {}))
+    return objects
 
 
 def from_wing(kind: str, name: str) -> Any:
