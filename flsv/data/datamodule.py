@@ -24,8 +24,8 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, known_as
-from flsv.data.sources.source import loader_options, open_source, source_name
+from flsv.data.sources.open_source import loader_options, open_source, source_name
+from flsv.data.sources.source_data import TORCHVISION_SETS, Files, Reading, Source, known_as
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
@@ -63,7 +63,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             - a ``LightningDataModule``: its training loader has the data set and the loaders' options (batch size,
               ``collate_fn``, workers), its validation loader is the server's, its test loader is used for tests;
             - a map-style data set, also a list of samples, or ``(train, test)``;
-            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
+            - arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.source_data.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
         partitioner: assigns samples to clients. By default ``GroupPartitioner()`` if the data are given by client or
@@ -254,7 +254,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
-            from flsv.data.sources.named import load_image_data
+            from flsv.data.sources.names_and_paths import load_image_data
 
             load_image_data(self.source, self.files.root, download=True)
 

@@ -19,7 +19,7 @@ from flsv.data.loaders import TensorBatches, drawn_order, make_loader, samples_o
 from flsv.data.partition import partition_counts
 from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
-from flsv.data.sources.source import source_name
+from flsv.data.sources.open_source import source_name
 from flsv.data.splits import HeldOut, SplitName, Splits
 from flsv.data.streams import StreamSamples, has_streams, parts_with_rows
 from flsv.utilities.errors import ConfigurationError

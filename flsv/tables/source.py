@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import in_order, named_class
-from flsv.data.sources.base import Reading, SourceData
+from flsv.data.sources.source_data import Reading, SourceData
 from flsv.data.sources.table_facts import (
     ColumnCard,
     TableWarning,

@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from flsv.data.sources.base import (
+from flsv.data.sources.places import TableRows, data_root, find_place, is_table_file, looked_at
+from flsv.data.sources.source_data import (
     DATA_SETS,
     READABLE_KINDS,
     Reading,
@@ -23,7 +24,6 @@ from flsv.data.sources.base import (
     known_as,
     tensor_set,
 )
-from flsv.data.sources.places import TableRows, data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for

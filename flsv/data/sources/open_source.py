@@ -26,7 +26,8 @@ from torch.utils.data import (
 from flsv.data.groups import client_names_of
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import WeightedDraws
-from flsv.data.sources.base import (
+from flsv.data.sources.places import TableRows, find_place, is_columnar
+from flsv.data.sources.source_data import (
     READABLE_KINDS,
     Reading,
     SourceData,
@@ -37,7 +38,6 @@ from flsv.data.sources.base import (
     known_as,
     one_numbering,
 )
-from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.wings import from_wing
@@ -54,7 +54,7 @@ def read_part(
     try:
         part: Any
         if isinstance(source, str | Path):
-            from flsv.data.sources.named import read_path
+            from flsv.data.sources.names_and_paths import read_path
 
             part = read_path(source, reading, client=client, is_whole=is_whole)
         else:
@@ -147,7 +147,7 @@ def open_source(
         folder = find_place(source, reading.files.root)
     paths: dict[str, Any] = {}
     if folder is not None and folder.is_dir():
-        from flsv.data.sources.named import folder_by_client
+        from flsv.data.sources.names_and_paths import folder_by_client
 
         paths = dict(folder_by_client(folder))
     if paths:
