@@ -98,6 +98,17 @@ def test_modules_import_each_other_in_no_circle(graph):
     TopologicalSorter(imported_modules).prepare()  # raises an error that names a circle
 
 
+def test_house_page_has_each_room_and_each_wing_with_its_page():
+    page = (ROOT / "docs/explanation/house.md").read_text(encoding="utf-8")
+    for room, described in house()["core"].items():
+        folders = [folder for folder in described["folders"] if folder != "."]
+        assert f"| {room} | " in page
+        assert all(f"`{folder}`" in page for folder in folders)
+    for wing, described in house()["wings"].items():
+        assert f"| {wing} | " in page
+        assert f"(../{described['page']})" in page
+
+
 #: Tests that need no wing.
 TESTS_OF_CORE = (
     "tests/core/test_parameters.py",
