@@ -6,9 +6,9 @@ from torch.utils.data import TensorDataset
 
 from flsv.cli import main
 from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.outside.value_command import value as run_value
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of
-from flsv.valuation.command import value as run_value
 from helpers import make_generator
 from helpers.runs import read_rows
 
