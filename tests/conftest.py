@@ -62,7 +62,7 @@ def pytest_collection_finish():
     """Half of the federations have these digits, which scikit-learn reads from text. It is not imported here: in which
     order libraries first name a union of types decides how a configuration's numbers are read."""
     if "flsv.data.datamodule" in sys.modules:
-        sources = importlib.import_module("flsv.data.sources.named")
+        sources = importlib.import_module("flsv.data.sources.names_and_paths")
         sources.load_pixels = functools.cache(sources.load_pixels)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import os
 import re
@@ -22,6 +23,7 @@ import yaml
 
 from flsv.utilities.display import display_path as display_path
 from flsv.utilities.errors import nearest
+from flsv.utilities.wings import brought
 
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -142,6 +144,10 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
 
 
+_OWN_COMMANDS = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text("utf-8"))
+#: flsv's own subcommands, of this package and of wings, by name: ``help``, ``module``, ``options``, ``needs_pytorch``.
+FLSV_COMMANDS: Mapping[str, Mapping[str, Any]] = {**_OWN_COMMANDS, **brought("commands")}
+
 #: The types of options by their names in ``commands.yaml``.
 TYPES: Mapping[str, Callable[[str], Any]] = {
     "path": Path,
@@ -153,7 +159,7 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
 def command_parser(
     prog: str, description: str | None, epilog: str | None = None
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options of the subcommand in ``commands.yaml``, if it is one.
+    """Return a parser with the options of one of :data:`FLSV_COMMANDS`, if it is one.
 
     It prints its description unchanged and accepts no abbreviated options.
     """
@@ -161,8 +167,8 @@ def command_parser(
     parser = CommandParser(
         prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
     )
-    table = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text("utf-8"))
-    options: dict[str, dict[str, Any]] = table.get(prog.removeprefix("flsv "), {})
+    described = FLSV_COMMANDS.get(prog.removeprefix("flsv "), {})
+    options: dict[str, dict[str, Any]] = copy.deepcopy(described.get("options", {}))
     for name, arguments in options.items():
         if "type" in arguments:
             arguments["type"] = TYPES[arguments["type"]]

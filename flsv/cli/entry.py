@@ -15,6 +15,7 @@ from typing import Any
 
 from flsv.__about__ import __version__
 from flsv.cli.command import (
+    FLSV_COMMANDS,
     NO_BARS,
     QUIET_FIT_ARGUMENTS,
     CommandParser,
@@ -33,20 +34,8 @@ LIGHTNING_COMMANDS = {
     "test": "evaluate a checkpoint on the test set",
     "predict": "predict the test set with a checkpoint, and write the predictions",
 }
-FLSV_COMMANDS = {
-    "repeat": "repeat a run with other seeds, and average each client's values",
-    "data": "show each client's samples, classes, columns and missing values, without training",
-    "value": "compute values of clients and their samples, without training",
-    "retrain": "train a run again without some of its clients, and compute each client's value",
-    "report": "write a page with a run's results and shares of a budget, for all clients or for one",
-    "init": "write a project to start from",
-}
-#: Modules of the commands that are not in this package.
-MODULES = {"data": "flsv.tables.command", "report": "flsv.payment.command"}
 #: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
-#: Subcommands that read their arguments before they import PyTorch, or do not import it.
-COMMANDS_WITHOUT_PYTORCH = ("init", "report")
 QUIET_OPTIONS = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIET_ARGUMENTS = {
@@ -143,7 +132,7 @@ def _run(words: list[str]) -> int:
 
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command not in COMMANDS_WITHOUT_PYTORCH:
+    if _needs_pytorch(command):
         if "pytorch_lightning" not in sys.modules:
             import_as_lightning()  # a configuration may name classes of packages that import it
         for path in config_files(arguments):
@@ -159,10 +148,17 @@ def _run(words: list[str]) -> int:
         raise ConfigurationError(explain(error, config_files(arguments), arguments)) from None
 
 
+def _needs_pytorch(command: str) -> bool:
+    """Return whether a subcommand imports PyTorch before it reads its arguments."""
+    described = FLSV_COMMANDS.get(command, {})
+    return bool(described.get("needs_pytorch", True))
+
+
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
-    if command not in COMMANDS_WITHOUT_PYTORCH:
+    if _needs_pytorch(command):
         hide_messages(quiet or command in COMMANDS_OF_MANY_FITS)
-    main: Any = importlib.import_module(MODULES.get(command, f"flsv.cli.{command}")).main
+    module = FLSV_COMMANDS[command].get("module", f"flsv.cli.{command}")
+    main: Any = importlib.import_module(module).main
     return int(main(args, quiet) or 0)
 
 
@@ -196,7 +192,8 @@ def _parser() -> CommandParser:
         help="no progress, no tables: warnings, errors and files only",
     )
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
-    for name, description in {**LIGHTNING_COMMANDS, **FLSV_COMMANDS}.items():
+    helps = {name: described["help"] for name, described in FLSV_COMMANDS.items()}
+    for name, description in {**LIGHTNING_COMMANDS, **helps}.items():
         subcommands.add_parser(name, help=description)
     return parser
 

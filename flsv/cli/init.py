@@ -20,31 +20,31 @@ from flsv.cli.command import command_parser
 from flsv.cli.configs import find_config
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.wings import PACKAGE, brought
 
-_TEMPLATES = Path(__file__).parents[1] / "sites" / "templates"
-#: Limits of a site, which are the same on each network.
-_POLICY = "flsv-site.toml"
-#: The file for the user's own module and data, by the template's network.
-_OWN_CODE = {
-    "flower": "fedapp/federation.py",
-    "nvflare": "job/app/custom/federation.py",
-}
+#: Projects that wings bring, by the option that writes one.
+_PROJECTS = brought("projects")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv init`` with the command-line arguments ``args``."""
     parser = command_parser("flsv init", __doc__)
+    project_options = parser.add_mutually_exclusive_group()
+    for name, project in _PROJECTS.items():
+        project_options.add_argument(f"--{name}", metavar="DIR", type=Path, help=project["help"])
     options = parser.parse_args(args)
-    if options.flower and options.nvflare:
-        parser.error("--nvflare is not allowed with argument --flower")
-    network_folder = options.flower or options.nvflare
-    check_writable(network_folder or options.folder or Path())
-    if options.flower is not None:
-        message = _copy_template("flower", options.flower)
-    elif options.nvflare is not None:
-        message = _copy_template("nvflare", options.nvflare)
+
+    folder = options.folder or Path()
+    project_name = None
+    for name in _PROJECTS:
+        project_folder = getattr(options, name)
+        if project_folder is not None:
+            project_name, folder = name, project_folder
+    check_writable(folder)
+    if project_name is not None:
+        message = _copy_project(project_name, folder)
     else:
-        message = _copy_configs(options.config or ["quickstart"], options.folder or Path())
+        message = _copy_configs(options.config or ["quickstart"], folder)
     if not quiet:
         print(message)
 
@@ -63,17 +63,18 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
     return f"Written: {', '.join(map(str, copies))}. To run it: flsv fit {options}"
 
 
-def _copy_template(network: str, folder: Path) -> str:
+def _copy_project(name: str, folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty. Name a new folder.")
+    project = _PROJECTS[name]
     shutil.copytree(
-        _TEMPLATES / network,
+        PACKAGE / project["folder"],
         folder,
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    shutil.copy(_TEMPLATES / _POLICY, folder)
+    shutil.copy(PACKAGE / project["shared_file"], folder)
     return (
         f"{folder}/README.md explains how to run it. Put your own module and data into "
-        f"{folder}/{_OWN_CODE[network]}."
+        f"{folder}/{project['own_code']}."
     )

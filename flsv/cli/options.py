@@ -36,6 +36,7 @@ from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
 from flsv.utilities.seeding import kept_global_seed
+from flsv.utilities.wings import brought
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 _METRICS = "federation.metrics"
@@ -315,10 +316,7 @@ class FitParser(OptionParser, LightningArgumentParser):
 PACKAGES = (
     "flsv",
     "flsv.aggregation",
-    "flsv.attacks",
-    "flsv.contrib",
     "flsv.data",
-    "flsv.tables",
     "flsv.filters",
     "flsv.metrics",
     "flsv.models",
@@ -327,7 +325,7 @@ PACKAGES = (
     "flsv.sampling",
     "flsv.training.algorithms",
     "flsv.uploads",
-    "flsv.valuation",
+    *brought("parts"),
 )
 
 

@@ -28,7 +28,7 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import make_cli
-from flsv.cli.saved_run import runs_with_seeds
+from flsv.cli.runs_with_seeds import runs_with_seeds
 from flsv.results.basis import preferred_basis, seed_summary
 from flsv.results.reading import SUMMARY_FILE, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column

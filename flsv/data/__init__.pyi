@@ -1,12 +1,11 @@
-from .corruption import (
-    ClientChoice as ClientChoice,
+from .corruption import ClientChoice as ClientChoice, Corruption as Corruption
+from .datamodule import FederatedDataModule as FederatedDataModule
+from .loaders import Loader as Loader, TensorBatches as TensorBatches, make_loader as make_loader
+from .noise import (
     ClosedSetLabelNoise as ClosedSetLabelNoise,
-    Corruption as Corruption,
     GaussianNoise as GaussianNoise,
     OpenSetLabelNoise as OpenSetLabelNoise,
 )
-from .datamodule import FederatedDataModule as FederatedDataModule
-from .loaders import Loader as Loader, TensorBatches as TensorBatches, make_loader as make_loader
 from .partition import (
     GroupPartitioner as GroupPartitioner,
     IIDPartitioner as IIDPartitioner,
@@ -23,7 +22,7 @@ from .skew import (
     ShardPartitioner as ShardPartitioner,
     SizePartitioner as SizePartitioner,
 )
-from .sources.base import DATA_SETS as DATA_SETS, Files as Files, SourceData as SourceData
-from .sources.named import load_image_data as load_image_data
+from .sources.names_and_paths import load_image_data as load_image_data
+from .sources.source_data import DATA_SETS as DATA_SETS, Files as Files, SourceData as SourceData
 from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits
 from .streams import Stream as Stream

@@ -24,8 +24,8 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, Source, known_as
-from flsv.data.sources.source import loader_options, open_source, source_name
+from flsv.data.sources.open_source import loader_options, open_source, source_name
+from flsv.data.sources.source_data import TORCHVISION_SETS, Files, Reading, Source, known_as
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
@@ -33,10 +33,11 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
+from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.tables.dictionary import Dictionary, DictionaryOptions
+    from flsv.data.sources.table_facts import DataDictionary, DictionaryOptions
 
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
@@ -62,7 +63,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             - a ``LightningDataModule``: its training loader has the data set and the loaders' options (batch size,
               ``collate_fn``, workers), its validation loader is the server's, its test loader is used for tests;
             - a map-style data set, also a list of samples, or ``(train, test)``;
-            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
+            - arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.source_data.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 
         partitioner: assigns samples to clients. By default ``GroupPartitioner()`` if the data are given by client or
@@ -148,17 +149,15 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         source = str(source) if isinstance(source, Path | str) else source
         self._module = source if isinstance(source, L.LightningDataModule) else None
         labels, groups = _name(labels), _name(groups)
+        read_dictionary: DataDictionary | None = None
         if dictionary is not None:
             if self._module is not None:
                 raise ConfigurationError(
                     "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                     "dictionary, or give the table as source."
                 )
-            # Imported for tables only, since it imports pandas.
-            from flsv.tables.source import as_dictionary
-
-            dictionary = as_dictionary(dictionary)
-            labels = _target(labels, dictionary)
+            read_dictionary = from_wing("readers", "tables").as_dictionary(dictionary)
+            labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -184,7 +183,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             group=groups if isinstance(groups, str) else None,
             pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
-            dictionary=dictionary,
+            dictionary=read_dictionary,
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
@@ -255,7 +254,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
-            from flsv.data.sources.named import load_image_data
+            from flsv.data.sources.names_and_paths import load_image_data
 
             load_image_data(self.source, self.files.root, download=True)
 
@@ -556,7 +555,7 @@ def _current_length(dataset: Any) -> int:
     return len(dataset)
 
 
-def _target(labels: Any, dictionary: Dictionary) -> str:
+def _target(labels: Any, dictionary: DataDictionary) -> str:
     target = dictionary.target or labels
     if labels is None and target:
         return dictionary.target

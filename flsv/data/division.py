@@ -17,7 +17,7 @@ from flsv.data.labels import Classes, check_positive, dataset_labels, find_class
 from flsv.data.loaders import Loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
-from flsv.data.sources.base import SourceData
+from flsv.data.sources.source_data import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, in_words, listed

@@ -18,7 +18,7 @@ from flsv.data.labels import are_two_words
 from flsv.data.loaders import TensorBatches, drawn_order, make_loader, samples_of
 from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
-from flsv.data.sources.source import source_name
+from flsv.data.sources.open_source import source_name
 from flsv.data.splits import HeldOut, SplitName, Splits
 from flsv.data.streams import StreamSamples, has_streams, parts_with_rows
 from flsv.utilities.errors import ConfigurationError
@@ -26,7 +26,7 @@ from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.tables.dictionary import Dictionary
+    from flsv.data.sources.table_facts import DataDictionary
 
 
 class FederatedData:
@@ -145,7 +145,7 @@ class FederatedData:
         return self.division.source.input_shape
 
     @property
-    def dictionary(self) -> Dictionary | None:
+    def dictionary(self) -> DataDictionary | None:
         """The data dictionary by which a table is read. None for other data."""
         return self.division.source.dictionary
 

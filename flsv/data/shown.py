@@ -28,7 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv.data.sources.base import SourceData
+from flsv.data.sources.source_data import SourceData
 from flsv.data.streams import StreamSamples, parts_with_rows
 from flsv.utilities.reachable import attributes_and_slots
 

@@ -44,11 +44,6 @@ from flsv.uploads.base import JointUpload
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames
 
-#: The engines that ``FederatedLoop(engine=...)`` takes by name, and where to import them from.
-ENGINES = {
-    "sequential": "flsv.engines.engine:Engine",
-    "vmap": "flsv.vmap.engine:VmapProcess",
-}
 #: Module that is imported only if a run scores models.
 _SCORING_MODULE = "flsv.engines.scoring"
 

@@ -30,7 +30,7 @@ from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
 from flsv.core.extension import MeasuredRun, RunExtension
 from flsv.data import FederatedDataModule
-from flsv.engines.engine import ENGINES, Engine, describe_place
+from flsv.engines.engine import Engine, describe_place
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing, requested_seed
 from flsv.federation.run import FederationRun, RunState
@@ -41,6 +41,7 @@ from flsv.training.client_batches import LocalSteps
 from flsv.training.training_step import is_type_error, note_on_types
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.wings import from_wing
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
@@ -237,10 +238,9 @@ class LightningFit(Rounds):
         if not isinstance(engine, str):
             return engine
         if engine == "sequential":
-            engine_of_strategy = getattr(self.trainer.strategy, "federated_engine", None)
-            if engine_of_strategy is not None:
-                return engine_of_strategy
-        return resolve_name(ENGINES[engine])
+            return getattr(self.trainer.strategy, "federated_engine", Engine)
+        engine_of_wing: Callable[..., Engine] = from_wing("engines", engine)
+        return engine_of_wing
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Prepare the engine, the reports and the trainer's hooks for the first round."""

@@ -10,14 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from flsv.models.cnn import (
-    LeNet5,
-    McMahanCNN,
-    ShapFedCNN,
-    ShapleyFLCifarCNN,
-    ShapleyFLFashionCNN,
-    resnet34_small,
-)
 from flsv.models.linear import (
     MLP,
     Classes,
@@ -29,18 +21,14 @@ from flsv.models.linear import (
 )
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError, nearest
+from flsv.utilities.wings import brought, from_wing
 
 #: Networks from papers, by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "fast_text": FastText,
-    "lenet5": LeNet5,
-    "mcmahan_cnn": McMahanCNN,
     "mlp": MLP,
-    "resnet34_small": resnet34_small,
-    "shapfed_cnn": ShapFedCNN,
-    "shapley_fl_cifar": ShapleyFLCifarCNN,
-    "shapley_fl_fmnist": ShapleyFLFashionCNN,
     "softmax": SoftmaxRegression,
+    **{name: from_wing("networks", name) for name in brought("networks")},
 }
 
 
@@ -105,11 +93,12 @@ _PREFIXES_OF_FILES = ("hf-hub:", "hf_hub:", "local-dir:")
 def _timm_maker(name: str) -> Callable[..., nn.Module]:
     import timm  # slow to import
 
+    known_names = ", ".join(sorted(NETWORKS))
     name_in_library = name.removeprefix("timm:")
     is_in_library = timm.is_model(name_in_library)
     if not is_in_library and not name_in_library.startswith(_PREFIXES_OF_FILES):
         raise ConfigurationError(
-            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv has {', '.join(NETWORKS)}, and all other names "
-            "must be networks of timm. For a network of another library, set its class_path and init_args."
+            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv has {known_names}, and all other names must be "
+            "networks of timm. For a network of another library, set its class_path and init_args."
         )
     return partial(timm.create_model, name_in_library)

@@ -1,17 +1,17 @@
 """CoalitionPlan: trains the models of the coalitions that metrics need, after the run.
 
-To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run
-(:mod:`flsv.sites.coalitions_at_sites`).
+To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -60,9 +60,9 @@ from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_r
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
-from flsv.sites.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.wings import from_wing
 from flsv.values.coalition_files import (
     COALITIONS_FOLDER,
     NO_ROUND,
@@ -81,6 +81,17 @@ LONG_SECONDS = 10.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
+
+
+class CoalitionsElsewhere(Protocol):
+    """Coalitions that are trained beside the run, as by sites."""
+
+    @property
+    def masks(self) -> Tensor:
+        """The coalitions, bool ``[K, n]``."""
+
+    def models(self) -> Mapping[Members, Tensor]:
+        """Return the coalitions' models ``[P]`` of the last round, by members."""
 
 
 class CoalitionPlan(RunExtension):
@@ -128,7 +139,7 @@ class CoalitionPlan(RunExtension):
         self._seconds_per_score = 0.0
         # The coalitions' utilities, from the run's first round on.
         self._store: CoalitionStore | None = None
-        self._sites: CoalitionsAtSites | None = None
+        self._sites: CoalitionsElsewhere | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the parts that belong to the present fit."""
@@ -152,7 +163,7 @@ class CoalitionPlan(RunExtension):
             config.sampler, self._planned_masks, data.num_clients
         )
         if self._trains_at_sites:
-            check_at_sites(config)
+            from_wing("coalitions", "sites").check_at_sites(config)
             return
         if trainer.current_epoch > 0:
             raise ConfigurationError(
@@ -188,7 +199,8 @@ class CoalitionPlan(RunExtension):
         federation = run.federation
         module = run.trainer.lightning_module
         check_shared(self.config, module)
-        self._sites = CoalitionsAtSites(
+        coalitions_at_sites = from_wing("coalitions", "sites")
+        self._sites = coalitions_at_sites.CoalitionsAtSites(
             self._planned_masks(run.data.num_clients),
             replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,

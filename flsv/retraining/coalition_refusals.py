@@ -12,12 +12,12 @@ import lightning as L
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of
-from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.sharing import sharing
 from flsv.games.members import members_of
 from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
+from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.reachable import LIBRARIES
 
@@ -30,7 +30,7 @@ HOW_TO_DO_WITHOUT = (
 
 def check_settings(config: FederationConfig) -> None:
     """Raise ConfigurationError if a part of the federation prevents the training of coalitions."""
-    colluders = [upload for upload in config.uploads if isinstance(upload, Collusion)]
+    colluders = [upload for upload in config.uploads if isinstance(upload, JointUpload)]
     if config.personalizer is not None:
         reason = f"personalizer={config.personalizer!r} gives each client a start point of its own"
     elif config.privacy is not None:

@@ -17,7 +17,7 @@ from flsv.data.federated_data import loader_rows
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.sample_hashes import loader_hash
-from flsv.data.sources.base import SourceData
+from flsv.data.sources.source_data import SourceData
 from flsv.data.splits import FederatedSplits
 from flsv.sites.transport import common_hash
 

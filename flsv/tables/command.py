@@ -35,7 +35,7 @@ from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
-from flsv.data.sources.named import unreadable_images
+from flsv.data.sources.names_and_paths import unreadable_images
 from flsv.results.terminal import filled, width
 from flsv.tables.dictionary import Dictionary
 from flsv.tables.merger import merge

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 import yaml
 
+from flsv.data.column_texts import texts_of
 from flsv.tables.table import (
     LARGEST_NUMBER,
     USUAL_GAPS,
@@ -25,7 +26,6 @@ from flsv.tables.table import (
     Table,
     dates_of,
     numbers_of,
-    texts_of,
 )
 from flsv.utilities.declared import NonNegative, Positive, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed, nearest
@@ -528,12 +528,6 @@ _HEAD = (
     "# What the columns mean. Read each line, correct it, and give all sites the same file.",
     "# Counts, classes, means and rare words reveal something about the rows: delete what must not leave the site.",
 )
-
-if TYPE_CHECKING:
-    DictionaryOptions: TypeAlias = Dictionary | Mapping[str, Any] | str | Path | None
-else:
-    # The command line can give options, or the path of a file.
-    DictionaryOptions = dict[str, Any] | str | None
 
 
 def _changed_options(record: Any) -> dict[str, Any]:

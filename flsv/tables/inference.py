@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -70,27 +70,6 @@ _ANY_NUMBER = re.compile(
 
 class Question(ConfigurationError):
     """Question that the user has to answer: what a column means, or how it is written."""
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Description of a table's column: how it is read, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    read_as: str
-    is_missing: np.ndarray
-
-
-@dataclass(frozen=True)
-class TableWarning:
-    """Data warning about a column of a site."""
-
-    site: str
-    column: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.column} of {self.site}: {self.text}"
 
 
 def infer(

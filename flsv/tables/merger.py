@@ -12,6 +12,7 @@ import pandas as pd
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
+from flsv.data.sources.table_facts import TableWarning
 from flsv.tables.dictionary import (
     CATEGORIES,
     NUMBERS,
@@ -22,7 +23,6 @@ from flsv.tables.dictionary import (
 from flsv.tables.inference import (
     MIN_COMPARED,
     Question,
-    TableWarning,
     check_spelling_of_words,
     infer,
     inferred_column,

@@ -18,9 +18,13 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import in_order, named_class
-from flsv.data.sources.base import Reading, SourceData
-from flsv.tables.dictionary import Dictionary, DictionaryOptions
-from flsv.tables.inference import ColumnCard, TableWarning, isolated_numbers
+from flsv.data.sources.source_data import Reading, SourceData
+from flsv.data.sources.table_facts import (
+    ColumnCard,
+    TableWarning,
+)
+from flsv.tables.dictionary import Dictionary
+from flsv.tables.inference import isolated_numbers
 from flsv.tables.merger import check_number_of_classes, classes_by_site, compare, infer_all
 from flsv.tables.table import USUAL_GAPS, Table, format_of, open_table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -46,7 +50,7 @@ class OpenQuestions(ConfigurationError):
 
 def read_table(source: Any, reading: Reading, client: str) -> Table:
     """Read a client's table in the format that the data dictionary says."""
-    dictionary = reading.dictionary or Dictionary()
+    dictionary = as_dictionary(reading.dictionary)
     file_format = format_of(dictionary.read, client, source)
     return open_table(source, file_format=file_format)
 
@@ -142,7 +146,7 @@ class _TablesSource:
     ) -> None:
         self._reading = reading
         self._are_clients = are_clients
-        dictionary = reading.dictionary or Dictionary()
+        dictionary = as_dictionary(reading.dictionary)
         first_table = next(iter(tables.values()))
         target = reading.label or dictionary.target
         if not target:
@@ -359,7 +363,7 @@ class _TablesSource:
         return texts
 
 
-def as_dictionary(options: DictionaryOptions) -> Dictionary:
+def as_dictionary(options: Any) -> Dictionary:
     """Make a dictionary, which may be incomplete, of options in a mapping or of the path of a file."""
     if options is None:
         return Dictionary()

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
 
+from flsv.data.column_texts import texts_of
 from flsv.data.sources.places import TableRows
 from flsv.utilities.declared import Rules, checked
 from flsv.utilities.errors import ConfigurationError, in_words, listed
@@ -25,8 +26,6 @@ LARGEST_NUMBER = 3e38
 #: Characters that may separate thousands if the separator is a space.
 _SPACES = " \u00a0\u202f"
 _MAX_FIELD_LENGTH = 2**31 - 1
-_FRACTION = re.compile(r"-?\d+\.(?!0$)\d+")
-_WHOLE = re.compile(r"^(-?\d+)\.0$")
 
 
 @checked
@@ -240,26 +239,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path, engine="pyarrow")
     except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
-
-
-def texts_of(column: pd.Series) -> pd.Series:
-    """Return a column as a categorical of texts, with NaN for None and NaN.
-
-    Whole numbers are written without a decimal point unless the column has fractions: pandas turns 7 into 7.0 in a
-    column with missing values, but in a column of versions 7.0 stands beside 7.5.
-    """
-    value_of_row, distinct_values = pd.factorize(column)  # -1 for a missing value
-    texts = [str(value).strip() for value in distinct_values]
-    have_fractions = any(map(_FRACTION.fullmatch, texts))
-    if not have_fractions:
-        texts = [_WHOLE.sub(r"\1", text) for text in texts]
-
-    # Two values, such as "a" and "a ", may have one text.
-    text_of_value, distinct_texts = pd.factorize(np.array(texts, dtype=object))
-    # The last code, -1, is that of missing values, whose index is -1.
-    codes = np.append(text_of_value, -1)
-    words = pd.Categorical.from_codes(codes[value_of_row], categories=distinct_texts)
-    return pd.Series(words, index=column.index)
 
 
 def numbers_of(column: pd.Series, file_format: FileFormat, unit: str = "") -> np.ndarray:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
+from flsv.utilities.reachable import CACHE_TYPE
 
 if TYPE_CHECKING:
     from flsv.utilities.program_state import ProgramState, Reference
@@ -40,8 +41,6 @@ Redirection = tuple["Reference", Any]
 SHARED = "shared"
 #: Marks a path in a folder of the run.
 PATH = "path"
-#: The type of functions with a cache, in which they keep what they have returned.
-CACHE_TYPE: Any = type(lru_cache(len))
 #: By what locks of a type are made. The types themselves have no names that pickle finds.
 _LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 #: Types of values of which only marked ones are pickled otherwise than by Python.

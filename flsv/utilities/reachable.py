@@ -27,6 +27,8 @@ import torch
 from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.seeding import generator_state
 
+#: The type of functions with a cache, in which they keep what they have returned.
+CACHE_TYPE: Any = type(lru_cache(len))
 #: Types of values that refer to nothing.
 _PLAIN_TYPES: frozenset[type] = frozenset(
     {*CONSTANT_TYPES, type(...), range, slice, torch.layout, torch.Size}

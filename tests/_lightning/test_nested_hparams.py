@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
-from flsv.cli.saved_run import config_with_seeds
+from flsv.cli.runs_with_seeds import config_with_seeds
 from flsv.utilities.errors import ConfigurationError
 from helpers import make_generator
 from helpers.data import FEATURES

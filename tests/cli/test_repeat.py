@@ -7,7 +7,7 @@ import pytest
 from pandas import read_csv
 from scipy import stats
 
-from flsv.cli import main, saved_run as repeat
+from flsv.cli import main, runs_with_seeds as repeat
 from flsv.results import open_run, read_run
 from flsv.results.basis import basis_of
 from flsv.results.text import MESSAGES

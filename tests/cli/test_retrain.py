@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from flsv.cli import main
-from flsv.cli.retrain import checkpoint_or_reason, retrain
+from flsv.cli.retrain_saved_run import checkpoint_or_reason, retrain
 from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
 from flsv.results.text import MESSAGES

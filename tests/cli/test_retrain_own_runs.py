@@ -8,7 +8,7 @@ import yaml
 import flsv
 from flsv import FederatedLoop
 from flsv.cli import main
-from flsv.cli.retrain import performance_by, retrain
+from flsv.cli.retrain_saved_run import performance_by, retrain
 from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,

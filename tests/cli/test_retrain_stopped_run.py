@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from flsv.cli import main
-from flsv.cli.retrain import retrain
+from flsv.cli.retrain_saved_run import retrain
 from flsv.results.folder import repeated_folders
 from flsv.results.record import read_record
 from helpers.retrained import retrained_values

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from flsv.data import DirichletPartitioner, load_image_data
-from flsv.data.sources.named import (
+from flsv.data.sources.names_and_paths import (
     CENTRES,
     TORCHVISION_FACTS,
     digits,

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data.sources.base import array_set
-from flsv.data.sources.source import module_source
+from flsv.data.sources.open_source import module_source
+from flsv.data.sources.source_data import array_set
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
 

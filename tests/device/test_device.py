@@ -14,7 +14,7 @@ import flsv
 from flsv import Reporting
 from flsv.aggregation import CGSV, FedAdam, ShapFedWA
 from flsv.contrib import InRunShapley, InRunValues
-from flsv.data.corruption import ClosedSetLabelNoise
+from flsv.data import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
 from flsv.federation import FederatedLoop
 from flsv.metrics import (

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
-from flsv.data.corruption import ClosedSetLabelNoise
+from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.privacy import GaussianPrivacy

@@ -38,3 +38,30 @@ def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_fi
 
     packed_file.write_text(PACKED.replace("value * 2", "value * 4"))
     assert len(hard_to_read(packed_file, exempt)) == 2
+
+
+def test_expressions_in_an_f_string_count_and_its_text_is_one_token():
+    counts = count_code.tokens_by_line('message = f"{len(names)} of {total}"\n')
+
+    assert counts == {1: 3 + len(["len", "(", "names", ")"]) + len(["total"])}
+
+
+ROWS = """
+@pytest.mark.parametrize("number", [1, 2])
+def test_numbers(number):
+    assert number
+"""
+
+
+def test_row_that_is_added_to_a_test_is_no_new_code():
+    (test,) = ast.parse(ROWS).body
+    (longer_test,) = ast.parse(ROWS.replace("[1, 2]", "[1, 2, 3]")).body
+
+    assert digest_of(test) == digest_of(longer_test)
+
+
+def test_count_within_the_margin_is_no_problem():
+    assert count_code.beyond("tokens", count=1_010, stood=1_000) == []
+    assert count_code.beyond("tokens", count=1_011, stood=1_000) == [
+        "more than 1,010 tokens: 1,011"
+    ]

@@ -2,6 +2,6 @@
 it. Estimators are in ``flsv.functional``, games in ``flsv.games``.
 """
 
-from flsv.metrics.coalitions.folds import Decay, MovingAverage, Sum, SurrogateAverage
+import lazy_loader
 
-__all__ = ["Decay", "MovingAverage", "Sum", "SurrogateAverage"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

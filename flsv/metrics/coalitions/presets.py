@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from flsv.functional.shapleyfl import Normalization
 from flsv.metrics.base import Claims
-from flsv.metrics.coalitions.folds import Decay, MovingAverage, Sum, SurrogateAverage
+from flsv.metrics.coalitions.folds import MovingAverage, Sum
+from flsv.metrics.coalitions.method_folds import Decay, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
 from flsv.utilities.declared import Momentum, Share
 

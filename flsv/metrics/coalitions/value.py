@@ -18,7 +18,7 @@ from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.estimators import check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.metrics.base import Claims, ContributionMetric
-from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
+from flsv.metrics.coalitions.folds import Fold, FoldName, fold_named
 from flsv.scores.performance import (
     Evaluators,
     Mode,
@@ -174,7 +174,7 @@ class CoalitionValue(MeasuredMetric):
             per_class or num_classes is not None
         )  # the argument num_classes alone has the same effect
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
-        self.fold = FOLDS[fold] if isinstance(fold, str) else fold
+        self.fold = fold_named(fold) if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum = self.fold.momentum
         self.init = self.fold.init

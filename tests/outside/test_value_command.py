@@ -5,8 +5,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
-from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.outside.value_command import value as run_value
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of
 from helpers import make_generator

@@ -42,7 +42,7 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
+from flsv.cli.runs_with_seeds import config_with_seeds, runs_with_seeds
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop

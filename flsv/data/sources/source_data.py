@@ -24,13 +24,11 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
 from flsv.data.sources.places import data_root, is_columnar
+from flsv.data.sources.table_facts import ColumnCard, DataDictionary, TableWarning
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
-    from flsv.tables.dictionary import Dictionary
-    from flsv.tables.inference import ColumnCard, TableWarning
-
     # Arrays, a DataFrame, a path, objects that other packages read.
     Source: TypeAlias = Any
 else:
@@ -104,7 +102,7 @@ class SourceData:
     pos_label: str | bool | int | None = None
     columns: tuple[ColumnCard, ...] = ()
     make_features: Callable[[Mapping[str, Tensor]], SourceData] | None = None
-    dictionary: Dictionary | None = None
+    dictionary: DataDictionary | None = None
     is_inferred: bool = False
     missing_from_dictionary: str = ""
     data_warnings: tuple[TableWarning, ...] = ()
@@ -190,7 +188,7 @@ class Reading:
     files: Files = field(default_factory=Files)
     label: str | None = None
     group: str | None = None
-    dictionary: Dictionary | None = None
+    dictionary: DataDictionary | None = None
     pos_label: str | bool | int | None = None
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()

@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from flsv.data.sources.base import (
+from flsv.data.sources.places import TableRows, data_root, find_place, is_table_file, looked_at
+from flsv.data.sources.source_data import (
     DATA_SETS,
     READABLE_KINDS,
     Reading,
@@ -23,10 +24,10 @@ from flsv.data.sources.base import (
     known_as,
     tensor_set,
 )
-from flsv.data.sources.places import TableRows, data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for
+from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
@@ -141,9 +142,8 @@ def read_path(
     is_name = is_whole and known_as(source) is not None
     path = None if is_name else find_place(source, files.root)
     if path is not None and is_table_file(path):
-        from flsv.tables.source import read_table
-
-        return read_table(path, reading, client)
+        table: TableRows = from_wing("readers", "tables").read_table(path, reading, client)
+        return table
     name = str(source)
     if not is_whole:
         if path is not None and path.is_dir() and has_class_folders(path):

@@ -26,7 +26,8 @@ from torch.utils.data import (
 from flsv.data.groups import client_names_of
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import WeightedDraws
-from flsv.data.sources.base import (
+from flsv.data.sources.places import TableRows, find_place, is_columnar
+from flsv.data.sources.source_data import (
     READABLE_KINDS,
     Reading,
     SourceData,
@@ -37,9 +38,9 @@ from flsv.data.sources.base import (
     known_as,
     one_numbering,
 )
-from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
+from flsv.utilities.wings import from_wing
 
 
 def read_part(
@@ -53,7 +54,7 @@ def read_part(
     try:
         part: Any
         if isinstance(source, str | Path):
-            from flsv.data.sources.named import read_path
+            from flsv.data.sources.names_and_paths import read_path
 
             part = read_path(source, reading, client=client, is_whole=is_whole)
         else:
@@ -76,9 +77,8 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        from flsv.tables.source import read_table
-
-        return read_table(source, reading, client)
+        table: TableRows = from_wing("readers", "tables").read_table(source, reading, client)
+        return table
 
     if isinstance(source, IterableDataset):
         return stream_samples(source)
@@ -147,7 +147,7 @@ def open_source(
         folder = find_place(source, reading.files.root)
     paths: dict[str, Any] = {}
     if folder is not None and folder.is_dir():
-        from flsv.data.sources.named import folder_by_client
+        from flsv.data.sources.names_and_paths import folder_by_client
 
         paths = dict(folder_by_client(folder))
     if paths:
@@ -227,9 +227,9 @@ def _combine_sets(
             "none."
         )
     if True in names_by_kind:
-        from flsv.tables import source as tables
-
-        return tables.tables_source(parts, held_out_parts, reading, are_clients=are_clients)
+        tables = from_wing("readers", "tables")
+        table_source: SourceData = tables.tables_source(parts, held_out_parts, reading, are_clients)
+        return table_source
     source = SourceData(first_part, is_by_client=are_clients)
     if isinstance(first_part, SourceData):
         source = first_part

@@ -59,7 +59,7 @@ def runs_with_seeds(
             else:
                 say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
                 # Only a list tells of which settings a stopped run in the folder is.
-                run = _fit(arguments, seed, out / name, shows_bars, resumes=has_settings)
+                run = _fit_with_seed(arguments, seed, out / name, shows_bars, resumes=has_settings)
                 folders_by_run[name] = os.path.relpath(run.folder, out)
                 save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folders_by_run.items()])
 
@@ -101,7 +101,7 @@ def _listed_folders(out: Path) -> dict[str, str]:
     return {row["run"]: row["folder"] for row in rows}
 
 
-def _fit(
+def _fit_with_seed(
     arguments: Sequence[str],
     seed: int,
     folder: Path,
