@@ -70,7 +70,8 @@ class ParameterSpace:
         unshared_head: the head's name if the vector does not hold the head's weights, else None.
 
     Raises:
-        ConfigurationError: ``head`` is unknown or names a layer without a weight matrix, or parameters are complex.
+        ConfigurationError: there are no parameters, some are complex, or ``head`` is unknown or names a layer without a
+            weight matrix.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -95,6 +96,11 @@ class ParameterSpace:
         constant: Collection[str] = (),
         non_finite: Collection[str] = (),
     ) -> None:
+        if next(module.parameters(), None) is None:
+            raise ConfigurationError(
+                f"{type(module).__name__} has no parameters, so there is nothing to train or to average. Give it a "
+                "parameter, or evaluate it without a federation: Trainer.validate."
+            )
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
@@ -198,8 +204,9 @@ class ParameterSpace:
         removed = sorted(self._floating - names)
         raise ConfigurationError(
             f"the module's parameters and buffers have changed since the fit began: {added} are new, {removed} are "
-            "missing. The clients' models need the same parameters in all rounds. Change the module before the fit, "
-            "for example in configure_model, and put a callback that does so in on_fit_start before FederatedLoop."
+            "missing. The clients' models need the same parameters in all rounds. Make what on_fit_start of the module "
+            "makes in its setup instead, where trainer.datamodule has the data (the weight of a loss), and put a "
+            "callback that does so before FederatedLoop."
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:

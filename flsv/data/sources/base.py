@@ -223,11 +223,11 @@ def is_array(value: Any) -> bool:
 
 
 def is_pair_of_arrays(value: Any) -> bool:
-    """Return whether ``value`` is ``(X, y)``, an array of inputs and an array or list of targets."""
+    """Return whether ``value`` is ``(X, y)``, an array or DataFrame of inputs and an array or list of targets."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
     x, y = value
-    if not is_array(x):
+    if not is_array(x) and not is_columnar(x):
         return False
     if is_array(y):
         return True
@@ -248,7 +248,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     are numbers to predict (float32).
 
     Args:
-        x: inputs ``[N, ...]``.
+        x: inputs ``[N, ...]``, or a DataFrame of numbers, which become float32.
         y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``. None: no targets.
 
     Returns:
@@ -264,6 +264,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         >>> data.tensors[1], data.classes
         (tensor([0, 1, 0]), ('ill', 'well'))
     """
+    if is_columnar(x):
+        numbers, names = _numbers_of_table(x)
+        data: Any = array_set(numbers, y)
+        data.columns = names
+        return data
     inputs = _inputs(x)
     if y is None:
         return TensorDataset(inputs)
@@ -273,6 +278,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         targets = np.asarray(y)
     is_integral = targets.dtype.kind in "biu"
     is_float = targets.dtype.kind == "f"
+    if targets.shape[:1] != inputs.shape[:1]:
+        raise ConfigurationError(
+            f"(X, y): X has the shape {list(inputs.shape)}, but y has the shape {list(targets.shape)}. Give one target "
+            "for each sample."
+        )
     if targets.ndim == 2 and targets.shape[1] == 1 and not is_float:
         targets = targets[:, 0]  # classes [N, 1] are [N]
     if is_integral:
@@ -287,10 +297,40 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         )
     class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    data: Any = TensorDataset(inputs, labels)
+    data = TensorDataset(inputs, labels)
     data.classes = tuple(class_names.tolist())
     data.by_name = True
     return data
+
+
+def _numbers_of_table(table: Any) -> tuple[np.ndarray, Names]:
+    """Return a DataFrame's values, float32 ``[N, D]``, and the names of its columns."""
+    frame = table.to_pandas() if hasattr(table, "to_pandas") else table
+    names = tuple(map(str, frame.columns))
+    other_names = []
+    for name, dtype, has_gaps in zip(names, frame.dtypes, frame.isna().any()):
+        if dtype.kind not in "biuf" or has_gaps:
+            other_names.append(name)
+    if other_names:
+        raise ConfigurationError(
+            f"(X, y): the columns {listed(other_names, show=repr)} of X are not numbers, or have missing values. Give "
+            "one DataFrame with the column to predict, and name that column by labels."
+        )
+    return frame.to_numpy(dtype=np.float32), names
+
+
+def check_columns(datasets: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless all data sets of ``(DataFrame, y)`` have the same columns in the same order."""
+    name_by_columns = {}
+    for name, dataset in datasets.items():
+        if hasattr(dataset, "columns"):
+            name_by_columns[dataset.columns] = name
+    if len(name_by_columns) > 1:
+        descriptions = [f"{name!r} has {columns}" for columns, name in name_by_columns.items()]
+        raise ConfigurationError(
+            f"(X, y): the DataFrames have different columns: {listed(descriptions)}. Give all of them the same columns "
+            "in the same order."
+        )
 
 
 def _inputs(x: Any) -> Tensor:

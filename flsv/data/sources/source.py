@@ -19,6 +19,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -31,6 +32,7 @@ from flsv.data.sources.base import (
     Reading,
     SourceData,
     array_set,
+    check_columns,
     concatenated,
     is_array,
     is_pair_of_arrays,
@@ -39,7 +41,7 @@ from flsv.data.sources.base import (
 )
 from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
-from flsv.utilities.errors import ConfigurationError, check_lightning
+from flsv.utilities.errors import ConfigurationError, check_lightning, listed
 
 
 def read_part(
@@ -200,8 +202,11 @@ def _combine_sets(
     reading: Reading,
     are_clients: bool = False,
 ) -> SourceData:
+    train_options: dict[str, Any] = {}
     if are_clients:
         train = dict(zip(client_names_of(train, "site"), train.values()))
+        if any(isinstance(data, DataLoader) for data in train.values()):
+            train, train_options = _open_loaders(train)
     parts: dict[str, Any] = {}
     for name, data in train.items():
         if are_clients:
@@ -230,7 +235,13 @@ def _combine_sets(
         from flsv.data.tables import source as tables
 
         return tables.tables_source(parts, held_out_parts, reading, are_clients=are_clients)
-    source = SourceData(first_part, is_by_client=are_clients)
+    check_columns({**parts, **held_out_parts})
+    source = SourceData(
+        first_part,
+        is_by_client=are_clients,
+        train_options=train_options,
+        eval_options={**train_options, "drop_last": False},
+    )
     if isinstance(first_part, SourceData):
         source = first_part
     class_names = one_numbering(parts, held_out_parts, reading.pos_label)
@@ -333,6 +344,32 @@ def _indices_and_draws(
             "shuffle=True in that loader if this is what you want."
         )
     return None, None
+
+
+def _open_loaders(loaders: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the data set of each client's loader, and the options that all loaders have."""
+    datasets = {}
+    options: dict[str, Any] = {}
+    for name, loader in loaders.items():
+        sampler = loader.batch_sampler.sampler if _makes_usual_batches(loader) else None
+        if isinstance(sampler, SubsetRandomSampler):
+            datasets[name] = Subset(loader.dataset, list(sampler.indices))
+        elif sampler is not None and type(sampler) is not WeightedRandomSampler:
+            datasets[name] = loader.dataset
+        else:
+            raise ConfigurationError(
+                f"client {name!r}: expected a torch DataLoader that makes its batches by batch_size and shuffle, as "
+                f"another client has, but got a {type(sampler or loader).__name__}. Give the data sets instead."
+            )
+        options_of_loader = loader_options(loader)
+        options = options or options_of_loader
+        differences = [key for key in options if options[key] != options_of_loader[key]]
+        if differences:
+            raise ConfigurationError(
+                f"client {name!r}: its loader differs in {listed(differences)} from the first client's. Give all "
+                "loaders the same options, or give the data sets."
+            )
+    return datasets, options
 
 
 def _only_loader(loaders: Any) -> Any:
