@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import check_spelling
+from flsv.data.hugging_face import is_hugging_face
 from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
 from flsv.data.sources.places import data_root, is_columnar
@@ -185,6 +186,7 @@ class Reading:
         pos_label: the positive one of two classes. None: the larger number or ``True``.
         split_columns: columns by which rows are held out. They become no features unless the dictionary names them.
         is_alone: whether the data are of one site.
+        has_columns: whether Hugging Face data sets are read as tables, instead of sample by sample.
     """
 
     files: Files = field(default_factory=Files)
@@ -194,6 +196,12 @@ class Reading:
     pos_label: str | bool | int | None = None
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()
+    has_columns: bool = False
+
+    @property
+    def named_columns(self) -> tuple[str | None, ...]:
+        """Columns of a table that become no features unless the dictionary names them."""
+        return (self.label, self.group, *self.split_columns)
 
 
 def known_as(name: object) -> str | None:
@@ -227,7 +235,8 @@ def is_pair_of_arrays(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
     x, y = value
-    if not is_array(x) and not is_columnar(x):
+    is_table = is_columnar(x) and not is_hugging_face(x)
+    if not is_array(x) and not is_table:
         return False
     if is_array(y):
         return True
@@ -378,17 +387,21 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 
 def one_numbering(
-    client_sets: Datasets, held_out: Mapping[str, Dataset[Any] | None], pos_label: Any = None
+    client_sets: Datasets,
+    held_out: Mapping[str, Dataset[Any] | None],
+    pos_label: Any = None,
+    label: Any = None,
 ) -> Names:
     """Give each class the same number in all data sets. Return the names of the classes by their numbers.
 
-    Numbers are changed only if flsv has numbered the classes of all data sets itself.
+    Numbers are changed only if flsv has numbered the classes of all data sets itself. ``label`` is the field of the
+    samples that has the class, if the user has named it.
     """
     all_sets = dict(client_sets)
     for name, dataset in held_out.items():
         if dataset is not None:
             all_sets[name] = dataset
-    names_by_set = {name: class_names_of(dataset) for name, dataset in all_sets.items()}
+    names_by_set = {name: class_names_of(dataset, label) for name, dataset in all_sets.items()}
     if not all(map(is_numbered_by_flsv, all_sets.values())):
         _check_numbers_mean_the_same(client_sets, all_sets, names_by_set)
         first_client = next(iter(client_sets))
@@ -427,7 +440,8 @@ def _check_numbers_mean_the_same(
         descriptions.append(f"{name!r} has {description}")
     raise ConfigurationError(
         f"The data sets number their classes in different ways: {listed(descriptions, 8)}. Use words as labels in all "
-        "of them, or the same numbers and the same attribute `classes`."
+        "of them, or the same numbers and the same attribute `classes` (in Hugging Face data sets "
+        "align_labels_with_mapping)."
     )
 
 

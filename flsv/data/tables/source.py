@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
+from flsv.data.hugging_face import is_hugging_face, visible_table
 from flsv.data.labels import in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
@@ -48,6 +49,8 @@ def read_table(source: Any, reading: Reading, client: str) -> Table:
     """Read a client's table in the format that the data dictionary says."""
     dictionary = reading.dictionary or Dictionary()
     file_format = format_of(dictionary.read, client, source)
+    if is_hugging_face(source):
+        source = visible_table(source, reading.named_columns)
     return open_table(source, file_format=file_format)
 
 
