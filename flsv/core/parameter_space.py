@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flsv.utilities.classifier_head import head_name
+from flsv.utilities.classifier_head import find_head
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import has_floats, is_dense
 
@@ -47,7 +47,7 @@ class ParameterSpace:
     Args:
         module: a module of the structure to map. Parameters that several layers share appear once.
         head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
-            where a submodule has one, else the last ``nn.Linear``.
+            where a submodule has one, else the last ``nn.Linear``, if it is trained.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that each client keeps to
             itself, outside of the vector.
         kept_names: names of further parameters and persistent buffers, including integer ones, that each client keeps
@@ -66,11 +66,13 @@ class ParameterSpace:
             attention masks of -inf. Their averages would be NaN, so the vector does not hold them. Clients must not
             change them.
         num_parameters: the length of the vector's first part, the parameters. The rest are buffers.
-        head: the :class:`Head`. None if there is no linear layer, or the vector does not hold the head's weights.
+        head: the :class:`Head`. None if there is none, or the vector does not hold the head's weights.
         unshared_head: the head's name if the vector does not hold the head's weights, else None.
+        why_no_head: the reason why the module has no ``head``. Else empty.
 
     Raises:
-        ConfigurationError: ``head`` is unknown or names a layer without a weight matrix, or parameters are complex.
+        ConfigurationError: there are no parameters, some are complex, or ``head`` is unknown or names a layer without a
+            weight matrix.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -95,6 +97,11 @@ class ParameterSpace:
         constant: Collection[str] = (),
         non_finite: Collection[str] = (),
     ) -> None:
+        if next(module.parameters(), None) is None:
+            raise ConfigurationError(
+                f"{type(module).__name__} has no parameters, so there is nothing to train or to average. Give it a "
+                "parameter, or evaluate it without a federation: Trainer.validate."
+            )
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
@@ -114,6 +121,7 @@ class ParameterSpace:
         self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
 
         self.unshared_head: str | None = None
+        self.why_no_head = ""
         self.head = self._locate_head(module, head)
 
     def _shared_state(
@@ -205,8 +213,9 @@ class ParameterSpace:
         removed = sorted(self._floating - names)
         raise ConfigurationError(
             f"the module's parameters and buffers have changed since the fit began: {added} are new, {removed} are "
-            "missing. The clients' models need the same parameters in all rounds. Change the module before the fit, "
-            "for example in configure_model, and put a callback that does so in on_fit_start before FederatedLoop."
+            "missing. The clients' models need the same parameters in all rounds. Make what on_fit_start of the module "
+            "makes in its setup instead, where trainer.datamodule has the data (the weight of a loss), and put a "
+            "callback that does so before FederatedLoop."
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
@@ -310,18 +319,22 @@ class ParameterSpace:
         return slices
 
     def _locate_head(self, module: nn.Module, requested: str | None) -> Head | None:
-        layer_name = head_name(module, requested)
+        layer_name, self.why_no_head = find_head(module, requested)
         if layer_name is None:
             return None
         layer = module.get_submodule(layer_name)
         weight_name, bias_name = _names_in_model(module, layer)
         if weight_name in self._excluded:
             self.unshared_head = layer_name
+            self.why_no_head = f"its head {layer_name!r} is not shared"
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight_name is None or len(shapes[weight_name]) < 2:
-            if requested is None:
-                return None  # the weight is computed from other tensors, as weight_norm does
+            if requested is None:  # as weight_norm does
+                self.why_no_head = (
+                    f"the weight of its head {layer_name!r} is computed from other tensors"
+                )
+                return None
             raise ConfigurationError(
                 f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
                 "Name the last linear layer of the classifier."

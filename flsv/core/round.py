@@ -208,12 +208,8 @@ class Round:
             ConfigurationError: the module has no classifier head, or does not share it.
         """
         if self.space.head is None:
-            if self.space.unshared_head is not None:
-                raise ConfigurationError(
-                    f"the classifier head {self.space.unshared_head!r} is not shared with the server."
-                )
             raise ConfigurationError(
-                "the module has no linear layer, so it has no classifier head."
+                f"the module has no classifier head, since {self.space.why_no_head}."
             )
         return self.space.head
 

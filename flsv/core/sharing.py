@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace, named_state
-from flsv.utilities.classifier_head import head_name
+from flsv.utilities.classifier_head import find_head
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
@@ -174,9 +174,12 @@ def _names_of_word(
         norm_layers = [layer for layer in module.modules() if _is_norm_layer(layer)]
         return _names_in_layers(norm_layers, state)
     if word == "head":
-        layer_name = head_name(module, head)
+        layer_name, problem = find_head(module, head)
         if layer_name is None:
-            return ()
+            raise ConfigurationError(
+                f"FederatedLoop(share=...): {word!r} is no layer of the module, since {problem}. Name the layer's "
+                'parameters instead, as in share=["!net.fc.*"], or its name: ClassSpecificShapley(head=...).'
+            )
         return _names_in_layers([module.get_submodule(layer_name)], state)
     return [name for name in state if fnmatchcase(name, word)]
 

@@ -70,8 +70,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             ``groups`` are given, else ``IIDPartitioner(num_clients=5)``.
         batch_size: samples per training batch. None: the batch size of the wrapped data module, else 32.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
-            Face data sets, or paths of CSV files or of folders of images. Classes with names get the same numbers at
-            all clients.
+            Face data sets, ``DataLoader``, or paths of CSV files or of folders of images. The clients of a list have
+            the names "0", "1", ... Classes with names get the same numbers at all clients.
         val: the server's validation data, in a form of a client's data. Then no training sample is set aside for it.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
@@ -126,7 +126,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         partitioner: Partitioner | None = None,
         *,
         batch_size: int | None = None,
-        clients: Mapping[str, Any] | None = None,
+        clients: Mapping[str, Any] | Sequence[Any] | None = None,
         val: Any = None,
         test: Any = None,
         # bool first: else the command line would take "false" for a name.
@@ -159,15 +159,15 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             read_dictionary = from_wing("readers", "tables").as_dictionary(dictionary)
             labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
-        self._clients = None if clients is None else dict(clients)
-        self._source_name = (
-            source_name(source) if clients is None else f"{len(clients)} clients' data"
-        )
-        has_other_source = source_name(source) != "digits" or groups is not None
-        if clients is not None and (len(clients) < 2 or has_other_source):
-            raise ConfigurationError(
-                "clients: expected the data of at least 2 clients by name, without source and groups."
-            )
+        self._clients = None
+        self._source_name = source_name(source)
+        if clients is not None:
+            self._clients = _by_name(clients)
+            if self._source_name != "digits" or groups is not None:
+                raise ConfigurationError(
+                    "clients: the data are given by client, without source and groups. Remove these arguments."
+                )
+            self._source_name = f"{len(self._clients)} clients' data"
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
         is_path = isinstance(source, str) and not known_as(source)
@@ -546,6 +546,22 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+
+
+def _by_name(clients: Any) -> dict[str, Any]:
+    """Return the clients' data by name. The clients of a list have their positions as names."""
+    data_by_name: dict[str, Any] = {}
+    if isinstance(clients, Mapping):
+        data_by_name.update(clients)
+    elif isinstance(clients, list | tuple):
+        for position, data in enumerate(clients):
+            data_by_name[str(position)] = data
+    if len(data_by_name) < 2:
+        raise ConfigurationError(
+            f"clients: expected the data of at least 2 clients, as a dictionary {{name: data}} or a list, but got "
+            f"{source_name(clients)}."
+        )
+    return data_by_name
 
 
 def _current_length(dataset: Any) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from flsv.data.hugging_face import stored_column
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -172,6 +173,8 @@ def values_of_attribute(dataset: Dataset[Any], name: str) -> Any:
 def column(dataset: Dataset[Any], name: str, argument: str) -> Any:
     """Return one value per sample: the data set's attribute ``name``, or that field or position of each sample."""
     values = values_of_samples(dataset, lambda part: values_of_attribute(part, name))
+    if values is None:
+        values = values_of_samples(dataset, lambda part: stored_column(part, name))
     if values is None:
         values = []
         for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length

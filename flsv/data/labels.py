@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, values_of_attribute, values_of_samples
+from flsv.data.hugging_face import class_names_of_column
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
@@ -196,15 +197,16 @@ def _is_identifier(largest: int, distinct: int) -> bool:
     return largest >= 1000 and largest >= 10 * distinct
 
 
-def class_names_of(dataset: Any) -> tuple[str, ...]:
-    """Return the names of a data set's classes from its ``class_to_idx`` or ``classes``, or an empty tuple.
+def class_names_of(dataset: Any, label: Any = None) -> tuple[str, ...]:
+    """Return the names of a data set's classes, or an empty tuple.
 
-    The data set may be inside a ``Subset``, or be every part of a ``ConcatDataset``.
+    They are those of its column ``label`` in a Hugging Face data set, else in ``class_to_idx`` or ``classes``. The data
+    set may be inside a ``Subset``, or be every part of a ``ConcatDataset``.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset):
-        names_of_parts = {class_names_of(part) for part in dataset.datasets}
+        names_of_parts = {class_names_of(part, label) for part in dataset.datasets}
         if len(names_of_parts) > 1:
             raise ConfigurationError(
                 "The parts of a ConcatDataset have different names for their classes: "
@@ -212,12 +214,17 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
             )
         return next(iter(names_of_parts), ())
 
+    names_in_features = class_names_of_column(dataset, label)
+    if names_in_features:
+        return names_in_features
     index_of_class = getattr(dataset, "class_to_idx", None)
-    if isinstance(index_of_class, Mapping):
-        all_indices = list(range(len(index_of_class)))
-        if sorted(index_of_class.values()) == all_indices:
-            names_in_order = sorted(index_of_class, key=index_of_class.__getitem__)
-            return tuple(map(str, names_in_order))
+    if isinstance(index_of_class, Mapping) and index_of_class:
+        name_by_index = {index: str(name) for name, index in index_of_class.items()}
+        largest = max(name_by_index)
+        if len(name_by_index) == len(index_of_class) and not _is_identifier(
+            largest, len(name_by_index)
+        ):
+            return tuple(name_by_index.get(index, str(index)) for index in range(largest + 1))
     names = getattr(dataset, "classes", None)
     return tuple(map(str, names or ()))
 

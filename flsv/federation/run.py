@@ -26,7 +26,7 @@ from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from flsv.sampling.base import checked_probabilities, draw_cohort
-from flsv.server.checks import check_space
+from flsv.server.checks import check_head_is_trained, check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
 from flsv.training.store import ClientStore
@@ -248,6 +248,9 @@ class FederationRun:
                 drawing_probabilities=drawing_probabilities,
                 broken=engine.broken_clients,
             )
+        # Attacks and compression may send a head that is not the trained one.
+        if state.round_index == 0 and self.metrics.head_metrics and not self.config.uploads:
+            check_head_is_trained(round, self.metrics.head_metrics)
         senders = {update.client_id for update in engine.updates}
         engine.exclude(senders.difference(on_host(round.client_ids)))
         return round

@@ -55,7 +55,7 @@ class ClassSpecificShapley(ContributionMetric):
         weighting: ``"uniform"``: ``per_client`` gives the plain mean, as in the paper. ``"samples"``: it is multiplied
             by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()`` or
-            the last ``nn.Linear``.
+            the last ``nn.Linear``, if it is trained.
         kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from flsv.models.classifier import ClassifierClient
-from flsv.utilities.classifier_head import head_name
+from flsv.utilities.classifier_head import find_head
 from flsv.utilities.declared import Count, Positive, check_arguments
 from flsv.utilities.errors import ConfigurationError
 
@@ -120,7 +120,7 @@ class LoRAClient(ClassifierClient):
         super()._build(num_classes, input_shape)
         if has_lora(self.network):
             return  # the network has adapters already
-        head = head_name(self.network)
+        head, _ = find_head(self.network)
         targets = self._layers_to_adapt(head)
         with torch.device("cpu"):  # as ClassifierClient does
             self.network = add_lora(self.network, self.rank, alpha=self.alpha, targets=targets)

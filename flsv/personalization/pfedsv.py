@@ -217,12 +217,8 @@ def _head_of(space: ParameterSpace) -> str:
     """Return the name of the classifier, or raise ConfigurationError if there is none."""
     if space.head is not None:
         return space.head.name
-    if space.unshared_head:
-        reason = f"clients do not share its last linear layer {space.unshared_head!r}"
-    else:
-        reason = "it has no linear layer"
     raise ConfigurationError(
-        f"the module has no classifier head, since {reason}. Name the layers: classifier=[...]."
+        f"the module has no classifier head, since {space.why_no_head}. Name the layers: classifier=[...]."
     )
 
 

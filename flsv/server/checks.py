@@ -23,7 +23,7 @@ from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import VOCABULARY, Split
+from flsv.core import VOCABULARY, Round, Split
 from flsv.core.needs import check_declared, needs_of, reads_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
@@ -289,15 +289,25 @@ def check_space(
         else:
             parts = f"head={head!r}"
         raise ConfigurationError(
-            f"{parts} need a classifier head, but the module has no nn.Linear layer, or the weight of its last one is "
-            "computed from other tensors. Name the last layer with ClassSpecificShapley(head=...), or remove these "
-            "metrics."
+            f"{parts} need the module's classifier head, but {space.why_no_head}. Name the last layer with "
+            "ClassSpecificShapley(head=...), or remove these metrics."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
             f"the head {space.head.name!r} has {space.head.num_classes} outputs, but the data have {num_classes} "
             "classes. Give the module one output per class, or name its classifier: ClassSpecificShapley(head=...)."
         )
+
+
+def check_head_is_trained(round: Round, metric_names: Sequence[str]) -> None:
+    """Check that a client's first training has changed the head that metrics read, if it has changed the model."""
+    has_trained_head = bool(round.client_heads.any())
+    if has_trained_head or not round.state_updates.any():
+        return
+    raise ConfigurationError(
+        f"metrics {list(metric_names)} read the classifier head {round.head.name!r}, but no client's first training "
+        "has changed it. Name the layer that is trained: ClassSpecificShapley(head=...)."
+    )
 
 
 def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:

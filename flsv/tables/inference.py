@@ -391,6 +391,10 @@ def kind_of(table: Table, name: str, column: Column) -> str:
         type_of_fields = infer_dtype(typed_fields, skipna=True)
         if type_of_fields in ("mixed", "mixed-integer"):
             raise Question(f"{table.title} has values of several types. Convert them to one type")
+        if type_of_fields == "complex":
+            raise Question(
+                f"{table.title} has complex numbers. Make two columns of their real and imaginary parts"
+            )
     if not is_numeric_dtype(typed_fields):
         return _kind_of_texts(table, name, column)
     return _kind_of_numbers(table, name, typed_fields.dropna())

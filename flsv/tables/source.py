@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
+from flsv.data.hugging_face import is_hugging_face, visible_table
 from flsv.data.labels import in_order, named_class
 from flsv.data.sources.source_data import Reading, SourceData
 from flsv.data.sources.table_facts import (
@@ -52,6 +53,8 @@ def read_table(source: Any, reading: Reading, client: str) -> Table:
     """Read a client's table in the format that the data dictionary says."""
     dictionary = as_dictionary(reading.dictionary)
     file_format = format_of(dictionary.read, client, source)
+    if is_hugging_face(source):
+        source = visible_table(source, reading.named_columns)
     return open_table(source, file_format=file_format)
 
 

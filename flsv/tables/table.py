@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
+from pandas.api.types import is_complex_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.column_texts import texts_of
 from flsv.data.sources.places import TableRows
@@ -216,13 +216,26 @@ def open_table(
 
     column_names = [str(column).strip() for column in frame]
     _check_distinct(column_names, name)
+    frame = frame.set_axis(column_names, axis=1).reset_index(drop=True)
     return Table(
-        frame=frame.set_axis(column_names, axis=1).reset_index(drop=True),
+        frame=_with_numpy_types(frame),
         name=name,
         file_format=file_format,
         row_lines=row_lines,
         path=name if is_file else "",
     )
+
+
+def _with_numpy_types(frame: pd.DataFrame) -> pd.DataFrame:
+    """Convert columns of Arrow's types to the types that pandas has for Arrow tables."""
+    arrow_names = [name for name in frame if isinstance(frame[name].dtype, pd.ArrowDtype)]
+    if not arrow_names:
+        return frame
+    import pyarrow  # installed, since there are columns of its types
+
+    arrow_table = pyarrow.Table.from_pandas(frame[arrow_names], preserve_index=False)
+    columns = arrow_table.to_pandas(ignore_metadata=True)
+    return frame.assign(**dict(columns.items()))
 
 
 def _check_distinct(names: Sequence[str], table_name: str) -> None:
@@ -246,6 +259,8 @@ def numbers_of(column: pd.Series, file_format: FileFormat, unit: str = "") -> np
 
     ``unit`` may follow each number.
     """
+    if is_complex_dtype(column):
+        return np.full(len(column), np.nan)
     if is_numeric_dtype(column):
         return column.to_numpy(dtype=float, na_value=np.nan)
     value_of_row, distinct_values = pd.factorize(column)  # -1 for a missing value

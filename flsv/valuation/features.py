@@ -98,7 +98,7 @@ class Penultimate(Features):
 
     Args:
         head: name of the head as in ``module.named_modules()``. None: the layer that timm's ``get_classifier()``
-            returns, or the last ``nn.Linear``.
+            returns, or the last ``nn.Linear``, if it is trained.
 
     Raises:
         ConfigurationError: at the call: there is no model, it has no linear layer or no layer with the name ``head``,
@@ -130,11 +130,12 @@ def head_inputs(
     head: str | None = None,
 ) -> Tensor:
     """Compute the inputs ``[m, d]`` of a module's classifier head for m samples."""
-    head_of_module = ParameterSpace(module, head).head
+    space = ParameterSpace(module, head)
+    head_of_module = space.head
     if head_of_module is None:
-        name = type(module).__name__
         raise ConfigurationError(
-            f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
+            f"{type(module).__name__} has no classifier head, since {space.why_no_head}. Name its last layer with "
+            "Penultimate(head=...), or choose PCA()."
         )
     features = _flat_inputs(module, x, module.get_submodule(head_of_module.name))
     if len(features) != len(x):

@@ -151,7 +151,7 @@ def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
 
-    with refused("head 'net.4' is not shared"):
+    with refused("each of its layers 'net.0', 'net.4' may be the head"):
         fit(
             make_loop_of_three_clients(share="trainable", metrics={"m": ClassSpecificShapley()}),
             tmp_path,

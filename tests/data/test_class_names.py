@@ -2,6 +2,7 @@
 
 import lightning as L
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
@@ -145,3 +146,38 @@ def test_declared_number_below_a_label_is_not_taken():
     data.setup("fit")
 
     assert data.num_classes == 3
+
+
+def make_items_with_gaps(numbers_by_name):
+    """Samples whose classes have such numbers, and all the same names in the same order."""
+    numbers = list(numbers_by_name.values())
+    samples = []
+    for index in range(20):
+        sample = torch.zeros(4), numbers[index % 2]
+        samples.append(sample)
+    targets = [label for _, label in samples]
+    return Items(samples, targets=targets, classes=["ill", "well"], class_to_idx=numbers_by_name)
+
+
+@pytest.mark.parametrize("numbers_at_b", [{"ill": 7, "well": 5}, {"ill": 6, "well": 8}])
+def test_names_with_other_numbers_at_another_client_are_refused(numbers_at_b):
+    clients = {
+        "a": make_items_with_gaps({"ill": 5, "well": 7}),
+        "b": make_items_with_gaps(numbers_at_b),
+    }
+
+    with pytest.raises(ConfigurationError, match="number their classes in different ways"):
+        set_up_data(clients=clients)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_pandas_categories_in_another_order_are_merged_by_their_names(ordered):
+    words = ["ill", "well", "ill", "well"] * 5
+    clients = {}
+    for client, categories in {"a": ["ill", "well"], "b": ["well", "ill"]}.items():
+        outcome = pd.Categorical(words, categories=categories, ordered=ordered)
+        clients[client] = pd.DataFrame({"age": np.arange(20.0), "outcome": outcome})
+
+    data = set_up_data(clients=clients, labels="outcome", server_val=0)
+
+    assert data.client_labels(0).tolist() == data.client_labels(1).tolist()

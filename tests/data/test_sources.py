@@ -155,7 +155,7 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
+        ({"clients": {"a": HERE}}, "data of at least 2 clients, as a dictionary"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "without source and groups"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': the data set has no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),

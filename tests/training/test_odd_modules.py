@@ -15,7 +15,7 @@ from flsv.metrics import LeaveOneOut, PartialFederatedShapley
 from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from helpers import refused, warns
-from helpers.data import FEATURES, toy_data
+from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 
@@ -111,6 +111,36 @@ class OwnSchedule(torch.optim.lr_scheduler.StepLR):
         return {**super().state_dict(), "wrapped": Wrapper()}
 
 
+class Rule(torch.nn.Module):
+    """A fixed rule, to which trained models are compared."""
+
+    def forward(self, x):
+        return x[:, :CLASSES]
+
+
+class RuleModule(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = Rule()
+
+    def configure_optimizers(self):
+        return None
+
+
+class WeighsClassesLate(Plain):
+    """Gives its loss a weight for each class, which it counts in ``on_fit_start``."""
+
+    def on_fit_start(self):
+        counts = self.trainer.datamodule.class_counts.sum(0)
+        self.criterion = nn.CrossEntropyLoss(weight=1 / counts)
+
+
+class WeighsClasses(Plain):
+    def setup(self, stage):
+        counts = self.trainer.datamodule.class_counts.sum(0)
+        self.criterion = nn.CrossEntropyLoss(weight=1 / counts)
+
+
 class Wrapper:
     def __getattr__(self, name):
         return getattr(self.wrapped, name)
@@ -146,6 +176,8 @@ class WithOwnSchedule(Plain):
             {},
             r"\['late_layer.bias', 'late_layer.weight'\] are new.* before FederatedLoop",
         ),
+        (RuleModule, {}, "RuleModule has no parameters, so there is nothing to train"),
+        (WeighsClassesLate, {}, r"\['criterion.weight'\] are new.* in its setup instead"),
         (Bank, {}, r"changes the sizes of .* bank was \[0\] and is"),
         (BankOfEpoch, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
         (
@@ -160,6 +192,14 @@ def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
 ):
     with refused(message):
         fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
+
+
+def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_path):
+    loop = FederatedLoop(seed=1)
+
+    fit(loop, tmp_path, WeighsClasses())
+
+    assert "criterion.weight" in loop.space.names
 
 
 def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from flsv.data.groups import client_names_of
+from flsv.data.hugging_face import are_tables, is_hugging_face
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.places import TableRows, find_place, is_columnar
@@ -32,6 +34,7 @@ from flsv.data.sources.source_data import (
     Reading,
     SourceData,
     array_set,
+    check_columns,
     concatenated,
     is_array,
     is_pair_of_arrays,
@@ -39,7 +42,7 @@ from flsv.data.sources.source_data import (
     one_numbering,
 )
 from flsv.data.streams import stream_samples
-from flsv.utilities.errors import ConfigurationError, check_lightning
+from flsv.utilities.errors import ConfigurationError, check_lightning, listed
 from flsv.utilities.wings import from_wing
 
 
@@ -73,9 +76,7 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
         return array_set(*source)
     if is_array(source):
         return array_set(source)
-    # Without labels, a Hugging Face data set is not a table: the model reads its samples, which are dictionaries.
-    is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
-    is_read_by_row = is_from_hugging_face and reading.label is None
+    is_read_by_row = is_hugging_face(source) and not reading.has_columns
     if is_columnar(source) and not is_read_by_row:
         table: TableRows = from_wing("readers", "tables").read_table(source, reading, client)
         return table
@@ -141,7 +142,7 @@ def open_source(
                 f"val and test: the LightningDataModule {type(source).__name__} has its own loaders. Define "
                 "val_dataloader and test_dataloader in it instead."
             )
-        return module_source(source)
+        return module_source(source, reading.label)
     folder = None
     if isinstance(source, str) and not known_as(source):
         folder = find_place(source, reading.files.root)
@@ -200,8 +201,13 @@ def _combine_sets(
     reading: Reading,
     are_clients: bool = False,
 ) -> SourceData:
+    train_options: dict[str, Any] = {}
     if are_clients:
         train = dict(zip(client_names_of(train, "site"), train.values()))
+        train, train_options = _open_loaders(train)
+    all_data = [*train.values(), *held_out.values()]
+    has_columns = not train_options and _have_columns(all_data, reading)  # loaders have samples
+    reading = replace(reading, has_columns=has_columns)
     parts: dict[str, Any] = {}
     for name, data in train.items():
         if are_clients:
@@ -228,12 +234,20 @@ def _combine_sets(
         )
     if True in names_by_kind:
         tables = from_wing("readers", "tables")
-        table_source: SourceData = tables.tables_source(parts, held_out_parts, reading, are_clients)
+        table_source: SourceData = tables.tables_source(
+            parts, held_out_parts, reading, are_clients=are_clients
+        )
         return table_source
-    source = SourceData(first_part, is_by_client=are_clients)
+    check_columns({**parts, **held_out_parts})
+    source = SourceData(
+        first_part,
+        is_by_client=are_clients,
+        train_options=train_options,
+        eval_options={**train_options, "drop_last": False},
+    )
     if isinstance(first_part, SourceData):
         source = first_part
-    class_names = one_numbering(parts, held_out_parts, reading.pos_label)
+    class_names = one_numbering(parts, held_out_parts, reading.pos_label, label=reading.label)
     if are_clients:
         sizes = torch.tensor([len(part) for part in parts.values()])
         source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(parts))
@@ -247,27 +261,51 @@ def _combine_sets(
     )
 
 
+def _have_columns(datasets: Sequence[Any], reading: Reading) -> bool:
+    """Return whether Hugging Face data sets are read as tables."""
+    if reading.dictionary is not None:
+        return True
+    if reading.label is None:  # the model reads samples, which are dictionaries
+        return False
+    return are_tables(filter(is_hugging_face, datasets), reading.named_columns)
+
+
 #: Methods of ``DataLoader`` that make its batches. A subclass that overrides one of them may make other batches.
 _METHODS_OF_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
-def module_source(module: L.LightningDataModule) -> SourceData:
-    """Return the source of a data module's loaders, after its ``setup("fit")``."""
+def module_source(module: L.LightningDataModule, label: str | None = None) -> SourceData:
+    """Return the source of a data module's loaders, after its ``setup("fit")``.
+
+    ``label`` is the field of the samples that has the class, if the user has named it.
+    """
     source = _training_source(module.train_dataloader(), type(module).__name__)
     source = replace(
         source,
-        class_names=class_names_of(source.train) or _declared_classes(module),
+        class_names=class_names_of(source.train, label) or _declared_classes(module),
         pos_label=getattr(module, "pos_label", None),
     )
     if not is_overridden("val_dataloader", module):
         return source
 
     val_loaders = _only_loader(module.val_dataloader())
+    _check_class_names(source, getattr(val_loaders, "dataset", None), label)
     has_usual_batches = _makes_usual_batches(val_loaders)
     if has_usual_batches and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler):
         eval_options = {**loader_options(val_loaders), "drop_last": False}
         return replace(source, val=val_loaders.dataset, eval_options=eval_options)
     return replace(source, val_loaders=val_loaders)
+
+
+def _check_class_names(source: SourceData, val: Any, label: str | None) -> None:
+    """Raise ConfigurationError if the validation data name their classes otherwise than the training data."""
+    names = class_names_of(source.train, label)
+    names_in_val = class_names_of(val, label)
+    if names and names_in_val and names != names_in_val:
+        raise ConfigurationError(
+            f"the classes of the training data are {listed(names, 8)}, and those of the validation data "
+            f"{listed(names_in_val, 8)}. Give both the same classes in the same order."
+        )
 
 
 def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
@@ -333,6 +371,36 @@ def _indices_and_draws(
             "shuffle=True in that loader if this is what you want."
         )
     return None, None
+
+
+def _open_loaders(loaders: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the data set of each client's loader, and the options that all loaders have. Return other data as they
+    are.
+    """
+    if not any(isinstance(loader, DataLoader) for loader in loaders.values()):
+        return dict(loaders), {}
+    datasets = {}
+    options: dict[str, Any] = {}
+    for name, loader in loaders.items():
+        sampler = loader.batch_sampler.sampler if _makes_usual_batches(loader) else None
+        if isinstance(sampler, SubsetRandomSampler):
+            datasets[name] = Subset(loader.dataset, list(sampler.indices))
+        elif sampler is not None and type(sampler) is not WeightedRandomSampler:
+            datasets[name] = loader.dataset
+        else:
+            raise ConfigurationError(
+                f"client {name!r}: expected a torch DataLoader that makes its batches by batch_size and shuffle, as "
+                f"another client has, but got a {type(sampler or loader).__name__}. Give the data sets instead."
+            )
+        options_of_loader = loader_options(loader)
+        options = options or options_of_loader
+        differences = [key for key in options if options[key] != options_of_loader[key]]
+        if differences:
+            raise ConfigurationError(
+                f"client {name!r}: its loader differs in {listed(differences)} from the first client's. Give all "
+                "loaders the same options, or give the data sets."
+            )
+    return datasets, options
 
 
 def _only_loader(loaders: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import check_spelling
+from flsv.data.hugging_face import is_hugging_face
 from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
 from flsv.data.sources.places import data_root, is_columnar
@@ -183,6 +184,7 @@ class Reading:
         pos_label: the positive one of two classes. None: the larger number or ``True``.
         split_columns: columns by which rows are held out. They become no features unless the dictionary names them.
         is_alone: whether the data are of one site.
+        has_columns: whether Hugging Face data sets are read as tables, instead of sample by sample.
     """
 
     files: Files = field(default_factory=Files)
@@ -192,6 +194,12 @@ class Reading:
     pos_label: str | bool | int | None = None
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()
+    has_columns: bool = False
+
+    @property
+    def named_columns(self) -> tuple[str | None, ...]:
+        """Columns of a table that become no features unless the dictionary names them."""
+        return (self.label, self.group, *self.split_columns)
 
 
 def known_as(name: object) -> str | None:
@@ -221,11 +229,12 @@ def is_array(value: Any) -> bool:
 
 
 def is_pair_of_arrays(value: Any) -> bool:
-    """Return whether ``value`` is ``(X, y)``, an array of inputs and an array or list of targets."""
+    """Return whether ``value`` is ``(X, y)``, an array or DataFrame of inputs and an array or list of targets."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
     x, y = value
-    if not is_array(x):
+    is_table = is_columnar(x) and not is_hugging_face(x)
+    if not is_array(x) and not is_table:
         return False
     if is_array(y):
         return True
@@ -246,7 +255,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     are numbers to predict (float32).
 
     Args:
-        x: inputs ``[N, ...]``.
+        x: inputs ``[N, ...]``, or a DataFrame of numbers, which become float32.
         y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``. None: no targets.
 
     Returns:
@@ -262,6 +271,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         >>> data.tensors[1], data.classes
         (tensor([0, 1, 0]), ('ill', 'well'))
     """
+    if is_columnar(x):
+        numbers, names = _numbers_of_table(x)
+        data: Any = array_set(numbers, y)
+        data.columns = names
+        return data
     inputs = _inputs(x)
     if y is None:
         return TensorDataset(inputs)
@@ -271,6 +285,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         targets = np.asarray(y)
     is_integral = targets.dtype.kind in "biu"
     is_float = targets.dtype.kind == "f"
+    if targets.shape[:1] != inputs.shape[:1]:
+        raise ConfigurationError(
+            f"(X, y): X has the shape {list(inputs.shape)}, but y has the shape {list(targets.shape)}. Give one target "
+            "for each sample."
+        )
     if targets.ndim == 2 and targets.shape[1] == 1 and not is_float:
         targets = targets[:, 0]  # classes [N, 1] are [N]
     if is_integral:
@@ -285,10 +304,40 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         )
     class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    data: Any = TensorDataset(inputs, labels)
+    data = TensorDataset(inputs, labels)
     data.classes = tuple(class_names.tolist())
     data.by_name = True
     return data
+
+
+def _numbers_of_table(table: Any) -> tuple[np.ndarray, Names]:
+    """Return a DataFrame's values, float32 ``[N, D]``, and the names of its columns."""
+    frame = table.to_pandas() if hasattr(table, "to_pandas") else table
+    names = tuple(map(str, frame.columns))
+    other_names = []
+    for name, dtype, has_gaps in zip(names, frame.dtypes, frame.isna().any()):
+        if dtype.kind not in "biuf" or has_gaps:
+            other_names.append(name)
+    if other_names:
+        raise ConfigurationError(
+            f"(X, y): the columns {listed(other_names, show=repr)} of X are not numbers, or have missing values. Give "
+            "one DataFrame with the column to predict, and name that column by labels."
+        )
+    return frame.to_numpy(dtype=np.float32), names
+
+
+def check_columns(datasets: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless all data sets of ``(DataFrame, y)`` have the same columns in the same order."""
+    name_by_columns = {}
+    for name, dataset in datasets.items():
+        if hasattr(dataset, "columns"):
+            name_by_columns[dataset.columns] = name
+    if len(name_by_columns) > 1:
+        descriptions = [f"{name!r} has {columns}" for columns, name in name_by_columns.items()]
+        raise ConfigurationError(
+            f"(X, y): the DataFrames have different columns: {listed(descriptions)}. Give all of them the same columns "
+            "in the same order."
+        )
 
 
 def _inputs(x: Any) -> Tensor:
@@ -336,17 +385,21 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 
 def one_numbering(
-    client_sets: Datasets, held_out: Mapping[str, Dataset[Any] | None], pos_label: Any = None
+    client_sets: Datasets,
+    held_out: Mapping[str, Dataset[Any] | None],
+    pos_label: Any = None,
+    label: Any = None,
 ) -> Names:
     """Give each class the same number in all data sets. Return the names of the classes by their numbers.
 
-    Numbers are changed only if flsv has numbered the classes of all data sets itself.
+    Numbers are changed only if flsv has numbered the classes of all data sets itself. ``label`` is the field of the
+    samples that has the class, if the user has named it.
     """
     all_sets = dict(client_sets)
     for name, dataset in held_out.items():
         if dataset is not None:
             all_sets[name] = dataset
-    names_by_set = {name: class_names_of(dataset) for name, dataset in all_sets.items()}
+    names_by_set = {name: class_names_of(dataset, label) for name, dataset in all_sets.items()}
     if not all(map(is_numbered_by_flsv, all_sets.values())):
         _check_numbers_mean_the_same(client_sets, all_sets, names_by_set)
         first_client = next(iter(client_sets))
@@ -385,7 +438,8 @@ def _check_numbers_mean_the_same(
         descriptions.append(f"{name!r} has {description}")
     raise ConfigurationError(
         f"The data sets number their classes in different ways: {listed(descriptions, 8)}. Use words as labels in all "
-        "of them, or the same numbers and the same attribute `classes`."
+        "of them, or the same numbers and the same attribute `classes` (in Hugging Face data sets "
+        "align_labels_with_mapping)."
     )
 
 

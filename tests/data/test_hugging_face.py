@@ -1,0 +1,177 @@
+"""Data sets of Hugging Face: samples are what ``dataset[i]`` returns, and classes have the names of ``features``."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from flsv.data import Splits
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import set_up_data
+
+datasets = pytest.importorskip(
+    "datasets", reason="Hugging Face's package datasets is not installed"
+)
+
+NAMES = ["well", "ill"]
+NO_VALIDATION = Splits(server_val=0)
+
+
+def make_dataset(columns, features, names=NAMES):
+    """A data set of 60 samples with a class as label, every second one ill."""
+    label_numbers = [names.index(NAMES[index % 2]) for index in range(60)]
+    return datasets.Dataset.from_dict(
+        {**columns, "label": label_numbers},
+        features=datasets.Features({**features, "label": datasets.ClassLabel(names=names)}),
+    )
+
+
+def make_table(names=NAMES):
+    columns = {
+        "age": [float(index) for index in range(60)],
+        "next_year": [0.5 * index for index in range(60)],
+        "site": [f"clinic {index % 3}" for index in range(60)],
+    }
+    features = {
+        "age": datasets.Value("float64"),
+        "next_year": datasets.Value("float64"),
+        "site": datasets.Value("string"),
+    }
+    return make_dataset(columns, features, names)
+
+
+def make_texts(names=NAMES):
+    texts = [f"letter {index}" for index in range(60)]
+    return make_dataset({"text": texts}, {"text": datasets.Value("string")}, names)
+
+
+def make_tokens():
+    tokens = [[index, index + 1] for index in range(60)]
+    features = {"tokens": datasets.List(datasets.Value("int64"))}
+    return make_dataset({"tokens": tokens}, features).with_format("torch")
+
+
+def age_alone(rows):
+    return {"age": rows["age"], "label": rows["label"]}
+
+
+# ---- tables
+
+
+def test_classes_in_another_order_are_merged_by_their_names():
+    clients = {"A": make_table(["well", "ill"]), "B": make_table(["ill", "well"])}
+
+    data = set_up_data(clients=clients, labels="label", pos_label="ill", splits=NO_VALIDATION)
+
+    is_ill = (np.arange(60) % 2).tolist()
+    assert data.class_names == ("well", "ill")
+    assert data.client_labels(0).tolist() == is_ill
+    assert data.client_labels(1).tolist() == is_ill
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda dataset: dataset.with_format("torch", columns=["age", "label"]),
+        lambda dataset: dataset.with_transform(age_alone),
+        lambda dataset: dataset.remove_columns(["next_year", "site"]),
+    ],
+)
+def test_column_that_a_sample_does_not_have_is_no_feature(hide):
+    data = set_up_data(hide(make_table()), labels="label")
+
+    assert list(data.dictionary.columns) == ["age"]
+    assert data.class_names == ("ill", "well")
+
+
+def test_hidden_column_can_name_the_clients():
+    dataset = make_table().with_format("numpy", columns=["age", "label"])
+
+    data = set_up_data(dataset, labels="label", groups="site")
+
+    assert data.client_names == ("clinic 0", "clinic 1", "clinic 2")
+    assert list(data.dictionary.columns) == ["age"]
+
+
+def test_numbers_that_a_transform_makes_have_no_names():
+    dataset = make_table().with_transform(lambda rows: {"age": rows["age"], "label": [0, 1, 1]})
+    dataset = dataset.select(range(3))
+
+    data = set_up_data(
+        dataset, labels="label", splits=NO_VALIDATION, partitioner=None, groups=[*"abc"]
+    )
+
+    assert data.class_names == ("0", "1")
+
+
+# ---- samples
+
+
+@pytest.mark.parametrize("make", [make_texts, make_tokens])
+def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
+    data = set_up_data(make(), labels="label", splits=NO_VALIDATION)
+
+    batch = next(iter(data.client_loader(0)))
+    assert set(batch) == {"label", *make().column_names}
+    assert data.class_names == ("well", "ill")
+    assert data.class_counts.sum(0).tolist() == [30, 30]
+
+
+def test_classes_of_texts_in_another_order_are_refused():
+    clients = {"A": make_texts(["well", "ill"]), "B": make_texts(["ill", "well"])}
+
+    with pytest.raises(ConfigurationError, match="'A' has the names well, ill, 'B' .* ill, well"):
+        set_up_data(clients=clients, labels="label")
+
+
+def test_parts_of_a_concatenation_name_their_classes():
+    dataset = ConcatDataset([make_tokens(), Subset(make_tokens(), range(10))])
+
+    data = set_up_data(dataset, labels="label", splits=NO_VALIDATION)
+
+    assert data.class_names == ("well", "ill")
+    assert data.class_counts.sum(0).tolist() == [35, 35]
+
+
+def test_positive_class_of_texts_is_the_second_name():
+    data = set_up_data(make_texts(), labels="label", pos_label="ill")
+
+    assert data.positive_class == "ill"
+
+
+def test_client_loaders_of_texts_keep_their_collate_fn():
+    def lengths(samples):
+        return torch.tensor([len(sample["text"]) for sample in samples])
+
+    loaders = [DataLoader(make_texts(), collate_fn=lengths) for _ in range(2)]
+
+    data = set_up_data(clients=loaders, labels="label")
+
+    assert next(iter(data.client_loader(0))).item() in (8, 9)  # "letter 7", "letter 17"
+
+
+def test_groups_and_labels_are_read_without_decoding_other_columns():
+    num_decoded = 0
+
+    def decode(rows):
+        nonlocal num_decoded
+        num_decoded += len(rows["age"])
+        return {**rows, "image": [torch.zeros(2, 2)] * len(rows["age"])}
+
+    dataset = make_table().with_transform(decode)
+
+    data = set_up_data(dataset, labels="label", groups="site")
+
+    assert data.client_names == ("clinic 0", "clinic 1", "clinic 2")
+    assert num_decoded < len(dataset)
+
+
+def test_labels_that_a_transform_changes_are_those_of_the_samples():
+    def swap(rows):
+        images = [torch.zeros(2, 2)] * len(rows["label"])
+        return {"image": images, "label": [1 - label for label in rows["label"]]}
+
+    data = set_up_data(make_table().with_transform(swap), labels="label", splits=NO_VALIDATION)
+
+    assert data.division.classes.labels.tolist() == [1, 0] * 30
+    assert data.class_names == ("0", "1")
