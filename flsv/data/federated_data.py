@@ -68,7 +68,10 @@ class FederatedData:
 
     @property
     def num_samples(self) -> Tensor:
-        """Number of training samples of each client, int64 ``[num_clients]``."""
+        """Number of training samples of each client, int64 ``[num_clients]``, by which aggregators weight clients.
+
+        Samples that a ``collate_fn`` leaves out count, too. A warning after a client's first round names them.
+        """
         return self.division.num_samples.clone()
 
     @property

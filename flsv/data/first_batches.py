@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from flsv.data.division import Division
 from flsv.data.groups import client_called
-from flsv.data.labels import label_vectors
+from flsv.data.labels import label_vectors, rows_of_batch
 from flsv.data.loaders import loader_of_batches
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
@@ -55,10 +55,8 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
         description = f"{type(source.train).__name__}, {client_name}"
         # [B] each, one of which should be the labels
         vectors = [vector.cpu() for vector in label_vectors(batch)]
-        num_rows = max(map(len, vectors), default=len(rows))
-        if batch is None:
-            num_rows = 0
-        if num_rows < len(rows):
+        num_rows = rows_of_batch(batch)
+        if num_rows is not None and num_rows < len(rows):
             raise ConfigurationError(
                 f"{description}: collate_fn makes a batch of {num_rows} rows of {len(rows)} samples, but the client's "
                 "weight would count all of them. Remove samples from the data set instead, for example with "

@@ -142,6 +142,18 @@ def label_vectors(batch: Any) -> list[Tensor]:
     return [part.detach().flatten() for part in batch[1:] if _is_number_per_row(part)]
 
 
+def rows_of_batch(batch: Any) -> int | None:
+    """Return a batch's number of rows, by its parts with one number for each row. None: it has no such part."""
+    if batch is None:
+        return 0
+    parts: list[Any] = []
+    if isinstance(batch, Mapping):
+        parts += batch.values()
+    elif isinstance(batch, list | tuple):
+        parts += batch[1:]
+    return max((len(part) for part in parts if _is_number_per_row(part)), default=None)
+
+
 def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
     if labels.dtype.kind not in _NUMBER_KINDS:

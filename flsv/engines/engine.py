@@ -119,6 +119,8 @@ class Engine:
         self._instructions: dict[int, Instruction] = {}
         self._num_trained = 0
         self._matrix = torch.empty(0)
+        # Clients whose collate_fn leaves samples out, of which a warning has told.
+        self._clients_with_left_out: set[int] = set()
 
     # ---- before the first round
 
@@ -217,6 +219,7 @@ class Engine:
             if not self.local_training.is_trained:
                 return
             self._end()
+        batches.warn_of_left_out(self._clients_with_left_out)
 
     def _begin(self, client_batches: ClientBatches) -> None:
         client = client_batches.client

@@ -331,6 +331,7 @@ class Site:
             update = self._private_update(trainer, module, training, loader)
         else:
             trainer.fit(module, loader)
+            loader.warn_of_left_out(set())
             update = training.update
 
         if update is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of, property_patch
 from flsv._lightning.private import hook_of
@@ -24,8 +24,10 @@ from flsv.core import FederationState
 from flsv.core.state import LocalWork
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
+from flsv.data.labels import rows_of_batch
 from flsv.data.streams import Stream
 from flsv.sampling import ClientSampler
+from flsv.utilities.errors import listed
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs, shuffle_stream
 
 
@@ -70,6 +72,7 @@ class CohortLoader(Iterable[Any]):
     Attributes:
         local_epochs: each client's local epochs, in the cohort's order.
         epochs: the local epochs of all clients.
+        left_out: ``{client: (rows, samples)}`` of the clients in whose batches ``collate_fn`` has left samples out.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class CohortLoader(Iterable[Any]):
         self._seed = seed
         self._data = data
         self.epochs: list[LocalEpoch] = []
+        self.left_out: dict[int, tuple[int, int]] = {}
         self.local_epochs = []
         for client in cohort:
             loader = self._make_loader(client, index=0)
@@ -113,7 +117,10 @@ class CohortLoader(Iterable[Any]):
     def __iter__(self) -> Iterator[Any]:
         for epoch in self._epochs_to_yield:
             num_yielded = 0
-            for batch in self._batches_of(epoch):
+            batches = self._batches_of(epoch)
+            if _may_leave_out_samples(epoch.loader):
+                batches = self._counted(epoch, batches)
+            for batch in batches:
                 num_yielded += 1
                 yield batch
             if num_yielded < epoch.num_batches:
@@ -123,6 +130,35 @@ class CohortLoader(Iterable[Any]):
                     f"{epoch.num_batches} batches in round {self.round_index + 1}. Either its data set raised "
                     "StopIteration, or it has fewer samples than its __len__ returns."
                 )
+
+    def _counted(self, epoch: LocalEpoch, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and store their number of rows if it is less than that of their samples."""
+        loader = epoch.loader
+        # A sampler may draw fewer samples than the client has, and the last batch may be smaller.
+        num_samples = min(epoch.num_batches * loader.batch_size, len(loader.sampler))
+        num_rows = 0
+        for batch_number, batch in enumerate(batches, start=1):
+            rows = rows_of_batch(batch)
+            num_rows += loader.batch_size if rows is None else rows
+            # After its last batch an epoch is not asked for another one.
+            if batch_number == epoch.num_batches and num_rows < num_samples:
+                self.left_out[epoch.client] = (num_rows, num_samples)
+            yield batch
+
+    def warn_of_left_out(self, named_clients: set[int]) -> None:
+        """Warn of clients that have trained with fewer rows than samples, except ``named_clients``, and add them."""
+        descriptions = []
+        for client, (rows, samples) in self.left_out.items():
+            if client not in named_clients:
+                name = client_called(client, self._data.client_names)
+                descriptions.append(f"{name} has trained with {rows} of {samples} samples")
+        named_clients.update(self.left_out)
+        if descriptions:
+            warnings.warn(
+                f"collate_fn leaves samples out, but the clients' weights count all of them: {listed(descriptions)} in "
+                "a local epoch. Remove the others from the data sets, for example with torch.utils.data.Subset.",
+                stacklevel=2,
+            )
 
     def _batches_of(self, epoch: LocalEpoch) -> Iterator[Any]:
         dataset = getattr(epoch.loader, "dataset", None)
@@ -139,6 +175,13 @@ class CohortLoader(Iterable[Any]):
         if epoch.index == 0:
             seed_global_rngs(self._seed, "transfer", self.round_index, epoch.client)
         return chain(first_batch, islice(iterator, epoch.num_batches - 1))
+
+
+def _may_leave_out_samples(loader: Any) -> bool:
+    """Return whether a loader of samples with numbers has a ``collate_fn`` of the user's."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, Stream):
+        return False
+    return loader.collate_fn is not default_collate
 
 
 class LocalSteps:

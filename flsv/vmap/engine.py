@@ -166,6 +166,7 @@ class VmapProcess(IdleEngine):
                 self._end_client(client, model, losses[row])
         num_steps = sum(client_batches.num_batches for client_batches in self._client_batches)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
+        batches.warn_of_left_out(self._clients_with_left_out)
 
     def _begin_and_suspend(self, client_batches: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""

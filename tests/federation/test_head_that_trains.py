@@ -10,8 +10,8 @@ from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from helpers import refused
-from helpers.data import CLASSES
-from helpers.fits import fit
+from helpers.data import CLASSES, FEATURES
+from helpers.fits import fit, state_vector
 from helpers.models import Plain
 
 
@@ -58,15 +58,12 @@ class WithTrainedTeacher(WithTeacher):
 
 
 class WithUnusedLayer(Plain):
-    """Its network ends in a convolution, and a linear layer after it is never called."""
+    """Its network is a convolution, and a linear layer after it is never called."""
 
     def __init__(self):
-        super().__init__(
-            net=nn.Sequential(
-                nn.Linear(6, 5), nn.Unflatten(1, (5, 1)), nn.Conv1d(5, CLASSES, 1), nn.Flatten()
-            )
-        )
-        self.net[0].requires_grad_(False)
+        convolution = nn.Conv1d(FEATURES, CLASSES, kernel_size=1)
+        net = nn.Sequential(nn.Unflatten(1, (FEATURES, 1)), convolution, nn.Flatten())
+        super().__init__(net=net)
         self.unused = nn.Linear(8, CLASSES)
 
 
@@ -93,14 +90,14 @@ def test_private_head_is_that_of_the_network_that_is_trained(tmp_path):
     assert loop.space.kept_names == ("net.4.weight", "net.4.bias")
 
 
-def test_weights_by_classes_differ_from_the_plain_mean_beside_a_teacher(tmp_path):
-    metrics = {"cssv": ClassSpecificShapley()}
-    loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics=metrics, seed=1)
+def test_weights_by_classes_are_those_of_the_network_that_is_trained(tmp_path):
+    models = {}
+    for head in (None, "net.4"):
+        metrics = {"cssv": ClassSpecificShapley(head=head)}
+        loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics=metrics, seed=1)
+        models[head] = state_vector(fit(loop, tmp_path / str(head), WithTeacher()))
 
-    fit(loop, tmp_path, WithTeacher())
-
-    weights = loop.history[-1].weights
-    assert weights.max() > weights.min() + 0.01
+    torch.testing.assert_close(models[None], models["net.4"], rtol=0, atol=0)
 
 
 def test_two_trained_networks_are_refused_before_training(tmp_path):
