@@ -238,7 +238,8 @@ class LightningFit(Rounds):
         if not isinstance(engine, str):
             return engine
         if engine == "sequential":
-            return getattr(self.trainer.strategy, "federated_engine", Engine)
+            engine_of_strategy = getattr(self.trainer.strategy, "federated_engine", None)
+            return engine_of_strategy or Engine
         engine_of_wing: Callable[..., Engine] = from_wing("engines", engine)
         return engine_of_wing
 

@@ -11,8 +11,8 @@ from flsv import FederatedDataModule
 from flsv.cli import main
 from flsv.cli.options import option_parser
 from flsv.cli.parser import make_cli
-from flsv.cli.retrain import add_same_run
-from flsv.cli.saved_run import RUN_LIST_COLUMNS, _finished_runs
+from flsv.cli.retrain_saved_run import add_same_run
+from flsv.cli.runs_with_seeds import RUN_LIST_COLUMNS, _finished_runs
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.results.folder import RUNS

@@ -1,6 +1,7 @@
 """Samples that ``collate_fn`` leaves out, none of which is among the few that are looked at before training."""
 
 import warnings
+from functools import partial
 
 import lightning as L
 import pytest
@@ -81,7 +82,7 @@ def test_warning_is_given_once_in_a_run(tmp_path):
 
 def test_clients_trained_at_once_are_counted_too(tmp_path):
     with warns("client 0 has trained with 57 of 60 samples"):
-        fit_by_both_engines(tmp_path, Plainest, make_data(num_corrupt=3), rounds=1)
+        fit_by_both_engines(tmp_path, Plainest, partial(make_data, num_corrupt=3), rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path)
         ({"versions": {"flsv": "1.2.0"}}, r"flsv 1\.2\.0 in format None, .*with flsv 1\.2\.0"),
         (
             {"format": CHECKPOINT_FORMAT + 1, "versions": {"flsv": "2.9.0"}},
-            r"in format 3, .*: install flsv 2\.9\.0",
+            rf"in format {CHECKPOINT_FORMAT + 1}, .*: install flsv 2\.9\.0",
         ),
     ],
 )

@@ -118,7 +118,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             lambda: NeverTrained(NO_LINEAR),
             {"metrics": make_cssv_options()},
-            r"metrics \['cssv'\] need a classifier head",
+            r"metrics \['cssv'\] need the module's classifier head",
             {},
         ),
         (

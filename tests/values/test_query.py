@@ -156,6 +156,7 @@ def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
     table = values(tmp_path, game)
 
     rows = read_run(tmp_path).query("metric == 'shadow'")
+    rows = rows.rename(columns={"low_over_seeds": "low", "high_over_seeds": "high"})
     keys = ["round", "client"]
     columns = ["value", "low", "high"]
     if game.per_class:
