@@ -90,10 +90,10 @@ def make_network(name: str) -> nn.Module:
     if name == "text50":
         return nn.Sequential(nn.EmbeddingBag(VOCABULARY, 64), nn.Linear(64, 4))
     if name == "lenet10":
-        first = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-        second = [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        first_layers = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        second_layers = [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         head = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
-        return nn.Sequential(*first, *second, *head)
+        return nn.Sequential(*first_layers, *second_layers, *head)
     return nn.Linear(20, 3)
 
 
@@ -125,24 +125,29 @@ def make_federation(name: str) -> tuple[L.LightningModule, FederatedDataModule, 
 
 
 def time_function(owner: Any, name: str, part: str, seconds: Counter[str]) -> None:
-    """Let the processor seconds of a function count for a part from now on."""
-    function = getattr(owner, name)
+    """Let the processor seconds of a function count for a part from now on, if the checkout has this function."""
+    function = getattr(owner, name, None)
+    if function is None:
+        return
 
     @wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.process_time()
+        start_seconds = time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
-            seconds[part] += time.process_time() - start
+            seconds[part] += time.process_time() - start_seconds
 
     setattr(owner, name, timed)
 
 
 def processor_seconds() -> float:
     """Return the processor seconds of this process and its children."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    total = 0.0
+    for processes in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(processes)
+        total += usage.ru_utime + usage.ru_stime
+    return total
 
 
 def measure(name: str, has_values: bool) -> dict[str, float]:
@@ -163,9 +168,9 @@ def measure(name: str, has_values: bool) -> dict[str, float]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    start = processor_seconds()
+    seconds_before = processor_seconds()
     trainer.fit(module, data)
-    return {"all": processor_seconds() - start, **seconds}
+    return {"all": processor_seconds() - seconds_before, **seconds}
 
 
 def measure_in_process(name: str, work: str, checkout: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 import torch
@@ -33,7 +34,9 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
         ConfigurationError: a folder has no run.
     """
     tables = [_by_seed(open_run(path)) for path in paths]
-    rows = list(dict.fromkeys(row for table in tables for row in table.index))
+    rows: list[tuple[str, str]] = []
+    for table in tables:
+        rows += [row for row in table.index if row not in rows]
     parts = []
     for path, table in zip(paths, tables):
         by_seed = table.reindex(rows)
@@ -57,22 +60,21 @@ def _by_seed(run: Run) -> DataFrame:
         return _by_seed(run.retrained)
 
     basis = preferred_basis(run)
-    columns = {}
+    columns: dict[object, dict[tuple[str, str], float]] = {}
     for seed_run in run.runs:
-        numbers = {}
+        numbers: dict[tuple[str, str], float] = {}
         for name, number in seed_run.record.get("logged", {}).items():
             numbers[f"last {name}", ""] = number
         for performance in seed_run.performances.values():
             numbers[titled(performance["by"]), ""] = performance["end"]
         if basis is not None:
-            source = " ".join(
-                [basis.key, basis.by]
-            )  # a metric may measure another score in another run
+            source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
             values = seed_run.final(basis.key)
             for name, value, share in zip(run.client_names, values, shares_in(values)):
                 numbers[f"value by {source}", name] = value
                 numbers[f"share by {source}", name] = share
-        columns[seed_run.record["settings"].get("federation_seed")] = numbers
+        settings = seed_run.record["settings"]
+        columns[settings.get("federation_seed")] = numbers
     return DataFrame(columns, dtype=float)
 
 
@@ -91,8 +93,15 @@ def write_comparison(comparison: DataFrame, page: Path) -> None:
     bars = []
     for _, group in comparison.groupby("what", sort=False):
         bars += bar_cells(group)  # on a scale of its own
-    table = table_of_clients(comparison["what"], {**cells(comparison), "": bars})
-    content = {"front": [table, MESSAGES["compare"]], "verdict": None, "appendix": {}}
-    write_page(page, title="Runs side by side", subtitle="", heading="Differences", **content)
+    columns: dict[str, Sequence[Any]] = {**cells(comparison), "": bars}
+    write_page(
+        page,
+        title="Runs side by side",
+        subtitle="",
+        heading="Differences",
+        front=[table_of_clients(comparison["what"], columns), MESSAGES["compare"]],
+        verdict=None,
+        appendix={},
+    )
     differences = comparison.rename(columns={"value": "difference"})
     save_table(page.with_suffix(".csv"), differences)

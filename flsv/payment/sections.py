@@ -53,10 +53,11 @@ def packages(run: Run) -> dict[str, str]:
 
 def logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
-    return {
-        f"last {name}": format_number(NAN if value is None else value)
-        for name, value in run.record.get("logged", {}).items()
-    }
+    texts = {}
+    for name, value in run.record.get("logged", {}).items():
+        number = NAN if value is None else value
+        texts[f"last {name}"] = format_number(number)
+    return texts
 
 
 def class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
@@ -65,7 +66,8 @@ def class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) 
     class_names = run.record["classes"]
     if not counts or not class_names:
         return None
-    table = DataFrame([counts[client] for client in clients], index=names, columns=class_names)
+    client_counts = [counts[client] for client in clients]
+    table = DataFrame(client_counts, index=names, columns=class_names)
     return heatmap_table(table, caption="Training samples of each class")
 
 
@@ -88,7 +90,8 @@ def class_heatmaps(
         if columns_are_clients:
             titles = list(map(run.label, range(run.num_clients)))
 
-        values = DataFrame([run.final(metric, column) for column in columns], index=titles)
+        final_values = [run.final(metric, column) for column in columns]
+        values = DataFrame(final_values, index=titles)
         table = values[list(clients)].set_axis(names, axis=1).T
         heatmaps.append(heatmap_table(table, caption=f"{metric} by {kind}"))
     return heatmaps

@@ -273,9 +273,9 @@ class CoalitionPlan(RunExtension):
         measures = {
             f"metric {name!r}": metric.measured_by for name, metric in self._metrics.items()
         }
-        start = time.monotonic()
+        start_time = time.monotonic()
         model = self._scoring.score(module, untrained=measures if is_new_run else None)
-        self._seconds_per_score = time.monotonic() - start
+        self._seconds_per_score = time.monotonic() - start_time
         self._untrained_outputs = model.outputs
         if self._failure is not None:
             raise self._failure

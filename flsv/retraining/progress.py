@@ -29,7 +29,8 @@ class Progress:
     """
 
     def __init__(self, trainer: L.Trainer, total: int, title: str) -> None:
-        self._shows_bar = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
+        has_bar = trainer.progress_bar_callback is not None
+        self._shows_bar = has_bar and ranks_of(trainer).rank == 0
         self._total = total
         self._title = title
         self._num_done = 0
@@ -96,9 +97,12 @@ def seconds_of_values(game: Game, outputs: Outputs) -> float:
     score = game.score
     if score is None or not game.predicts or score.client_evaluator is not None:
         return 0.0
-    start = time.monotonic()
     model_outputs = outputs[game.outputs]
-    score.score(model_outputs.expand(NUM_TIMED, *model_outputs.shape).contiguous())
-    seconds = (time.monotonic() - start) / NUM_TIMED
+    shape = NUM_TIMED, *model_outputs.shape
+    copies = model_outputs.expand(shape).contiguous()
+    start_time = time.monotonic()
+    score.score(copies)
+    seconds = (time.monotonic() - start_time) / NUM_TIMED
+    num_predictions = count_predictions(game.masks, score.logits)
     # An output is predicted from those of all trained coalitions in about the time in which it is scored.
-    return 2 * seconds * len(game.rounds) * count_predictions(game.masks, score.logits)
+    return 2 * seconds * len(game.rounds) * num_predictions

@@ -100,7 +100,8 @@ class StoredAnswers:
     def save(self, name: str, answer: Packet) -> None:
         self._folder.mkdir(exist_ok=True)
         with replacing(self._folder / f"{name}.pt", private=True) as file:
-            torch.save((answer.kind, dict(answer.plain), dict(answer.tensors)), file)
+            parts = answer.kind, dict(answer.plain), dict(answer.tensors)
+            torch.save(parts, file)
 
 
 def own_secret(folder: Path) -> str:
