@@ -157,11 +157,11 @@ ON_README = rm -rf $(@D) && python3 -m venv $(@D) \
 
 NVFLARE ?= nvflare
 nvflare: .venv-networks/made ## the tests of NVIDIA FLARE, in the environment of Flower's
-	.venv-networks/bin/python -m pytest -m "$(NVFLARE)" tests/engines/nvflare
+	.venv-networks/bin/python -m pytest -m "$(NVFLARE)" tests/sites/nvflare
 
 FLOWER ?= flower
 flower: .venv-networks/made ## the tests of Flower, whose pins are its own, in an environment of their own
-	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m "$(FLOWER)" tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
+	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m "$(FLOWER)" tests/sites/flower tests/outside/test_flower.py tests/sites/test_template.py
 
 # A target without prerequisites, which make begins first: their tests mostly wait for each other.
 networks: ## flower and nvflare
@@ -171,7 +171,7 @@ networks: ## flower and nvflare
 # Not part of ci: two minutes, mostly of installing.
 flower-oldest: ## a real deployment on the oldest release of Flower that flsv allows
 	$(FLOWER_ENVIRONMENT) 'flwr==1.41.0'
-	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
+	.venv-flower/bin/python -m pytest -m flower tests/sites/flower/test_deployment.py
 
 # A module that only `dev` installs would be found here and nowhere else.
 readme: .venv-readme/made ## README's commands as they stand, in an environment of their own: installing, the quickstart, the tests

@@ -7,17 +7,17 @@ import pytest
 from lightning_utilities.core.imports import RequirementCache
 
 collect_ignore_glob = [
-    "flsv/cli/templates/flower/*",
-    "flsv/cli/templates/nvflare/*",
+    "flsv/sites/templates/flower/*",
+    "flsv/sites/templates/nvflare/*",
 ]
 if not RequirementCache("flwr"):
     collect_ignore_glob += [
-        "flsv/engines/flower*.py",
+        "flsv/sites/flower*.py",
         "flsv/outside/flower.py",
         "tests/outside/server_app.py",
     ]
 if not RequirementCache("nvflare"):
-    collect_ignore_glob += ["flsv/engines/nvflare.py", "tests/helpers/nvflare_jobs.py"]
+    collect_ignore_glob += ["flsv/sites/nvflare.py", "tests/helpers/nvflare_jobs.py"]
 
 gc.disable()  # while they are imported
 

@@ -42,9 +42,9 @@ class CausalLMClient(L.LightningModule):
     natural/tales_lora takes it from here.
 
     Batches are what the model takes by name, ``{"input_ids": int64 [B, L], "labels": ...}``, or
-    ``(tokens int64 [B, L],)``, as :class:`flsv.data.CharacterData` gives them. Without labels all tokens are predicted
-    but those whose ``attention_mask`` is 0. The loss is the mean cross-entropy per predicted token in nats. A of the
-    adapters is frozen (FFA-LoRA), so that their average is the average of what they do.
+    ``(tokens int64 [B, L],)``, as :class:`flsv.tables.CharacterData` gives them. Without labels all tokens are
+    predicted but those whose ``attention_mask`` is 0. The loss is the mean cross-entropy per predicted token in nats. A
+    of the adapters is frozen (FFA-LoRA), so that their average is the average of what they do.
 
     Args:
         network: a folder that ``save_pretrained`` has written, or a model's name at the Hugging Face hub.

@@ -24,9 +24,10 @@ import lightning as L
 import torch
 
 from flsv import FederatedDataModule, FederatedLoop
-from flsv.data import CharacterData, GroupPartitioner
+from flsv.data import GroupPartitioner
 from flsv.metrics import ShadowShapley
 from flsv.models import CharacterModel
+from flsv.tables import CharacterData
 
 CLIENTS = {
     "formats": ["formatstrings", "strings", "numbers"],

@@ -13,19 +13,22 @@ from . import (
     metrics as metrics,
     models as models,
     outside as outside,
+    payment as payment,
     personalization as personalization,
     privacy as privacy,
-    report as report,
     results as results,
     retraining as retraining,
     sampling as sampling,
     scores as scores,
     server as server,
+    sites as sites,
+    tables as tables,
     testing as testing,
     training as training,
     uploads as uploads,
     utilities as utilities,
     valuation as valuation,
+    vmap as vmap,
 )
 from .__about__ import __version__ as __version__
 from .configuration.federation_config import (
@@ -35,9 +38,9 @@ from .configuration.federation_config import (
 from .core import ClientUpdate as ClientUpdate, ParameterSpace as ParameterSpace, Round as Round
 from .data import FederatedDataModule as FederatedDataModule
 from .federation import FederatedLoop as FederatedLoop
-from .functional.allocation import allocate as allocate
 from .models.classifier import ClassifierClient as ClassifierClient
 from .outside.value_round import value_round as value_round
+from .payment.allocation import allocate as allocate
 from .results import read_run as read_run
 from .retraining.retrain import retrain as retrain
 from .utilities.errors import ConfigurationError as ConfigurationError

@@ -37,10 +37,10 @@ from torch.utils.data import TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner, IIDPartitioner, Splits
-from flsv.engines.vmap import VmapProcess
 from flsv.metrics import ClassSpecificShapley
 from flsv.models import LeNet5
 from flsv.sampling import UniformSampler
+from flsv.vmap.engine import VmapProcess
 
 BATCH = 32
 #: Clients, images of each, their shape.

@@ -64,6 +64,7 @@ _OF_ITS_OWN = (
 PACKAGES = {
     "flsv": "What most programs import",
     "flsv.data": "Data, partitions, corruptions",
+    "flsv.tables": "Tables, their dictionaries, texts",
     "flsv.models": "Modules and networks",
     "flsv.training.algorithms": "Client algorithms",
     "flsv.uploads": "Compression",
@@ -81,11 +82,11 @@ PACKAGES = {
     "flsv.valuation.features": "Features for valuation",
     "flsv.server": "The server",
     "flsv.contrib": "Methods that others bring",
-    "flsv.report": "A run's folder, its report, shares of a budget",
+    "flsv.payment": "A run's folder, its report, shares of a budget",
     "flsv.engines.ranks": "Several processes",
-    "flsv.engines.remote": "Sites, on any network",
-    "flsv.engines.flower": "Flower",
-    "flsv.engines.nvflare": "NVIDIA FLARE",
+    "flsv.sites": "Sites, on any network",
+    "flsv.sites.flower": "Flower",
+    "flsv.sites.nvflare": "NVIDIA FLARE",
     "flsv.testing": "Checks of parts of one's own",
     "flsv.functional": "The mathematics, as functions",
 }

@@ -42,8 +42,8 @@ from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley, ShadowShapley
-from flsv.training.batched import NotBatched
 from flsv.utilities.csv_files import save_csv
+from flsv.vmap.batched import NotBatched
 
 ROOT = Path(__file__).parents[1]
 CLASSES, CLIENTS, BATCH = 4, 3, 8

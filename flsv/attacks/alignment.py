@@ -12,7 +12,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from flsv.attacks.base import Attack
-from flsv.uploads import UploadContext
+from flsv.uploads.base import UploadContext
 
 
 class Alignment(Attack):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.uploads import Upload, UploadContext
+from flsv.uploads.base import Upload, UploadContext
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.corruption import ClientChoice
-from flsv.uploads import JointUpload
+from flsv.uploads.base import JointUpload
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for

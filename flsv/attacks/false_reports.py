@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.attacks.base import Attack
-from flsv.uploads import UploadContext
+from flsv.uploads.base import UploadContext
 
 
 class FalseReports(Attack):

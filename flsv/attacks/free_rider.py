@@ -14,7 +14,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from flsv.attacks.base import Attack
-from flsv.uploads import UploadContext
+from flsv.uploads.base import UploadContext
 
 
 class FreeRider(Attack):

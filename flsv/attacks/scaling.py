@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.attacks.base import Attack
-from flsv.uploads import UploadContext
+from flsv.uploads.base import UploadContext
 
 
 class Scaling(Attack):

@@ -41,6 +41,8 @@ FLSV_COMMANDS = {
     "report": "write a page with a run's results and shares of a budget, for all clients or for one",
     "init": "write a project to start from",
 }
+#: Modules of the commands that are not in this package.
+MODULES = {"data": "flsv.tables.command", "report": "flsv.payment.command"}
 #: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
@@ -160,7 +162,7 @@ def _run(words: list[str]) -> int:
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
     if command not in COMMANDS_WITHOUT_PYTORCH:
         hide_messages(quiet or command in COMMANDS_OF_MANY_FITS)
-    main: Any = importlib.import_module(f"flsv.cli.{command}").main
+    main: Any = importlib.import_module(MODULES.get(command, f"flsv.cli.{command}")).main
     return int(main(args, quiet) or 0)
 
 

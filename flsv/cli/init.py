@@ -21,7 +21,7 @@ from flsv.cli.configs import find_config
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parents[1] / "sites" / "templates"
 #: Limits of a site, which are the same on each network.
 _POLICY = "flsv-site.toml"
 #: The file for the user's own module and data, by the template's network.

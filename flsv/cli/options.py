@@ -304,6 +304,7 @@ PACKAGES = (
     "flsv.attacks",
     "flsv.contrib",
     "flsv.data",
+    "flsv.tables",
     "flsv.filters",
     "flsv.metrics",
     "flsv.models",
@@ -311,6 +312,7 @@ PACKAGES = (
     "flsv.privacy",
     "flsv.sampling",
     "flsv.training.algorithms",
+    "flsv.uploads",
     "flsv.valuation",
 )
 

@@ -60,7 +60,7 @@ from flsv.results.folder import (
 )
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
-from flsv.uploads import Upload
+from flsv.uploads.base import Upload
 from flsv.utilities.atomic_files import (
     check_writable,
     set_aside,

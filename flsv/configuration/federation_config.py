@@ -25,7 +25,7 @@ from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.training.algorithms import ClientAlgorithm
-from flsv.uploads import PrivateUpload, Upload, check_uploads
+from flsv.uploads.base import PrivateUpload, Upload, check_uploads
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed

@@ -24,12 +24,6 @@ from .skew import (
     SizePartitioner as SizePartitioner,
 )
 from .sources.base import DATA_SETS as DATA_SETS, Files as Files, SourceData as SourceData
-from .sources.csv_data import (
-    CharacterData as CharacterData,
-    CSVData as CSVData,
-    TextData as TextData,
-)
 from .sources.named import load_image_data as load_image_data
 from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits
 from .streams import Stream as Stream
-from .tables.dictionary import Column as Column, Dictionary as Dictionary

@@ -36,7 +36,7 @@ from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_defa
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
+    from flsv.tables.dictionary import Dictionary, DictionaryOptions
 
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
@@ -84,7 +84,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
         dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
-            :class:`~flsv.data.Dictionary`. What is missing is inferred from the training rows of all clients.
+            :class:`~flsv.tables.Dictionary`. What is missing is inferred from the training rows of all clients.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, in this order, such as
@@ -155,7 +155,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                     "dictionary, or give the table as source."
                 )
             # Imported for tables only, since it imports pandas.
-            from flsv.data.tables.source import as_dictionary
+            from flsv.tables.source import as_dictionary
 
             dictionary = as_dictionary(dictionary)
             labels = _target(labels, dictionary)

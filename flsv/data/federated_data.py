@@ -27,7 +27,7 @@ from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.tables.dictionary import Dictionary
+    from flsv.tables.dictionary import Dictionary
 
 
 class FederatedData:

@@ -129,7 +129,7 @@ def _names_of(values: Sequence[Any]) -> Any:
     """Return values as a Series of texts, with 17 for 17.0 and NaN for missing values."""
     import pandas as pd
 
-    from flsv.data.tables.table import texts_of
+    from flsv.tables.table import texts_of
 
     names = texts_of(pd.Series(list(values), dtype=object)).astype(object)
     return names.where(names != "")

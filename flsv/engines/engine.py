@@ -39,7 +39,7 @@ from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.optimizers import OptimizerOptions
 from flsv.training.store import ClientStore
-from flsv.uploads import JointUpload
+from flsv.uploads.base import JointUpload
 
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: The engines that ``FederatedLoop(engine=...)`` takes by name, and where to import them from.
 ENGINES = {
     "sequential": "flsv.engines.engine:Engine",
-    "vmap": "flsv.engines.vmap:VmapProcess",
+    "vmap": "flsv.vmap.engine:VmapProcess",
 }
 #: Module that is imported only if a run scores models.
 _SCORING_MODULE = "flsv.engines.scoring"

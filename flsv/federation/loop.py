@@ -100,7 +100,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         reporting: options of tables, figures and files, see :class:`flsv.Reporting`.
         seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
         engine: how clients are trained. ``"sequential"`` trains one after the other, ``"vmap"`` many small clients at
-            once, see :class:`flsv.engines.vmap.VmapProcess`. Or a function that returns an engine.
+            once, see :class:`flsv.vmap.VmapProcess`. Or a function that returns an engine.
 
     Raises:
         ConfigurationError: an argument or combination is wrong, before training starts.

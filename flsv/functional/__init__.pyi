@@ -1,4 +1,3 @@
-from .allocation import allocate as allocate
 from .divergences import (
     divergence_weights as divergence_weights,
     label_divergence as label_divergence,

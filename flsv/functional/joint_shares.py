@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.allocation import proportions
 from flsv.utilities.choices import Negatives
 from flsv.utilities.display import INTERVAL_LEVEL
 
@@ -168,6 +167,22 @@ def _errors_of_clients(
         covariance = source.covariance[is_client][:, is_client]
         parts.append(ValueErrors(covariance, source.freedom))
     return parts
+
+
+def proportions(values: Tensor, negatives: Negatives) -> Tensor:
+    """Convert contributions ``[..., n]`` to weights of the budget's shares, at least 0, by the rule ``negatives``."""
+    if not values.shape[-1]:
+        return values
+    if negatives == "shift":
+        lowest = values.amin(-1, keepdim=True)
+        return values - lowest.clamp(max=0)
+    if negatives == "softmax":
+        deviation = values.std(-1, correction=0, keepdim=True)
+        # Equal values have a deviation of 0, and get equal shares.
+        scaled = torch.where(deviation > 0, values / deviation, 0.0)
+        highest = scaled.amax(-1, keepdim=True)
+        return (scaled - highest).exp()
+    return values.clamp(min=0)
 
 
 def shares_of_draws(draws: Tensor, negatives: Negatives) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric
-from flsv.uploads import PrivateUpload
+from flsv.uploads.base import PrivateUpload
 
 
 class CommunicationCost(ContributionMetric):

@@ -198,7 +198,7 @@ class MLP(nn.Module):
 class FastText(nn.Module):
     """fastText: a linear layer on the mean of a text's word vectors.
 
-    A text is given as the hashes of its words (:class:`flsv.data.TextData`). Joulin, Grave, Bojanowski, Mikolov, "Bag
+    A text is given as the hashes of its words (:class:`flsv.tables.TextData`). Joulin, Grave, Bojanowski, Mikolov, "Bag
     of Tricks for Efficient Text Classification", EACL 2017, section 2. In the paper, n-grams are hashed and words have
     a vocabulary. Here words are hashed, there are no n-grams, and the softmax is not hierarchical.
 

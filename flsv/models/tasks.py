@@ -137,7 +137,7 @@ NUM_CHARACTERS = 256
 class CharacterModel(ReadyClient):
     """LightningModule of a character-level language model: embedding, gated recurrent units, linear layer.
 
-    Its data are :class:`flsv.data.CharacterData`. McMahan et al., "Communication-Efficient Learning of Deep Networks
+    Its data are :class:`flsv.tables.CharacterData`. McMahan et al., "Communication-Efficient Learning of Deep Networks
     from Decentralized Data", AISTATS 2017, section 3: "The model takes a series of characters as input and embeds each
     of these into a learned 8 dimensional space. The embedded characters are then processed through 2 LSTM layers, each
     with 256 nodes. Finally the output of the second LSTM layer is sent to a softmax output layer with one node per

@@ -198,7 +198,7 @@ def read_run(path: str | Path) -> DataFrame:
     it in every round, pivot the table and fill forward.
 
     Args:
-        path: the run's folder, see :func:`flsv.report.open_run`. The run may have been killed.
+        path: the run's folder, see :func:`flsv.results.open_run`. The run may have been killed.
 
     Returns:
         A data frame with the columns ``round`` (from 0), ``metric`` (also ``"weight"``, ``"accuracy"``,

@@ -1,7 +1,7 @@
 """CoalitionPlan: trains the models of the coalitions that metrics need, after the run.
 
 To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run
-(:mod:`flsv.retraining.coalitions_at_sites`).
+(:mod:`flsv.sites.coalitions_at_sites`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from flsv.retraining.coalition_refusals import (
     excluded_callbacks,
 )
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
+from flsv.sites.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import (

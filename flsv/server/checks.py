@@ -31,7 +31,7 @@ from flsv.core.vocabulary import REPORTED_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.uploads import Upload
+from flsv.uploads.base import Upload
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, check_lightning, need_classes
 

@@ -24,7 +24,7 @@ from flsv.training.optimizer_steps import ClientSteps, GradientSteps, uses_gradi
 from flsv.training.shared_objects import SharedObjectCheck
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
-from flsv.uploads import Upload, UploadContext, sanitize_report, upload
+from flsv.uploads.base import Upload, UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 
 

@@ -33,7 +33,7 @@ before, filters, loggers = there(), list(warnings.filters), logs()
 import flsv
 
 for each in pkgutil.walk_packages(flsv.__path__, "flsv."):
-    networks = ("flsv.engines.flower", "flsv.engines.nvflare", "flsv.outside.flower")
+    networks = ("flsv.sites.flower", "flsv.sites.nvflare", "flsv.outside.flower")
     if not each.name.startswith((*networks, "flsv.__main__")):
         importlib.import_module(each.name)
 after = there()

@@ -17,7 +17,7 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.report import write_report
+from flsv.payment import write_report
 from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
 from flsv.values.coalition_files import Training, remove_coalition

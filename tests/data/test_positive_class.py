@@ -12,12 +12,13 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedLoop, Reporting
-from flsv.cli.data import describe_positive_class
 from flsv.configuration.identity import fit_identity
-from flsv.data import FederatedDataModule, IIDPartitioner, OneClient, TextData
+from flsv.data import FederatedDataModule, IIDPartitioner, OneClient
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
 from flsv.scores.performance import check_positive_class, performance_of, title_of
+from flsv.tables import TextData
+from flsv.tables.command import describe_positive_class
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 

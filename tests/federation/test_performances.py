@@ -9,7 +9,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CosineGradientShapley, PartialFederatedShapley
-from flsv.report import write_report
+from flsv.payment import write_report
 from flsv.results.text import describe_change
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Stream
-from flsv.engines.remote import RemoteFederation, Site, agreement
 from flsv.metrics import CumulativeShapley, ShadowShapley
+from flsv.sites import RemoteFederation, Site, agreement
 from helpers import make_generator
 from helpers.fits import trainer_for
 from helpers.loops_by_hand import average_models, federate

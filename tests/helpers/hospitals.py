@@ -8,7 +8,7 @@ import torch
 
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.data import OneClient, Splits
-from flsv.data.tables.merger import merge
+from flsv.tables.merger import merge
 from helpers.fits import trainer_for
 from helpers.sites import NAMES, SEED, make_shapfed_loop
 

@@ -10,8 +10,8 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 
-from flsv.engines.nvflare import FlsvController, FlsvExecutor
-from flsv.engines.remote import SiteClient
+from flsv.sites import SiteClient
+from flsv.sites.nvflare import FlsvController, FlsvExecutor
 from helpers.sites import NAMES, SiteData, make_mlp_module, make_shapfed_loop
 
 

@@ -21,7 +21,7 @@ import yaml
 
 import flsv
 from flsv.cli import main
-from flsv.engines.remote.policy import SitePolicy
+from flsv.sites.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -41,9 +41,9 @@ NOT_RUN = {
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {
     "fedapp/federation.py": Path(flsv.__file__).parent
-    / "cli/templates/flower/fedapp/federation.py",
+    / "sites/templates/flower/fedapp/federation.py",
     "job/app/custom/federation.py": Path(flsv.__file__).parent
-    / "cli/templates/nvflare/job/app/custom/federation.py",
+    / "sites/templates/nvflare/job/app/custom/federation.py",
     "fedapp/server_app.py": Path(__file__).parents[1] / "outside/server_app.py",
 }
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.core import ClientUpdate
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import RemoteFederation, Site, agreement
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
+from flsv.sites import RemoteFederation, Site, agreement
 from flsv.testing import fits
 from flsv.testing.checks import ensure, equal, pickles, untouched_rngs
 from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds

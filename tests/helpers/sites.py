@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
-from flsv.configuration.requests import SCORES_OF_CLASSES
 from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
-from flsv.engines.remote import (
+from flsv.metrics import ClassSpecificShapley
+from flsv.sites import (
     Directory,
     Packet,
     RemoteData,
@@ -34,8 +34,8 @@ from flsv.engines.remote import (
     SitePolicy,
     agreement,
 )
-from flsv.engines.remote.federation import RemoteSites
-from flsv.metrics import ClassSpecificShapley
+from flsv.sites.federation import RemoteSites
+from flsv.sites.requests import SCORES_OF_CLASSES
 from helpers import make_generator
 from helpers.data import group_options
 from helpers.fits import trainer_for

@@ -97,7 +97,7 @@ def test_functional_imports_neither_scikit_learn_nor_pandas():
 
 def test_packages_of_sites_are_imported_without_torch():
     """Flower starts a process for every message to a site, which must not wait for torch."""
-    code = "import sys, flsv.engines; print({'torch', 'lightning'} & set(sys.modules))"
+    code = "import sys, flsv.sites; print({'torch', 'lightning'} & set(sys.modules))"
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

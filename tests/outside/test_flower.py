@@ -30,7 +30,7 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.outside.flower import Contributions
-from flsv.report import Budget, write_report
+from flsv.payment import Budget, write_report
 from helpers import make_generator, refused, warns
 
 pytestmark = pytest.mark.flower

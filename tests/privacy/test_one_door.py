@@ -3,7 +3,7 @@
 import torch
 
 from flsv.core import Client, LocalData
-from flsv.engines.remote.federation import RemoteClient
+from flsv.sites.federation import RemoteClient
 from helpers import refused
 
 

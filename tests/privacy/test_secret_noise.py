@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from flsv.privacy import BLOCK_SIZE, GaussianPrivacy, add_secret_noise
+from flsv.privacy import GaussianPrivacy
+from flsv.privacy.secret_noise import BLOCK_SIZE, add_secret_noise
 from flsv.uploads import UploadContext
 from helpers import make_generator
 

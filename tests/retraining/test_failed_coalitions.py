@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from flsv.metrics import CumulativeShapley
-from flsv.report import write_report
+from flsv.payment import write_report
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.scoring import ModelScoring
 from flsv.values.coalition_files import read_coalitions

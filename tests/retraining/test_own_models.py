@@ -8,12 +8,12 @@ import torch
 
 from flsv.aggregation import FedAvg
 from flsv.core import Strategy
-from flsv.retraining.coalitions_at_sites import (
+from flsv.sampling import FullParticipation
+from flsv.sites.coalitions_at_sites import (
     MIN_RELATIVE_DISTANCE,
     CoalitionsAtSites,
     inconsistent_own_models,
 )
-from flsv.sampling import FullParticipation
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
 

@@ -13,7 +13,7 @@ from flsv._lightning.patches import find_loop
 from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
 from flsv.metrics import LeaveOneOut, ShadowShapley
 from flsv.metrics.base import ContributionMetric
-from flsv.report import write_report
+from flsv.payment import write_report
 from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import fit, state_vector

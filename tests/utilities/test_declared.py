@@ -36,9 +36,9 @@ from flsv.utilities.declared import (
 from helpers import refused
 
 PACKAGES = (
-    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.contrib", "flsv.data", "flsv.valuation.features", "flsv.filters",
+    "flsv", "flsv.aggregation", "flsv.attacks", "flsv.contrib", "flsv.data", "flsv.filters",
     "flsv.training.algorithms", "flsv.metrics", "flsv.models", "flsv.personalization", "flsv.privacy", "flsv.sampling",
-    "flsv.uploads", "flsv.valuation",
+    "flsv.tables", "flsv.uploads", "flsv.valuation", "flsv.valuation.features",
 )  # fmt: skip
 #: What a class cannot be made without, beside numbers.
 NEEDED = {

@@ -29,8 +29,8 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
-    from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.inference import ColumnCard, TableWarning
+    from flsv.tables.dictionary import Dictionary
+    from flsv.tables.inference import ColumnCard, TableWarning
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Source: TypeAlias = Any

@@ -141,7 +141,7 @@ def read_path(
     is_name = is_whole and known_as(source) is not None
     path = None if is_name else find_place(source, files.root)
     if path is not None and is_table_file(path):
-        from flsv.data.tables.source import read_table
+        from flsv.tables.source import read_table
 
         return read_table(path, reading, client)
     name = str(source)

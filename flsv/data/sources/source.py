@@ -77,7 +77,7 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
         return array_set(source)
     is_read_by_row = is_hugging_face(source) and not reading.has_columns
     if is_columnar(source) and not is_read_by_row:
-        from flsv.data.tables.source import read_table
+        from flsv.tables.source import read_table
 
         return read_table(source, reading, client)
 
@@ -233,7 +233,7 @@ def _combine_sets(
             "none."
         )
     if True in names_by_kind:
-        from flsv.data.tables import source as tables
+        from flsv.tables import source as tables
 
         return tables.tables_source(parts, held_out_parts, reading, are_clients=are_clients)
     check_columns({**parts, **held_out_parts})

@@ -1,1 +1,0 @@
-"""Tables and their data dictionaries: infer one, merge several sites', read a table by one, compare the two."""

@@ -1,2 +1,0 @@
-from .page import write_report as write_report
-from .shares import Budget as Budget

@@ -1,0 +1,507 @@
+"""CoalitionsAtSites: a run's sites train each coalition as a federation of its members."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import Channel, Client, ClientUpdate, FederationState, Round
+from flsv.core.state import OF_VALUES
+from flsv.core.strategy import FederationInfo, Strategy
+from flsv.functional.shapley.halvings import choose_halvings
+from flsv.games.members import Members
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import checked_probabilities, draw_cohort
+from flsv.server import ContributionMetrics, RoundServer
+from flsv.server.checks import check_names
+from flsv.server.round_server import NoModel
+from flsv.sites.federation import RemoteFederation, RemoteSites
+from flsv.sites.messages import Packet
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
+
+#: A client's own model is suspicious if it is nearer to the federation's model than this fraction of its distance from
+#: the initial model.
+MIN_RELATIVE_DISTANCE = 0.1
+
+
+def inconsistent_own_models(
+    own_models: Tensor,
+    initial_model: Tensor,
+    federation_model: Tensor,
+    update_sums: Tensor,
+    has_others: Tensor | None = None,
+) -> dict[int, str]:
+    """Find clients whose own model was probably not trained by them alone.
+
+    Two checks are made. The own model must not be the federation's model. And its difference from the initial model
+    (its move) must point in the direction of the sum of this client's updates in the federation, more than most other
+    clients' moves do, and more than in the direction of another client's updates. This agreement of directions is the
+    cosine minus the median of the other clients' cosines with the same updates.
+
+    Args:
+        own_models: ``[n, P]``, the models that n clients have trained alone.
+        initial_model: ``[P]``, the initial model.
+        federation_model: ``[P]``, the federation's model that was last sent to the clients.
+        update_sums: ``[n, P]``, the sums of the clients' updates in the federation so far.
+        has_others: bool ``[n]``, whether another client's update is part of ``federation_model``. If not, the client's
+            own model may be the federation's. None: True for all clients.
+
+    Returns:
+        ``{client: reason}``. A client whose own model has not moved, because its replies were lost, is not
+        inconsistent. The second check is made for clients with a move and an update, if at least three clients have a
+        move.
+
+    Example:
+        >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
+        >>> model = torch.tensor([0.3, 0.3, 0.3])
+        >>> inconsistent_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
+        {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
+    """
+    moves = own_models - initial_model  # [n, P]
+    distances_to_federation = (own_models - federation_model).norm(dim=1)  # [n]
+    is_near = distances_to_federation < MIN_RELATIVE_DISTANCE * moves.norm(dim=1)
+    if has_others is not None:
+        is_near &= has_others
+    near_clients = is_near.nonzero().flatten().tolist()
+    reasons = dict.fromkeys(near_clients, "its own model is the federation's")
+
+    # A move or an update of length zero has no direction to compare.
+    has_moved = moves.norm(dim=1) > 0
+    has_update = update_sums.norm(dim=1) > 0
+    if has_moved.sum() < 3:
+        return reasons
+
+    cosines = _cosines(moves, update_sums)  # [n, n]
+    compared_clients = (has_moved & has_update).nonzero().flatten().tolist()
+    for client in compared_clients:
+        is_other = has_moved.clone()
+        is_other[client] = False
+        reason = _reason_by_direction(client, cosines[client], cosines[is_other.cpu()], has_update)
+        if reason and client not in reasons:
+            reasons[client] = reason
+    return dict(sorted(reasons.items()))
+
+
+def _reason_by_direction(
+    client: int, cosines_of_client: Tensor, cosines_of_others: Tensor, has_update: Tensor
+) -> str:
+    """Return why the client has probably not trained its own model alone. Empty if there is no reason to think so."""
+    # The cosines of the client's move with each client's updates are [n], those of other clients' moves [others, n].
+    typical_cosines = cosines_of_others.median(0).values
+    agreement = cosines_of_client - typical_cosines  # [n]
+    agreement[~has_update.cpu()] = -torch.inf
+
+    closest = int(agreement.argmax())
+    if cosines_of_client[closest] > cosines_of_client[client]:
+        return f"its own model moves as client {closest}'s updates do"
+    if agreement[client] <= 0:
+        return "its own model does not move as its updates do"
+    return ""
+
+
+def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
+    unit_moves = torch.nn.functional.normalize(moves, dim=1)
+    unit_updates = torch.nn.functional.normalize(updates, dim=1)
+    products = unit_moves @ unit_updates.T
+    return products.cpu().double()
+
+
+#: In the first round, a client's own model and its model in the run come from the same training. They may differ by
+#: this fraction of the update's norm.
+MAX_RELATIVE_DIFFERENCE = 0.01
+#: The incident that is recorded for a client whose model is not finite.
+DIVERGED = "sent a model that is not finite in a coalition's training"
+#: In this number of first rounds, a module that has changed between two rounds is an error. Later, it is a warning.
+NUM_STRICT_ROUNDS = 2
+
+
+def check_at_sites(config: FederationConfig) -> None:
+    """Raise ConfigurationError if the aggregator reads a metric that evaluates models. Coalitions at sites cannot
+    evaluate models.
+    """
+    reported_names = check_names(config.strategies)
+    metrics = ContributionMetrics(_metric_of_aggregator(config), reported_names)
+    evaluating_names = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
+    if evaluating_names:
+        distinct_names = list(dict.fromkeys(evaluating_names))
+        raise ConfigurationError(
+            f"ShadowShapley: {config.aggregator!r} uses the metrics {distinct_names}, which evaluate models in every "
+            "round, and coalitions at sites cannot evaluate models. Remove ShadowShapley from the metrics, and run "
+            "flsv retrain on a machine that has all data."
+        )
+
+
+class CoalitionsAtSites(Strategy):
+    """Strategy that lets sites train coalitions in each round, after the run's own training.
+
+    Each coalition has a server of its own, and each of its sites keeps a separate state for it. So for a site the
+    training of a coalition is an ordinary run. A site that did not respond in a round of the run takes part in no
+    coalition in this round.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions. With ``halvings`` the last of them are placeholders of the right sizes,
+            which are replaced by halves that are chosen by the clients' updates of the first round.
+        federation: the federation of the run.
+        engine: the engine of the run.
+        memory: the part of the run's checkpoints to which the state is added.
+        consistency_warnings: a list of sentences that say why the values may be wrong, to which some may be added.
+        halvings: the number of divisions of all clients into two halves.
+    """
+
+    def __init__(
+        self,
+        masks: Tensor,
+        federation: FederationInfo,
+        engine: RemoteFederation,
+        memory: dict[str, Any],
+        consistency_warnings: list[str],
+        halvings: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._halvings = halvings
+        self._client_names = federation.client_names
+        self._are_updates_unchanged = not federation.uploads
+        self._run = FederationState()
+        self._memory = memory
+        saved = memory.get("sites")
+        if saved is None:
+            saved = {  # by the keys of checkpoints
+                "left": None,
+                "consistency_warnings": [],
+                "masks": masks,
+                "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
+                "coalitions": {},
+                "initial": federation.global_vector.clone(),
+            }
+        self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
+        self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
+        # The run's model after its last complete round. None before the first round.
+        self._last_model: Tensor | None = saved["left"]
+        self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
+        self._warnings_of_run = consistency_warnings
+        consistency_warnings += self._consistency_warnings
+        # [n, P], the sums of the clients' updates in the run.
+        self._update_sums: Tensor = saved["moved"]
+        self._coalitions = []
+        for index, mask in enumerate(trained_masks(self._masks)):
+            coalition = _Coalition(
+                mask.nonzero().flatten().tolist(),
+                replace(federation, global_vector=self._initial_model),
+                sites_of=engine.sites_of,
+                saved=saved["coalitions"].get(index),
+            )
+            self._coalitions.append(coalition)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the next round needs."""
+        coalitions = enumerate(self._coalitions)
+        states = {index: coalition.state_dict() for index, coalition in coalitions}
+        return {  # by the keys of checkpoints
+            "left": self._last_model,
+            "consistency_warnings": self._consistency_warnings,
+            "moved": self._update_sums,
+            "masks": self._masks,
+            "coalitions": states,
+            "initial": self._initial_model,
+        }
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        self._run = state
+        return {}
+
+    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
+        self._updates = updates
+        self._clients = clients
+        self._absent_clients = {*self._run.cohort} - self._engine.clients_that_trained
+
+    def end_round(self, round: Round) -> None:
+        self._check_unchanged(round)
+        if self._halvings and self._last_model is None:
+            self._choose_halves(round.global_vector)
+        with warnings.catch_warnings():
+            # The run's own server has issued the same warnings, and failures of sites are recorded.
+            warnings.simplefilter("ignore")
+            packets_by_coalition = [
+                coalition.instruct(self._run, self._absent_clients, self._clients)
+                for coalition in self._coalitions
+            ]
+            replies_by_coalition = self._exchange(packets_by_coalition)
+            for coalition, replies in zip(self._coalitions, replies_by_coalition):
+                coalition.receive(replies, round)
+        self._note_inconsistent_models(round)
+        self._last_model = round.server_vector
+        self._memory["sites"] = self.state_dict()
+
+    def _choose_halves(self, global_model: Tensor) -> None:
+        """Choose the halves so that each has clients with unlike updates in the first round."""
+        first_updates = torch.zeros_like(self._update_sums)
+        for update in self._updates:
+            first_updates[update.client_id] = _update_of(update, global_model)
+        halves = choose_halvings(
+            first_updates,
+            self._client_names,
+            self._halvings,
+            logits=False,
+            seed=self._run.seed,
+        )
+        num_others = len(self._masks) - len(halves)
+        self._masks = torch.cat([self._masks[:num_others], halves])
+        for coalition, mask in zip(self._coalitions, trained_masks(self._masks)):
+            coalition.set_members(mask.nonzero().flatten().tolist())
+
+    def _check_unchanged(self, round: Round) -> None:
+        if self._last_model is None:
+            return
+        last_model = self._last_model.to(round.global_vector)
+        if torch.equal(last_model, round.global_vector):
+            return
+        consistency_warning = (
+            f"the module's weights or buffers have changed before round {round.round_index + 1}, after the end of the "
+            "round before, for example by a hook or in validation. The models of coalitions at sites do not change in "
+            "this way. "
+            "Remove this change from hooks and validation, or compute the values by flsv retrain"
+        )
+        if round.round_index < NUM_STRICT_ROUNDS:
+            raise ConfigurationError(f"ShadowShapley: {consistency_warning}.")
+        if not self._consistency_warnings:  # only the first change is reported
+            warnings.warn(f"ShadowShapley: {consistency_warning}.", stacklevel=2)
+            self._consistency_warnings = [consistency_warning]
+            self._warnings_of_run.append(consistency_warning)
+
+    def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
+        """Send the packets of each coalition, ``{site: packet}``, and return the replies to each, ``{site: reply}``.
+        Sent packets are removed from their dictionary.
+        """
+        replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
+        while any(packets_by_coalition):
+            # A site trains one model at a time, so it gets one packet at a time.
+            packet_by_site: dict[int, Packet] = {}
+            coalition_by_site: dict[int, int] = {}
+            for index, waiting_packets in enumerate(packets_by_coalition):
+                for site in waiting_packets.keys() - packet_by_site.keys():
+                    packet_by_site[site] = waiting_packets.pop(site)
+                    coalition_by_site[site] = index
+            directory = self._coalitions[0].sites.directory  # the same for all coalitions
+            for site, reply in directory.exchange(packet_by_site).items():
+                index = coalition_by_site[site]
+                replies_by_coalition[index][site] = reply
+        return replies_by_coalition
+
+    def _note_inconsistent_models(self, round: Round) -> None:
+        coalition_by_client = {}
+        for coalition in self._coalitions:
+            if len(coalition.members) == 1:
+                coalition_by_client[coalition.members[0]] = coalition
+        if len(coalition_by_client) < len(self._update_sums):
+            return
+
+        global_model = round.global_vector  # the model that was last sent to the clients
+        self._update_sums = self._update_sums.to(global_model)
+        has_update_before = self._update_sums.norm(dim=1) > 0
+        num_others_before = has_update_before.sum() - has_update_before.long()
+        is_first_round = round.round_index == 0
+        is_same_training = is_first_round and self._are_updates_unchanged
+        for update in self._updates:
+            client = update.client_id
+            step = _update_of(update, global_model)
+            self._update_sums[client] += step
+            own_model = coalition_by_client[client].sent_models.get(client, update.vector)
+            distance = (own_model - update.vector).norm()
+            if is_same_training and distance > MAX_RELATIVE_DIFFERENCE * step.norm():
+                self._run.note(client, "its own model is not its first update", OF_VALUES)
+        if is_first_round:
+            return
+
+        clients = range(len(self._update_sums))
+        own_models = [coalition_by_client[client].state.model() for client in clients]
+        reasons = inconsistent_own_models(
+            torch.stack(own_models),
+            self._initial_model.to(global_model),
+            federation_model=global_model,
+            update_sums=self._update_sums,
+            has_others=num_others_before > 0,
+        )
+        for client, reason in reasons.items():
+            self._run.note(client, reason, OF_VALUES)
+
+    @property
+    def masks(self) -> Tensor:
+        """Return the coalitions, bool ``[K, n]``."""
+        return self._masks
+
+    def models(self) -> dict[Members, Tensor]:
+        """Return the models that sites have trained, ``{coalition: [P]}``."""
+        return {tuple(coalition.members): coalition.state.model() for coalition in self._coalitions}
+
+
+def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
+    """Return a client's update ``[P]``: its model minus the global model, with 0 in place of NaN and infinities."""
+    return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
+
+
+class _Coalition:
+    """The federation of one coalition's members at their sites."""
+
+    def __init__(
+        self,
+        members: list[int],
+        federation: FederationInfo,
+        sites_of: Callable[..., RemoteSites],
+        saved: Mapping[str, Any] | None,
+    ) -> None:
+        # {client: the model [P] that it sent in the last round}
+        self.sent_models: dict[int, Tensor] = {}
+
+        roles: Mapping[str, Any] = federation.strategies
+        self._sampler_of_run: ClientSampler = roles["sampler"]
+        self.set_members(members)
+        excluded_roles = ("sampler", "personalizer")
+        run_strategies = {role: roles[role] for role in roles if role not in excluded_roles}
+        # They are copied together, since they may refer to each other.
+        run_parts = run_strategies, _metric_of_aggregator(federation), federation.filters
+        strategies, metrics, filters = copy.deepcopy(run_parts)
+
+        num_clients = federation.num_clients
+        self._metrics = ContributionMetrics(metrics, check_names(strategies), num_clients)
+        self._metrics.reset()
+        self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
+        self._parts = [*strategies.values(), *self._server.filters]
+
+        initial_model = federation.global_vector
+        if saved is not None:
+            initial_model = saved["model"].to(initial_model)
+        self.state = FederationState(
+            num_clients,
+            federation.seed,
+            participations=torch.zeros(num_clients, dtype=torch.long),
+            updates_received=torch.zeros(num_clients, dtype=torch.long),
+        )
+        self.state.global_vector = initial_model.clone()
+        info = replace(
+            federation,
+            global_vector=self.state.model().clone(),
+            strategies={**federation.strategies, **strategies},
+            metrics=metrics,
+        )
+        for part in self._parts:
+            part.set_up(info)
+        if saved is not None:
+            self._restore(saved, info)
+        else:
+            for part in self._parts:
+                part.begin(info)
+        self._metrics.to(initial_model.device)
+        self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
+
+    def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
+        self._metrics.load_state_dict(saved["metrics"])
+        self.state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(info)
+
+    def set_members(self, members: list[int]) -> None:
+        self.members = members
+        self._sampler = self._sampler_of_run.among(members)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the coalition's next round needs, by the keys of checkpoints."""
+        state = self.state.state_dict()
+        state["incidents"] = []  # saved with the run's state
+        return {
+            "parts": [part.state_dict() for part in self._parts],
+            "metrics": self._metrics.state_dict(),
+            "state": state,
+            "model": self.state.model(),
+        }
+
+    def instruct(
+        self,
+        run_state: FederationState,
+        absent: set[int],
+        clients: Sequence[Client],
+    ) -> dict[int, Packet]:
+        """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
+        state = self.state
+        self._clients = clients
+        state.round_index = run_state.round_index
+        state.incidents = run_state.incidents
+        if not state.run:  # the id of the coalition's run, for which sites keep a separate state
+            state.run = digest([run_state.run, self.members]).hex()[:16]
+
+        contributions = self._metrics.with_priors()
+        cohort = draw_cohort(self._sampler, state, contributions, clients)
+        state.cohort = [client for client in cohort if client not in absent]
+        # Each client's probability to be drawn is only computed if it is needed.
+        self._drawing_probabilities = partial(
+            checked_probabilities,
+            self._sampler,
+            state.num_clients,
+            contributions=contributions,
+            round_index=state.round_index,
+            cohort=cohort,
+        )
+        self._instructions = self._server.instruct(state.cohort, state)
+        self.sites.discard()
+        return self.sites.packets(self._instructions)
+
+    def receive(self, replies: Mapping[int, Any], round: Round) -> None:
+        """End the coalition's round with the sites' ``replies``. If no site has sent a finite model, the coalition's
+        model does not change.
+        """
+        server = self._server
+        device = self.state.model().device
+        # The order of the instructions does not depend on which site replies first.
+        replies_in_order = {site: replies[site] for site in self._instructions}
+        updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
+        for client in broken_clients:
+            self.state.note(client, DIVERGED, OF_VALUES)
+        self.sent_models = {update.client_id: update.vector for update in updates}
+        server.send(self._instructions)  # only counts the messages, which have been sent already
+        if updates:
+            try:
+                self._finish(updates, broken_clients, round)
+            except NoModel:  # neither the model nor the sites' states change
+                self.sites.discard()
+        self.sites.commit()
+        if round.channel is not None:
+            round.channel.messages += server.channel.messages
+
+    def _finish(self, updates: list[ClientUpdate], broken_clients: list[int], round: Round) -> None:
+        received_round = self._server.receive(
+            updates,
+            torch.stack([update.vector for update in updates]),
+            instructions=self._instructions,
+            state=self.state,
+            clients=self._clients,
+            server_data=round.server_data,
+            drawing_probabilities=self._drawing_probabilities,
+            broken=broken_clients,
+        )
+        self.sites.accept(set(received_round.client_ids.tolist()))
+        finished_round = self._server.finish(received_round, self.state)
+        self.state.complete(finished_round, [*broken_clients, *self.sent_models])
+
+
+def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
+    """Return the metric whose values the aggregator reads, as ``{name: metric}``. Empty if it reads none."""
+    metric_name = federation.strategies["aggregator"].metric
+    if metric_name is None or metric_name not in federation.metrics:
+        return {}
+    return {metric_name: federation.metrics[metric_name]}
+
+
+def trained_masks(masks: Tensor) -> Tensor:
+    """Return the coalitions in ``masks [K, n]`` that are neither empty nor full."""
+    sizes = masks.sum(1)
+    is_inner = (sizes > 0) & (sizes < masks.shape[1])
+    return masks[is_inner]

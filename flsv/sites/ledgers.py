@@ -1,0 +1,120 @@
+"""Ledgers of a site: how many numbers about its samples it has answered, and the privacy loss of its updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from flsv.privacy.accounting import gaussian_epsilon
+from flsv.utilities.atomic_files import locked_json
+from flsv.utilities.errors import Refused
+
+#: File in the site's folder.
+BUDGET_FILE = "answers.json"
+#: What a server says of its run in its messages.
+_RUN_SIZE = ("clients", "rounds")
+
+
+class AnswerBudget:
+    """The numbers that a site has answered, in a file of its folder, and the most that it answers.
+
+    Args:
+        folder: the site's folder.
+        default_limit: a function of the numbers of clients and rounds of the first run that has sent a request. It
+            returns the most numbers if the site's policy does not limit them.
+
+    Example:
+        >>> import tempfile
+        >>> budget = AnswerBudget(Path(tempfile.mkdtemp()), lambda run: 2 * run["rounds"])
+        >>> budget.spend("first message", 4, {"clients": 3, "rounds": 2})
+        >>> budget.spend("first message", 4, {"clients": 3, "rounds": 2})  # the same answer again
+        >>> budget.spend("second message", 1, {"clients": 3, "rounds": 9})
+        Traceback (most recent call last):
+            ...
+        flsv.utilities.errors.Refused: it has answered 4 numbers about its samples, and answers at most 4
+    """
+
+    def __init__(self, folder: Path, default_limit: Callable[[Mapping[str, int]], int]) -> None:
+        self._path = folder / BUDGET_FILE
+        self._default_limit = default_limit
+
+    def spend(
+        self,
+        answer: str,
+        numbers: int,
+        plain: Mapping[str, Any],
+        limit: int | None = None,
+    ) -> None:
+        """Count the numbers of an answer, once. Raise Refused, and warn the site's owner, if they exceed the limit.
+
+        Args:
+            answer: the answer's name. Equal answers have equal names.
+            numbers: how many numbers the answer has.
+            plain: the plain values of the server's message.
+            limit: the policy's limit. None: the default one.
+        """
+        with locked_json(self._path, {"run": {}, "answers": {}}) as entries:
+            answers = entries["answers"]
+            for name in _RUN_SIZE:
+                if name in plain:
+                    entries["run"].setdefault(name, plain[name])
+            if answer in answers or not numbers:
+                return
+            if limit is None:
+                limit = self._default_limit(entries["run"])
+            answered = sum(answers.values())
+            if answered + numbers > limit:
+                words = f"it has answered {answered} numbers about its samples, and answers at most {limit}"
+                rank_zero_warn(
+                    f"flsv: this site refuses {numbers} more, since {words}. max_answers in its policy allows more, "
+                    f"for all runs together; {self._path} has the count."
+                )
+                raise Refused(words)
+            answers[answer] = numbers
+        rank_zero_info(
+            f"flsv: this site has answered {answered + numbers} of at most {limit} numbers about its samples."
+        )
+
+
+def spend_privacy(
+    ledger: Path,
+    noise_multipliers: Sequence[float],
+    delta: float,
+    max_epsilon: float | None = None,
+) -> None:
+    """Add the privacy loss of one more update to the total in a file. Raise Refused if it exceeds the largest epsilon.
+
+    Args:
+        ledger: the file.
+        noise_multipliers: those of the Gaussian mechanisms that the update passes, none if it has no noise.
+        delta: the probability that epsilon does not hold.
+        max_epsilon: the largest epsilon of all updates. None: no limit.
+    """
+    # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
+    inverse_square = sum(multiplier**-2 for multiplier in noise_multipliers) or math.inf
+    with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
+        if not _is_ledger(entries):
+            raise Refused(
+                f"its ledger {ledger} cannot be read. Write it again from the trainings in the site's log, as "
+                '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+            )
+        entries["squares"] += inverse_square
+        composed_multiplier = entries["squares"] ** -0.5
+        epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=delta)
+        if max_epsilon is not None and epsilon > max_epsilon:
+            raise Refused(
+                f"its policy sets max_epsilon={max_epsilon:g}, but one more update after {entries['updates']} would "
+                f"make epsilon {epsilon:.3g}"
+            )
+        entries["updates"] += 1
+        entries["epsilon"] = epsilon
+
+
+def _is_ledger(entries: Mapping[str, Any]) -> bool:
+    updates = entries.get("updates")
+    squares = entries.get("squares")
+    return type(updates) is int and isinstance(squares, int | float) and squares >= 0  # not NaN

@@ -1,0 +1,407 @@
+"""Messages between the server and the sites, and the checks of a site's replies."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import LARGEST_NUMBER
+from flsv.core.state import GLOBAL_MODEL
+from flsv.sites.requests import TRAINING_LOSS
+from flsv.utilities.errors import ConfigurationError, Refused as Refused
+from flsv.utilities.plain_values import digest
+
+#: Names of a packet's tensors: that of the initial model, and the prefixes of other tensors and of reports.
+START_NAME = "start"
+SENT_PREFIX = "sent/"
+REPORT_PREFIX = "report/"
+#: Largest number of characters of a site's error that a message shows.
+_MAX_REASON_LENGTH = 600
+_PLAIN_TYPES = (str, int, float, bool, type(None))
+#: Dtypes that hold numbers. Operations on tensors of any other dtype raise errors.
+_NUMBER_TYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One message between server and site.
+
+    Args:
+        kind: the kind of message, such as ``"train"``.
+        plain: values of JSON's types, by name.
+        tensors: dense tensors of numbers, by name.
+
+    Raises:
+        ValueError: an argument has the wrong type.
+    """
+
+    kind: str
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
+            raise ValueError(
+                f"a packet needs a text as its kind and named values, but got {self.kind!r:.40} and {self.plain!r:.40}."
+            )
+        for name, tensor in self.tensors.items():
+            is_strided = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+            is_dense = is_strided and not tensor.is_meta
+            if not isinstance(name, str) or not is_dense or tensor.dtype not in _NUMBER_TYPES:
+                raise ValueError(
+                    f"the packet's tensor {name!r:.40} is not a dense tensor of numbers."
+                )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 hash of all fields."""
+        return digest([getattr(self, field.name) for field in fields(self)])
+
+
+Reply = Packet | str
+"""A packet from a site or, if the site has not replied, the reason as text."""
+
+
+def printable(text: object) -> str:
+    """Replace characters that are not printable, such as a site's line breaks and terminal codes, by question marks."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+class BadReply(ValueError):
+    """Error: a site's reply is not valid in this federation. Its text is printable."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+class PermanentFailure(BadReply):
+    """Error: a site cannot take part, and another attempt would fail in the same way."""
+
+
+#: Errors that may be raised while a reply with unexpected content is read. They include :class:`BadReply`.
+GARBLED_REPLY_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def describe_error(error: Exception) -> str:
+    """Describe what is wrong with a site's reply, given the error that was raised while it was read."""
+    if isinstance(error, BadReply):
+        return str(error)
+    return printable(
+        f"its reply cannot be read because of a missing or invalid value: {error!s:.200}"
+    )
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # The receiving process may not have the same devices.
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+def instruction_packet(
+    instruction: Instruction, info: Mapping[str, Any], kind: str = "train"
+) -> Packet:
+    """Make the packet in which the server sends an instruction to a site."""
+    plain = {
+        "round": instruction.round_index,
+        "client": instruction.client_id,
+        "seed": instruction.seed,
+        **info,
+    }
+    tensors = {}
+    for name, tensor in instruction.tensors.items():
+        tensors[SENT_PREFIX + name] = tensor
+    if instruction.start is not None:
+        tensors[START_NAME] = instruction.start
+    return Packet(kind, plain, on_cpu(tensors))
+
+
+def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
+    """Read the server's instruction from a packet at a site."""
+    start_model = None
+    other_tensors = {}
+    for name, tensor in packet.tensors.items():
+        if name == START_NAME:
+            start_model = tensor.to(device)
+        elif name.startswith(SENT_PREFIX):
+            other_tensors[name.removeprefix(SENT_PREFIX)] = tensor.to(device)
+    plain = packet.plain
+    return Instruction(
+        round_index=plain["round"],
+        client_id=plain["client"],
+        seed=plain["seed"],
+        start=start_model,
+        tensors=other_tensors,
+    )
+
+
+def check_request(packet: Packet) -> None:
+    """Raise Refused if a message names a client, a round or a number of classes that its run does not have."""
+    plain = packet.plain
+    try:
+        clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
+        checked_int(plain, "client", maximum=clients - 1)
+        if plain.get("classes") is not None:
+            checked_int(plain, "classes", maximum=float("inf"), minimum=1)
+        if packet.kind == "handshake":
+            return
+        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
+        # Requests after the last round have the number after the last round's.
+        last_round = rounds - 1 if packet.kind == "train" else rounds
+        checked_int(plain, "round", maximum=last_round)
+    except GARBLED_REPLY_ERRORS as error:
+        raise Refused(f"the server's message is not valid: {error!s:.200}") from error
+
+
+def check_model(packet: Packet) -> None:
+    """Raise Refused if a private site cannot train the model that it was sent."""
+    model = global_model(read_instruction(packet))
+    if model is None or not bool(model.isfinite().all()):
+        raise Refused("the model in the server's message is missing or not finite")
+
+
+def global_model(instruction: Instruction) -> Tensor | None:
+    """Return the global model ``[P]`` in an instruction, if the server has sent it."""
+    return instruction.tensors.get(GLOBAL_MODEL, instruction.start)
+
+
+def update_packet(
+    update: ClientUpdate, state: str, lost: bool = False, withheld: Sequence[str] = ()
+) -> Packet:
+    """Make the packet that sends a site's update, after which the site is in the state of the name ``state``. ``lost``:
+    the site has lost its earlier state. ``withheld``: scores that it does not report."""
+    plain = {
+        "samples": update.num_samples,
+        "loss": float("nan") if TRAINING_LOSS in withheld else update.loss,
+        "steps": update.num_steps,
+        "traffic": list(update.traffic or Traffic(0, 0.0)),
+        "lost": lost,
+        "withheld": list(withheld),
+        "state": state,
+    }
+    tensors = {}
+    for name, value in update.reports.items():
+        tensors[REPORT_PREFIX + name] = value
+    tensors["vector"] = update.vector
+    return Packet("update", plain, on_cpu(tensors))
+
+
+def failure_packet(error: BaseException) -> Packet:
+    """Make the packet that reports a site's error by its class and source line."""
+    # The error's text may quote samples. The text of a Refused error does not.
+    text = getattr(error, "without_data", None)
+    if text is None:
+        source_line = ""
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames:
+            innermost = frames[-1]
+            source_line = f" at {Path(innermost.filename).name}:{innermost.lineno}"
+        text = f"it failed with {type(error).__name__}{source_line}; the site's own log has the details"
+    # Errors of files, connections and memory may be temporary. Other errors would be raised again.
+    is_temporary = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    return Packet("failed", {"error": text, "permanent": not is_temporary})
+
+
+def describe_reports(update: ClientUpdate) -> str:
+    reports = sorted(update.reports.items())
+    descriptions = [f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports]
+    return ", ".join(descriptions) or "nothing"
+
+
+def check_done(reply: Reply) -> Packet:
+    """Return a site's reply if it is a packet without an error report. Raise BadReply otherwise."""
+    if isinstance(reply, str):
+        raise BadReply(reply)
+    if reply.kind == "failed":
+        reason = str(reply.plain.get("error"))[:_MAX_REASON_LENGTH]
+        if reply.plain.get("permanent") is True:
+            raise PermanentFailure(reason)
+        raise BadReply(reason)
+    return reply
+
+
+def read_update(
+    packet: Packet,
+    client: int,
+    space: ParameterSpace,
+    device: torch.device,
+    num_announced: int,
+    max_steps: int,
+) -> ClientUpdate | None:
+    """Read a site's update from its reply. It must have ``num_announced`` samples and at most ``max_steps`` steps.
+    Return None if the site's model is not finite."""
+    if packet.kind == "broken":
+        return None
+    plain = packet.plain
+    max_numbers = 2 * space.size + 64
+    try:
+        vector = packet.tensors["vector"]
+        num_samples = checked_int(plain, "samples", maximum=float("inf"))
+        steps = checked_int(plain, "steps", max_steps)
+        loss = float(plain["loss"])
+        num_numbers, num_bytes = plain["traffic"]
+        checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
+        traffic = Traffic(checked_num_numbers, float(num_bytes))
+    except GARBLED_REPLY_ERRORS as error:
+        raise BadReply(describe_error(error)) from error
+    if num_samples != num_announced:
+        raise BadReply(
+            f"it has trained on {num_samples} samples, but it had announced {num_announced}. Start the server again"
+        )
+    if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * max_numbers:
+        raise BadReply(f"its loss {loss} or its traffic {traffic} is out of range")
+    if vector.shape != (space.size,) or not vector.is_floating_point():
+        raise BadReply(
+            f"its model has the shape {list(vector.shape)} and the dtype {vector.dtype}, but the federation's model "
+            f"has the shape [{space.size}]"
+        )
+    # Values that are finite in float64 may overflow in this conversion, so they are checked after it.
+    vector = vector.detach().to(device, space.dtype)
+    reports = {}
+    for name, tensor in packet.tensors.items():
+        if name.startswith(REPORT_PREFIX):
+            reports[name.removeprefix(REPORT_PREFIX)] = tensor.detach().to(device)
+    for tensor in (vector, *reports.values()):
+        if not tensor.isfinite().all():
+            return None
+    return ClientUpdate(
+        client,
+        num_samples=num_samples,
+        vector=vector,
+        loss=loss,
+        num_steps=steps,
+        reports=reports,
+        traffic=traffic,
+    )
+
+
+def name_of_function(function: Callable[..., Any]) -> str:
+    """Return the name by which a site imports a function, ``"package.module:function"``."""
+    name = f"{function.__module__}:{function.__qualname__}"
+    if "<" in name or "." in function.__qualname__:
+        raise ConfigurationError(
+            f"{name} cannot run at a site, which can import only functions at the top level of a module. Define it "
+            "there."
+        )
+    return name
+
+
+def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+    """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
+    packet = check_done(reply)
+    result = unpack(packet.plain["result"], packet.tensors)
+    try:
+        expected.check(result)
+    except ValueError as error:
+        raise BadReply(f"its result is wrong: {error}") from error
+    return result, read_state_name(packet)
+
+
+def read_state_name(packet: Packet) -> str:
+    """Read from a site's reply the name of the state in which the site now is."""
+    state = packet.plain.get("state")
+    if not isinstance(state, str) or not re.fullmatch(r"[0-9a-f]{64}", state):
+        raise BadReply(f"its state has the name {state!r:.80}, expected 64 hexadecimal digits")
+    return state
+
+
+def checked_int(
+    plain: Mapping[str, Any],
+    name: str,
+    maximum: float,
+    minimum: int = 0,
+) -> int:
+    """Return the value ``plain[name]`` if it is a whole number from ``minimum`` to ``maximum``.
+
+    Example:
+        >>> checked_int({"steps": 3}, "steps", maximum=3)
+        3
+        >>> checked_int({"steps": 4}, "steps", maximum=3)
+        Traceback (most recent call last):
+            ...
+        ValueError: 'steps': 4 (expected a whole number from 0 to 3)
+    """
+    value = plain[name]
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ValueError(
+            f"{name!r}: {value!r:.40} (expected a whole number from {minimum} to {maximum})"
+        )
+    return value
+
+
+def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Split a value into plain values, of JSON's types, and tensors by name.
+
+    Example:
+        >>> import torch
+        >>> plain, tensors = pack({"a": [1, torch.tensor(2.0)], "b": (None, "x")})
+        >>> plain
+        {'dict': [['a', {'list': [1, {'tensor': '0'}]}], ['b', {'tuple': [None, 'x']}]]}
+        >>> unpack(plain, tensors)
+        {'a': [1, tensor(2.)], 'b': (None, 'x')}
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = _pack_into(tensors, value)
+    return plain, tensors
+
+
+def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
+    # Tensors of the value are added to `tensors`, and numbered in this order.
+    if isinstance(value, _PLAIN_TYPES):
+        return value
+    name = str(len(tensors))
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, torch.Generator):
+        tensors[name] = value.get_state()
+        return {"generator": name}
+    if isinstance(value, Mapping):
+        has_plain_keys = all(isinstance(key, str | int) for key in value)
+        if has_plain_keys:
+            pairs = [[key, _pack_into(tensors, part)] for key, part in value.items()]
+            return {"dict": pairs}
+    if type(value) in (list, tuple):
+        parts = [_pack_into(tensors, part) for part in value]
+        return {type(value).__name__: parts}
+    raise ConfigurationError(
+        f"A value of type {type(value).__name__} cannot be sent to another process. Use numbers, texts, tensors, and "
+        "lists, tuples and dictionaries of these."
+    )
+
+
+def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Restore a value from the plain values and tensors of :func:`pack`."""
+    if isinstance(plain, _PLAIN_TYPES):
+        return plain
+    if isinstance(plain, Mapping) and len(plain) == 1:
+        # A dictionary of one item: the value's type, and its parts.
+        ((kind, content),) = plain.items()
+        if kind == "tensor" and content in tensors:
+            return tensors[content].detach()
+        if kind == "generator" and content in tensors:
+            return torch.Generator().set_state(tensors[content])
+        if kind in ("list", "tuple") and isinstance(content, Sequence):
+            values = [unpack(part, tensors) for part in content]
+            return values if kind == "list" else tuple(values)
+        if kind == "dict" and isinstance(content, Sequence):
+            return {key: unpack(part, tensors) for key, part in content}
+    raise ValueError(f"{plain!r} has not been made by `pack`.")

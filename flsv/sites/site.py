@@ -1,0 +1,487 @@
+"""Site: the client side of a federation across processes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities import rank_zero_info
+
+from flsv._lightning.evaluation import count_responses
+from flsv.configuration.identity import sample_hashes
+from flsv.core import ClientUpdate, opened
+from flsv.core.needs import needs_of
+from flsv.core.responses import MIN_HELD_OUT, numbers_of_round
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.engines.engine import shared_space
+from flsv.games.module_copies import ModuleCopies
+from flsv.scores import OWN_SCORES
+from flsv.scores.class_scores import ClassScores, plain_scores
+from flsv.sites.ledgers import AnswerBudget
+from flsv.sites.messages import (
+    Packet,
+    Refused,
+    check_model,
+    check_request,
+    failure_packet,
+    on_cpu,
+    pack,
+    read_instruction,
+    unpack,
+    update_packet,
+)
+from flsv.sites.policy import SitePolicy
+from flsv.sites.requests import (
+    REQUESTED_FUNCTIONS,
+    SCORES_OF_CLASSES,
+    SPLITS,
+    TRAINING_LOSS,
+    ResponseScore,
+    function_of,
+    numbers_of_run,
+    requested_functions,
+    score_of_response,
+    scores_of_responses,
+)
+from flsv.sites.site_memory import (
+    SiteMemory,
+    SiteState,
+    keyed_hash,
+    noise_key,
+    own_secret,
+)
+from flsv.sites.site_training import SiteTraining, restore_state
+from flsv.sites.transport import agreement, check_agreement
+from flsv.training.algorithms.base import used_model
+from flsv.training.client_batches import CohortLoader
+from flsv.training.store import TENSORS
+from flsv.utilities.errors import listed
+from flsv.utilities.plain_values import to_three_digits
+
+_log = logging.getLogger(__name__)
+#: File in the site's folder with the total privacy loss of its updates.
+LEDGER_FILE = "privacy.json"
+_QUIET_TRAINER_OPTIONS: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
+_QUIET_TRAINER_OPTIONS |= dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
+
+
+class Site:
+    """A client of a federation across processes.
+
+    Args:
+        module: a function that makes the LightningModule, the same as the server's module.
+        data: a function that makes the site's own data module: a LightningDataModule, or a FederatedDataModule with one
+            client, which can hold out test and validation samples.
+        settings: a function that makes the federation's loop, the same as the server's loop.
+        folder: the folder in which the site saves its state between rounds.
+        trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
+        functions: functions, beside flsv's own, that the server may run on the site's data, as
+            ``"package.module:function"``.
+        upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
+            a simulation. With None they are derived from the site's secret, so that the server cannot subtract the
+            noise.
+        policy: the limits that the site's owner sets, if any.
+        run_size: the numbers of ``"clients"`` and ``"rounds"``, 0 or None if the app does not set them.
+
+    Attributes:
+        policy: the limits for the next message.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], L.LightningModule],
+        data: Callable[[], L.LightningDataModule],
+        settings: Callable[[], Any],
+        folder: Path,
+        trainer: Mapping[str, Any] | None = None,
+        functions: Sequence[str] = (),
+        upload_seed: int | None = None,
+        policy: SitePolicy | None = None,
+        run_size: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> None:
+        self._make_module = module
+        self._folder = folder
+        federation = settings()
+        self._config = federation.config
+        self._trainer_options = dict(trainer or {})
+        self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
+        self._functions = functions
+        self._upload_seed = upload_seed
+        self._size_of_app = {name: number for name, number in run_size.items() if number}
+        self._budget = AnswerBudget(folder, self._default_max_answers)
+        self._secret = own_secret(folder)
+        self.policy = policy or SitePolicy()
+
+        site_data = data()
+        if not isinstance(site_data, FederatedDataModule):
+            site_data = FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
+        self._data = site_data
+        self._hash_by_client_id: dict[int, str] = {}
+        site_data.prepare_data()
+        model = module()
+        self._agreement = agreement(model, federation)
+        self._space = shared_space(model, self._config)
+        self._flsv_functions = requested_functions(self._config)
+
+    def log_policy(self, path: object, policy: SitePolicy) -> None:
+        """Log at the site's start which policy it has, and what updates without noise spend."""
+        if path is None:
+            text = "has no policy, so it does everything that the app requests"
+        else:
+            text = f"has the policy {path}: {policy}"
+        if not self._config.is_private:
+            text += ". Its updates have no noise, so a policy that sets max_epsilon later will refuse all training"
+        rank_zero_info(f"flsv: this site {text}.")
+
+    def respond(self, packet: Packet, sender: str = "server") -> Packet:
+        """Reply to a message of the server, and log it."""
+        # The reply reports an error by its class and line only, since the error's text may quote samples. The text of a
+        # Refused error is sent.
+        handlers = {
+            "handshake": self._handshake,
+            "train": self._train,
+            "query": self._query,
+            "test": self._test,
+        }
+        try:
+            subject = {name: packet.plain.get(name) for name in ("run", "round", "function")}
+            rank_zero_info(
+                f"flsv: {sender} requests {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
+            )
+            check_agreement(self._agreement, packet.plain.get("agreement", {}))
+            check_request(packet)
+            self._check_size(packet.plain)
+            self.policy.check_names(
+                scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
+            )
+            if self._config.is_private and packet.kind not in ("handshake", "train"):
+                raise Refused(
+                    f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
+                )
+            self._set_up(packet.plain["client"])
+            self._check_samples(packet)
+            reply = handlers[packet.kind](packet)
+            return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
+        except Exception as error:
+            _log.exception("The site could not reply to the message %r.", packet.kind)
+            return failure_packet(error)
+
+    def _check_size(self, plain: Mapping[str, Any]) -> None:
+        """Raise Refused if the server has other numbers of sites or rounds than the app."""
+        for name, number in self._size_of_app.items():
+            if plain.get(name, number) != number:
+                raise Refused(
+                    f"its app has {number} {name}, but the server has {plain[name]!r:.40}. Start both from the same app"
+                )
+
+    def _default_max_answers(self, run: Mapping[str, int]) -> int:
+        """Return the default of the policy's ``max_answers``, twice the numbers that a run requests."""
+        size = {**run, **self._size_of_app}
+        functions = {**self._flsv_functions, **dict.fromkeys(self._functions, 1)}
+        return 2 * numbers_of_run(
+            self._config,
+            functions,
+            num_clients=size.get("clients", 1),
+            num_rounds=size.get("rounds", 1),
+            num_classes=self._num_classes,
+        )
+
+    @property
+    def _num_classes(self) -> int:
+        head = self._space.head
+        return self._data.num_classes if head is None else head.num_classes
+
+    def _set_up(self, client_id: int) -> None:
+        """Split the site's samples with the random numbers of the client id that the server gives it."""
+        self._data.set_up_site(client_id)
+        if self._data.num_clients != 1:
+            raise Refused(
+                f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"
+            )
+        source = self._data.division.source
+        if source.missing_from_dictionary:
+            raise Refused(f"its data dictionary is not complete: {source.missing_from_dictionary}")
+        if source.is_inferred:
+            raise Refused(
+                "its table has no data dictionary. Infer its part with flsv data --write, merge all sites' parts with "
+                "flsv data --merge, and pass the same file to all sites and the server: dictionary=..."
+            )
+
+    def _handshake(self, packet: Packet) -> Packet:
+        # These two lines raise an error if the policy refuses.
+        self.policy.noise(self._config.uploads)
+        self.policy.check_reported(self._needed_reports())
+        dictionary = self._data.dictionary
+        num_classes = packet.plain.get("classes")
+        classes = () if dictionary is None else dictionary.classes or ()
+        if num_classes and classes and num_classes != len(classes):
+            raise Refused(
+                f"the server has num_classes={num_classes}, but the site's data dictionary has {len(classes)} classes: "
+                f"{listed(classes)}. Remove num_classes"
+            )
+        sizes = self._sizes()
+        # Sizes that were reported before, even under another client id, reveal nothing new.
+        self._spend(packet, len(sizes), name=f"sizes {sizes}")
+        reply = {
+            "sizes": sizes,
+            "dictionary": None if dictionary is None else dictionary.hash,
+            "contents": self._contents(),
+        }
+        return Packet("handshake", reply)
+
+    def _sizes(self) -> dict[str, int]:
+        data: Any = self._data
+        return {split: len(data.client_indices(0, split)) for split in SPLITS}
+
+    def _spend(self, packet: Packet, numbers: int, name: str | None = None) -> None:
+        """Count the numbers of a reply. A repeated message, as after a kill, gets the same reply and counts once."""
+        name_of_reply = name or packet.digest.hex()[:16]
+        self._budget.spend(name_of_reply, numbers, packet.plain, self.policy.max_answers)
+
+    def _contents(self) -> str:
+        """Return the fingerprint of the samples: the secret's name and a keyed hash, constant at a private site."""
+        client_id = self._data.partitioner.first_client
+        if client_id not in self._hash_by_client_id:
+            hash_of_samples = "private"
+            if not self._config.is_private:
+                hash_of_samples = sample_hashes(self._data)["0"]
+            self._hash_by_client_id[client_id] = keyed_hash(
+                self._secret, f"{client_id} {hash_of_samples}"
+            )
+        name_of_secret = keyed_hash(self._secret, "name")
+        return f"{name_of_secret} {self._hash_by_client_id[client_id]}"
+
+    def _check_samples(self, packet: Packet) -> None:
+        """Raise Refused if the samples are not those of the run's start."""
+        earlier_contents = packet.plain.get("contents")
+        contents = self._contents()
+        if earlier_contents is None:
+            return
+        name_of_secret, _, _ = contents.partition(" ")
+        if earlier_contents.startswith(name_of_secret) and earlier_contents != contents:
+            raise Refused(
+                "its samples or labels differ from those at the start of this run. Restore the earlier ones, or start "
+                "a new run in another folder"
+            )
+
+    def _needed_reports(self) -> list[str]:
+        report_names: list[str] = []
+        if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
+            report_names.append(TRAINING_LOSS)
+        for strategy in self._config.strategies.values():
+            report_names += strategy.reports
+        return report_names
+
+    def _train(self, packet: Packet) -> Packet:
+        memory = self._memory(packet)
+        state = memory.load(packet.plain["continue_from"])
+        secret: bytes | int | None = self._upload_seed
+        if secret is None:
+            secret = noise_key(self._secret, packet, state)
+        if self._config.is_private:
+            check_model(packet)
+
+        training = SiteTraining(
+            packet=packet,
+            data=self._data,
+            site_state=state or {},
+            config=self._config,
+            upload_secret=secret,
+            limit_train_batches=self._limit_train_batches,
+        )
+        self.policy.check_reported(self._needed_reports())
+        self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
+        trainer = self._make_trainer(packet, packet.plain["rounds"], training)
+        module = self._make_module()
+        loader = training.loader(trainer)
+        if self._config.is_private:
+            update = self._private_update(trainer, module, training, loader)
+        else:
+            trainer.fit(module, loader)
+            loader.warn_of_left_out(set())
+            update = training.update
+
+        if update is None:
+            return Packet("broken")
+        name = packet.digest.hex()
+        memory.save(name, training.site_state, [packet.plain["continue_from"]])
+        return update_packet(
+            update, name, lost=state is None, withheld=self.policy.withheld([TRAINING_LOSS])
+        )
+
+    def _private_update(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        training: SiteTraining,
+        loader: CohortLoader,
+    ) -> ClientUpdate | None:
+        """Train, and return the update with noise. After an error return the global model with noise."""
+        # Whether training fails, and how, may depend on single samples. So only an update with noise leaves the site.
+        handler_before = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit(module, loader)
+        except BaseException:
+            _log.exception(
+                "Training has failed. Without an update the site sends noise only. Solve the error, or leave the run."
+            )
+        finally:
+            # After the first interrupt Lightning ignores all others, since it expects the process to end.
+            if signal.getsignal(signal.SIGINT) is not handler_before:
+                signal.signal(signal.SIGINT, handler_before)
+        if training.has_update():
+            return training.update
+        _log.error("The update of this site is noise only.")
+        return training.noise_only()
+
+    def _test(self, packet: Packet) -> Packet:
+        if not self._config.evaluation.every:
+            raise Refused("its loop does not score clients' own models")
+        withheld = self.policy.withheld(OWN_SCORES)
+        if len(withheld) == len(OWN_SCORES):
+            self.policy.check_reported(OWN_SCORES)  # raises Refused: nothing is left to report
+        self._check_enough(ResponseScore("accuracy", "test"))
+        if self._has_rare_class("test"):
+            withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
+        self._spend(packet, len(OWN_SCORES) - len(withheld))
+        site_state = self._state_for(packet)
+        scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
+        scores.update(dict.fromkeys(withheld, float("nan")))
+        return Packet("tested", {**scores, "withheld": withheld})
+
+    def _score_own_model(
+        self, packet: Packet, site_state: SiteState, trainer: L.Trainer
+    ) -> dict[str, float]:
+        instruction = read_instruction(packet)
+        space, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        module = ModuleCopies(trainer.lightning_module, space).load().eval()
+        with opened(local):  # the site's data may be read
+            model = used_model(local, instruction, self._config.strategies)
+            assert model is not None
+            space.write(module, model)
+            space.write_private(module, dict(local.private))
+        class_scores = ClassScores(packet.plain["classes"] or self._data.num_classes)
+        count_responses(trainer, module, self._data.client_loader(0, "test"), class_scores)
+        return plain_scores(class_scores)
+
+    def _query(self, packet: Packet) -> Packet:
+        function_name = packet.plain["function"]  # "module:function"
+        self.policy.check_function(function_name, [*self._flsv_functions, *self._functions])
+        function = function_of(function_name)
+        args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
+        reported_score = score_of_response(self._config, function, args, kwargs)
+        if reported_score is not None:
+            self.policy.check_reported([reported_score.name])
+            self._check_enough(reported_score)
+
+        site_state = self._state_for(packet)
+        call = partial(self._call_function, packet, function, site_state)
+        result = self._round_and_count(function, self._within_fit(packet, call), packet)
+        plain_result, tensors = pack(result)
+        name = packet.digest.hex()
+        memory = self._memory(packet)
+        # The earlier states stay, since the server may discard this result.
+        memory.save(name, site_state, names_to_keep=memory.load_all())
+        return Packet("result", {"result": plain_result, "state": name}, on_cpu(tensors))
+
+    def _check_enough(self, reported_score: ResponseScore) -> None:
+        """Raise Refused if a score would be computed on fewer samples than the minimum, in total or of a class."""
+        score, split = reported_score
+        if self._sizes()[split] < MIN_HELD_OUT:
+            raise Refused(
+                f"it has fewer than {MIN_HELD_OUT} {split} samples, so it reports no score of them"
+            )
+        if score in SCORES_OF_CLASSES and self._has_rare_class(split):
+            raise Refused(
+                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, so it does not report {score!r}, in "
+                "which each class has a weight of its own"
+            )
+
+    def _has_rare_class(self, split: str) -> bool:
+        data: Any = self._data
+        _, counts = data.client_labels(0, split).unique(return_counts=True)
+        return bool((counts < MIN_HELD_OUT).any())
+
+    def _round_and_count(self, function: Any, result: Any, packet: Packet) -> Any:
+        """Round a result to three digits. Raise Refused if it has more numbers than a run or the policy allows."""
+        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
+        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
+        if max_numbers == 0:
+            return result
+        rounded_result = to_three_digits(result)
+        numbers = torch.as_tensor(rounded_result).numel()
+        if numbers > max_numbers:
+            raise Refused(
+                f"the server requests {numbers} numbers at once, but a run of {num_clients} sites requests at most "
+                f"{max_numbers} in a round"
+            )
+        self._spend(packet, numbers)
+        return rounded_result
+
+    def _call_function(
+        self,
+        packet: Packet,
+        function: Callable[..., Any],
+        site_state: SiteState,
+        trainer: L.Trainer,
+    ) -> Any:
+        # The client's state that the function has changed is written into `site_state`.
+        _, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        arguments = unpack(packet.plain["arguments"], packet.tensors)
+        args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
+        with opened(local):
+            result = function(local, *args, **kwargs)
+            store = dict(site_state.get("store", {}))
+            store[TENSORS] = {name: tensor.cpu() for name, tensor in local.state.items()}
+            site_state["store"] = store
+        return result
+
+    def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
+        """Return ``compute(trainer)``, called at the start of a fit without rounds."""
+        results: list[Any] = []
+
+        def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
+            results.append(compute(trainer))
+
+        callback = LambdaCallback(on_fit_start=on_fit_start)
+        trainer = self._make_trainer(packet, rounds=0, callback=callback)
+        trainer.fit(self._make_module(), self._data.client_loader(client=0))
+        return results[0]
+
+    def _make_trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
+        """Make a Trainer whose first epoch has the index of the message's round."""
+        options = {**_QUIET_TRAINER_OPTIONS, **self._trainer_options}
+        options["callbacks"] = [*options.get("callbacks", []), callback]
+        options["max_epochs"] = rounds
+        trainer = L.Trainer(**options)
+        if rounds:
+            # In hooks the current epoch is the round.
+            progress = trainer.fit_loop.epoch_progress.current
+            for counter_name in vars(progress):
+                setattr(progress, counter_name, packet.plain["round"])
+        return trainer
+
+    def _memory(self, packet: Packet) -> SiteMemory:
+        plain = packet.plain
+        return SiteMemory(self._folder, plain["run"], plain["client"])
+
+    def _state_for(self, packet: Packet) -> SiteState:
+        memory = self._memory(packet)
+        state = memory.load(packet.plain["continue_from"])
+        if state is None:
+            raise LookupError(
+                "The server's message names a saved state that this site no longer has."
+            )
+        return dict(state)

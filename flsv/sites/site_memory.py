@@ -1,0 +1,112 @@
+"""SiteMemory: a site's saved states of a run, and the site's secret."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flsv.sites.messages import Packet
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
+
+SiteState = dict[str, Any]
+
+
+class SiteMemory:
+    """A site's saved states of one run, by name.
+
+    Example:
+        >>> import tempfile
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef", client=0)
+        >>> memory.save("first", {"rounds": 1}, [])
+        >>> memory.save("second", {"rounds": 2}, ["first"])
+        >>> memory.load(None), memory.load("first"), memory.load("second"), memory.load("third")
+        ({}, {'rounds': 1}, {'rounds': 2}, None)
+    """
+
+    # A state's name is the hash of the server's message that led to it. So a server that repeats a round, and two
+    # servers that resume one checkpoint, get the right state, and no message can overwrite another message's state.
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        client: int,
+    ) -> None:
+        is_text = isinstance(run, str)
+        if not is_text or not re.fullmatch(r"[0-9a-f]{16}", run):
+            raise ConfigurationError(
+                f"the run's name is {run!r:.80}, expected 16 hexadecimal digits."
+            )
+        # Each client has its own subfolder, since two sites may use one folder.
+        run_folder = folder / "runs" / run
+        folder_of_client = run_folder / f"{client:d}"
+        folder_of_client.mkdir(parents=True, exist_ok=True)
+        self._path = folder_of_client / "state.pt"
+
+    def load(self, name: str | None) -> SiteState | None:
+        """Return a saved state. It is empty if ``name`` is None, and None if the site has no state of this name."""
+        if name is None:
+            return {}
+        return self.load_all().get(name)
+
+    def save(
+        self,
+        name: str,
+        state: SiteState,
+        names_to_keep: Container[str | None],
+    ) -> None:
+        """Save a state. Delete all others but those of ``names_to_keep``."""
+        states = {}
+        for saved_name, saved_state in self.load_all().items():
+            if saved_name in names_to_keep:
+                states[saved_name] = saved_state
+        states[name] = state
+        with replacing(self._path, private=True) as file:
+            torch.save(states, file)
+
+    def load_all(self) -> dict[str, SiteState]:
+        """Return all saved states, ``{name: state}``."""
+        if not self._path.is_file():
+            return {}
+        states: dict[str, SiteState] = torch.load(
+            self._path,
+            map_location="cpu",
+            weights_only=True,
+        )
+        return states
+
+
+def own_secret(folder: Path) -> str:
+    """Return the site's secret text, drawn at the first call and stored in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "secret"
+    if not path.is_file():
+        with replacing(path, private=True) as file:
+            file.write(secrets.token_hex(32).encode())
+    secret = path.read_text()
+    if not re.fullmatch(r"[0-9a-f]{64}", secret):
+        raise ConfigurationError(
+            f"{path} does not contain a secret of 64 hexadecimal digits. Delete the file, and the site will draw a new "
+            "secret."
+        )
+    return secret
+
+
+def keyed_hash(secret: str, text: str) -> str:
+    """Return a hash of ``text`` that is keyed by the site's secret, as 16 hexadecimal digits."""
+    return hmac.digest(secret.encode(), text.encode(), "sha256").hex()[:16]
+
+
+def noise_key(secret: str, packet: Packet, state: SiteState | None) -> bytes:
+    """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
+    # The same message and state give the same key, so that averaging replies reveals nothing. Any difference gives
+    # another key, so that subtracting two replies reveals nothing. GaussianPrivacy adds the update itself to the key.
+    return hmac.digest(secret.encode(), digest([packet.digest, state]), "sha256")

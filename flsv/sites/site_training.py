@@ -1,0 +1,325 @@
+"""SiteTraining: a fit that is a site's training in one round, from its saved state."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning as L
+
+from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core import ClientUpdate, FederationState, LocalData, opened
+from flsv.core.parameter_space import ParameterSpace
+from flsv.data import FederatedDataModule
+from flsv.engines.client_manager import ClientManager
+from flsv.engines.engine import shared_space
+from flsv.personalization.base import OWN_MODEL
+from flsv.sites.messages import Packet, Refused, global_model, read_instruction
+from flsv.sites.site_memory import SiteState
+from flsv.training.client_batches import CohortLoader, LocalSteps
+from flsv.training.local_training import LocalTraining
+from flsv.training.store import TENSORS, ClientStore
+from flsv.training.training_step import note_on_types
+from flsv.uploads.base import UploadContext, sanitize_report, upload
+from flsv.utilities.seeding import seed_global_rngs
+
+
+def restore_state(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    config: FederationConfig,
+    packet: Packet,
+    site_state: SiteState,
+) -> tuple[ParameterSpace, ClientStore, LocalData]:
+    """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
+    module = trainer.lightning_module
+    site_id = packet.plain["client"]
+    space = shared_space(module, config)
+    store = ClientStore()
+    store.load_state_dict({site_id: site_state.get("store", {})})
+    store.to(module.device)
+    manager = ClientManager(
+        trainer,
+        data,
+        space=space,
+        store=store,
+        first_client=site_id,
+        num_classes=packet.plain["classes"],
+    )
+    (local,) = manager.locals
+
+    tell = None
+    if "who" in site_state:
+        client, num_clients, round_index = site_state["who"]
+        context = UploadContext(
+            client=client,
+            num_clients=num_clients,
+            num_parameters=space.num_parameters,
+            round_index=round_index,
+        )
+        tell = partial(sanitize_report, config.uploads, context)
+    models = []
+    for name in ("start", "trained", "sent"):
+        model = site_state.get(name)
+        if model is not None:
+            model = model.to(module.device)
+        models.append(model)
+    initial_model, trained, sent = models
+    local.set_models(initial_model, trained, sent=sent, tell=tell)
+    return space, store, local
+
+
+class NumberedData:
+    """Wrapper of a site's data module in which the client has the site's id, on which random draws depend."""
+
+    def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
+        self._data = data
+        self.num_clients = num_clients
+
+    def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
+        return self._data.client_loader(0, *args, **kwargs)
+
+    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+        return self._data.shown_loader([0], num_batches)
+
+
+class SiteTraining(L.Callback, Rounds):
+    """Callback that turns a fit into one site's training in one round."""
+
+    def __init__(
+        self,
+        packet: Packet,
+        data: FederatedDataModule,
+        site_state: SiteState,
+        config: FederationConfig,
+        upload_secret: bytes | int,
+        limit_train_batches: float = 1.0,
+    ) -> None:
+        self._packet = packet
+        self._instruction = read_instruction(packet)
+        self._time_limit = packet.plain.get("seconds", float("inf"))
+        self._start_time = time.monotonic()
+        self._num_clients = packet.plain["clients"]
+        self._numbered_data: Any = NumberedData(data, self._num_clients)
+        self._data = data
+        self._config = config
+        self._limit_train_batches = limit_train_batches
+        # The site's saved state, empty if there is none. After the training it is the new state.
+        self.site_state = site_state
+        self._upload_secret = upload_secret
+        self.update: ClientUpdate | None = None
+
+    def loader(self, trainer: L.Trainer) -> CohortLoader:
+        instruction = self._instruction
+        state = FederationState(
+            round_index=instruction.round_index,
+            seed=instruction.seed,
+            num_clients=self._num_clients,
+        )
+        sampler: Any = self._config.strategies["sampler"]
+        site_name = self._packet.plain.get("name", "")
+        work_by_client = {instruction.client_id: self._config.work_of(site_name)}
+        self._steps = LocalSteps(
+            trainer,
+            self._numbered_data,
+            sampler=sampler,
+            state=state,
+            work_by_client=work_by_client,
+            limit_train_batches=self._limit_train_batches,
+        )
+        self._loader = CohortLoader(
+            self._numbered_data,
+            [instruction.client_id],
+            seed=instruction.seed,
+            round_index=instruction.round_index,
+            lengths=self._steps.lengths,
+        )
+        return self._loader
+
+    def has_update(self) -> bool:
+        """Return whether there is an update of the global model's shape."""
+        model = global_model(self._instruction)
+        if self.update is None or model is None:
+            return False
+        vector = self.update.vector
+        return vector.shape == model.shape and vector.dtype == model.dtype
+
+    def noise_only(self) -> ClientUpdate:
+        """Return an update of a private site whose training has failed: the global model with noise."""
+        instruction = self._instruction
+        model = global_model(instruction)
+        assert model is not None  # checked before
+        upload_seed, upload_secret = self._upload_keys()
+        store = self.site_state.get("store", {})
+        tensors = dict(store.get(TENSORS, {}))
+        context = UploadContext(
+            client=instruction.client_id,
+            num_clients=self._num_clients,
+            num_parameters=len(
+                model
+            ),  # models with buffers cannot have noise, which is checked before
+            round_index=instruction.round_index,
+            seed=upload_seed,
+            state=tensors,
+            secret=upload_secret,
+        )
+        vector, traffic = upload(
+            self._config.uploads,
+            vector=model,
+            initial_model=model,
+            global_vector=model,
+            context=context,
+        )
+        # The next update will include what compression has not sent, as after any other update.
+        self.site_state["store"] = {**store, TENSORS: tensors}
+
+        (client_batches,) = self._loader.local_epochs
+        return ClientUpdate(
+            instruction.client_id,
+            num_samples=int(self._data.num_samples[0]),
+            vector=vector,
+            num_steps=self._steps.steps_in_round(client_batches.lengths, instruction.round_index),
+            traffic=traffic,
+        )
+
+    def _upload_keys(self) -> tuple[int, bytes]:
+        if isinstance(self._upload_secret, int):
+            return self._upload_secret, b""
+        # The seed is a hash, so the key cannot be computed from it.
+        digest_of_secret = hmac.digest(self._upload_secret, b"seed", "sha256")
+        return int.from_bytes(digest_of_secret[:8], "little") >> 1, self._upload_secret
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._steps.client = self._instruction.client_id
+        self._loop = FederatedFitLoop(trainer, rounds=self)
+        self._step_counts = self._steps.patch_step_counts()
+        self._batch_counts = self._steps.patch_batch_counts()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._batch_counts.restore()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        note = note_on_types(exception, self._steps.batch)
+        if note:
+            exception.add_note(f"flsv: {note}")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._batch_counts.restore()
+        self._step_counts.restore()
+        self._loop.give_back()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._data.warn_of_growth()
+        self._forward_schedules(trainer)
+        space, self._store, self._local_data = restore_state(
+            trainer,
+            self._data,
+            config=self._config,
+            packet=self._packet,
+            site_state=self.site_state,
+        )
+        for transformation in self._config.uploads:
+            transformation.check(space)
+        training = self._make_training(trainer, space)
+        self._training = training
+        buffers = self.site_state.get("buffers")
+        if buffers is not None:
+            training.state.restore(buffers)
+
+        instruction = read_instruction(self._packet, pl_module.device)
+        model = global_model(instruction)
+        if model is not None:
+            space.write(pl_module, model)
+        seed_global_rngs(instruction.seed, "round", instruction.round_index)
+        training.state.remember()
+        training.state.begin_round()
+        self._loop.begin(training.client_steps)
+
+        if self._has_lost_its_model():
+            with opened(self._local_data) as local:
+                local.state[OWN_MODEL] = space.read(pl_module)
+        (client_batches,) = self._loader.local_epochs
+        num_samples = int(self._data.num_samples[0])
+        training.begin(
+            instruction,
+            self._local_data,
+            num_samples=num_samples,
+            lengths=client_batches.lengths,
+        )
+
+    def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
+        """Make the training of the site's only client, with the seed and the secret key of its noise."""
+        upload_seed, upload_secret = self._upload_keys()
+        training = LocalTraining(
+            trainer,
+            space,
+            parts=self._config,
+            store=self._store,
+            num_clients=self._num_clients,
+            steps=self._steps,
+        )
+        training.upload_seed = upload_seed
+        training.upload_secret = upload_secret
+        return training
+
+    def _has_lost_its_model(self) -> bool:
+        """Return whether the site has lost its own model, from which it should continue."""
+        has_trained_before = self._packet.plain["continue_from"] is not None
+        return has_trained_before and not self.site_state and self._instruction.start is None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if time.monotonic() - self._start_time > self._time_limit:
+            raise Refused(
+                f"its training was not complete after {self._time_limit} s, so it has stopped"
+            )
+
+    def run_round(self) -> None:
+        (client_batches,) = self._loader.local_epochs  # a site trains one client
+        self._loop.train_client(self._loader, client_batches.epochs)
+        if self._training.is_trained:
+            self._end_training()
+            self._loop.trainer.should_stop = True  # each round is a separate fit
+        self._loop.end_round()
+
+    def _end_training(self) -> None:
+        self.update = self._training.end()
+        if self.update is None:
+            return  # the site has not taken part in the round
+        trainer_state = self._training.state
+        trainer_state.end_round(self.update.vector)
+        self._store.commit()
+        self._store.to("cpu")
+        client_id = self._instruction.client_id
+        with opened(self._local_data) as local:  # the site's data may be read
+            has_sent_trained_model = local.sent is local.model
+            other_sent_model = None if has_sent_trained_model else local.sent
+            self.site_state = {
+                "store": self._store.state_dict().get(client_id, {}),
+                "buffers": trainer_state.buffers(),
+                "start": local.start,
+                "trained": local.model,
+                "sent": other_sent_model,
+                "who": [client_id, self._num_clients, self._instruction.round_index],
+            }
+
+    def _forward_schedules(self, trainer: L.Trainer) -> None:
+        # Each round is a new fit, in which schedulers start from the beginning.
+        pace = self.site_state.get("store", {}).get("pace", {})
+        # The states of the schedulers that local training steps, by their index. They are loaded from here.
+        stored_states = pace.get("schedulers", {})
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            if config.interval != "epoch" or index in stored_states:
+                continue
+            num_earlier_steps = self._instruction.round_index // config.frequency
+            with warnings.catch_warnings():
+                # torch warns about schedulers that step before the optimizer.
+                warnings.simplefilter("ignore")
+                for _ in range(num_earlier_steps):
+                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau raises its own error

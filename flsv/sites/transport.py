@@ -1,0 +1,506 @@
+"""Directory, which finds the sites, and Transport, the interface of networks that carry packets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+
+from flsv.__about__ import __version__
+from flsv.engines.engine import shared_space
+from flsv.sites.messages import (
+    GARBLED_REPLY_ERRORS,
+    BadReply,
+    Packet,
+    PermanentFailure,
+    Refused,
+    Reply as Reply,
+    check_done,
+    checked_int,
+    describe_error,
+)
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: A site's address in the network: a number on Flower, a name on NVFlare.
+Address = Any
+#: Seconds between two log lines that name the sites for which the server waits.
+REPORT_SECONDS = 15.0
+#: Default of the largest number of samples that a site may have in a split.
+MAX_SAMPLES_OF_SPLIT = 10**8
+#: Smallest number of samples that a site may announce.
+_MIN_SAMPLES_BY_SPLIT = {"train": 1, "val": 0, "test": 0}
+#: Reason for the missing reply of a site that cannot be reached.
+_UNREACHABLE = "it cannot be reached"
+
+
+class Transport(Protocol):
+    """Carrier of packets to sites and of their replies, such as :class:`flsv.sites.flower.GridTransport`."""
+
+    def present(self) -> Mapping[Address, str]:
+        """Return ``{address: registered name}`` of the nodes that can be reached now."""
+
+    def exchange(
+        self, packets: Mapping[Address, Packet], seconds: float
+    ) -> Iterator[tuple[Address, Reply]]:
+        """Send each packet to its address, and yield ``(address, reply)`` within ``seconds``."""
+
+
+class Directory:
+    """The sites of a federation by name, with their current addresses.
+
+    A site is identified by the name under which the network's operator has registered it. Its address may change.
+
+    Args:
+        transport: the network that carries the packets.
+        names: the names of all sites, in the order of their client ids.
+        server_agreement: the server's version, module and settings, see :func:`agreement`. Every site compares them
+            with its own.
+        sizes_file: the file with the sites' numbers of samples, with which a resumed server can continue while some
+            sites cannot be reached.
+        timeout: the time in seconds that a site has for each message's work.
+        wait: the time in seconds to wait for all sites before the first round, and for any site within a run.
+        report_waiting: a function that is called every 15 s with a text that names the sites for which the server
+            waits, and with None after every exchange.
+        max_samples: the largest number of samples that a site may announce in a split. A site that announces more
+            cannot take part, since the number is the weight of its model, and the server cannot check it.
+        run_size: the run's numbers of ``"rounds"`` and ``"classes"``, which the first message to each site contains.
+
+    Attributes:
+        sizes: ``{site: {split: number}}``, each site's number of samples in each split.
+        contents: ``{site: text}``, the fingerprint of each site's samples when the run began. The text consists of the
+            name of the site's secret and a hash of its samples that is keyed by the secret.
+        dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        names: Sequence[str],
+        server_agreement: Mapping[str, str],
+        sizes_file: Path,
+        timeout: float = 600.0,
+        wait: float = 600.0,
+        report_waiting: Callable[[str | None], None] = lambda text: None,
+        max_samples: int = MAX_SAMPLES_OF_SPLIT,
+        run_size: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> None:
+        if len(set(names)) < len(names) or not names:
+            raise ConfigurationError(
+                f"sites={list(names)}: expected at least one name, and different names."
+            )
+        self.names = list(names)
+        self.timeout = timeout
+        self.wait = wait
+        self._transport = transport
+        self._server_agreement = server_agreement
+        self._sizes_file = sizes_file
+        self._report_waiting = report_waiting
+        self._max_samples = max_samples
+        self._run_size = run_size
+        self._num_sent = Counter[str]()
+        self.sizes: dict[int, dict[str, int]] = {}
+        self.contents: dict[int, str] = {}
+        self._read_sizes_file()
+
+        self.dictionary_hash: str | None = None
+        self._dictionary_hashes: dict[int, str | None] = {}
+        self._addresses: dict[int, Address] = {}
+        # Sites to which the first message was sent, and those that have replied to it with their numbers of samples.
+        self._contacted_sites: set[int] = set()
+        self._announced_sites: set[int] = set()
+        self._warning_by_name: dict[str, str] = {}
+
+    def _read_sizes_file(self) -> None:
+        path = self._sizes_file
+        if not path.is_file():
+            return
+        try:
+            announcement_by_name = json.loads(path.read_bytes())["sites"]
+            for site, name in enumerate(self.names):
+                if name in announcement_by_name:
+                    self._store_announcement(site, announcement_by_name[name])
+        except PermanentFailure as error:
+            raise ConfigurationError(f"a site of {path} cannot take part: {error}.") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{path} cannot be read because of a missing or invalid value: {error}. Delete the file, and start "
+                "again with all sites."
+            ) from error
+
+    def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
+        """Store a site's numbers of samples, and its first fingerprint of them."""
+        sizes = _sizes(announced, self._max_samples)
+        contents = _contents(announced)
+        self.sizes[site] = sizes
+        if contents is not None:
+            self.contents.setdefault(site, contents)
+
+    def gather(self) -> None:
+        """Wait until every site has announced its numbers of samples."""
+        deadline = time.monotonic() + self.wait
+        with self._awaiting(self._sites_without_sizes, count=len(self.names)):
+            reachable_sites = self.refresh(strict=True)
+            while not reachable_sites or self._sites_without_sizes():
+                # After the deadline the server looks only once more, for sites that have connected meanwhile.
+                is_last_look = time.monotonic() > deadline
+                if not is_last_look:
+                    time.sleep(min(0.5, self.wait))
+                contacted_before = set(self._contacted_sites)
+                reachable_sites = self.refresh(strict=True, only_new=is_last_look)
+                if is_last_look and self._contacted_sites == contacted_before:
+                    raise RuntimeError(self._why_not_all_sites())
+
+        self._report_connected(reachable_sites)
+        hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
+        self.dictionary_hash = common_hash(hashes)
+
+    def _report_connected(self, reachable_sites: Mapping[int, Address]) -> None:
+        message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
+        missing_names = []
+        for site, name in enumerate(self.names):
+            if site not in reachable_sites:
+                missing_names.append(name)
+        if missing_names:
+            message += f", without {', '.join(missing_names)}"
+        rank_zero_info(f"flsv: {message}.")
+
+    def _why_not_all_sites(self) -> str:
+        """Return an error's text about the sites for which the server has waited in vain."""
+        # If no site's sizes are missing, since all are in the file, no site can be reached.
+        missing_sites = self._sites_without_sizes() or range(len(self.names))
+        names_of_absent = []
+        names_of_silent = []
+        for site in missing_sites:
+            if site in self._contacted_sites:
+                names_of_silent.append(self.names[site])
+            else:
+                names_of_absent.append(self.names[site])
+
+        reasons = []
+        if names_of_silent:
+            reasons.append(
+                f"sites {names_of_silent} are connected, but have not announced their samples within {self.wait:g} s. "
+                "Their logs may have the reason. If they need more time to read their data, raise wait."
+            )
+        if names_of_absent:
+            reasons.append(
+                f"sites {names_of_absent} have not connected within {self.wait:g} s. Start them, or remove them from "
+                "sites=[...]. If a site's log says Exit Code: 305, its key is not registered at this server."
+            )
+        return " ".join([*reasons, *self._warning_by_name.values()])
+
+    def _sites_without_sizes(self) -> list[int]:
+        return [site for site in range(len(self.names)) if site not in self.sizes]
+
+    def refresh(self, strict: bool = False, only_new: bool = False) -> dict[int, Address]:
+        """Return ``{site: address}`` of the sites that have announced their samples. With ``strict`` a site that cannot
+        take part is an error. With ``only_new`` the server sends its first message to new sites only."""
+        self._addresses = self._sites_at(self._transport.present())
+        if strict:
+            # At the first message a site starts a process and reads its data, which may take as long as `wait`.
+            seconds = max(self.timeout, self.wait)
+        else:
+            seconds = self.timeout
+        handshakes = {}
+        for site in self._addresses:
+            is_contacted = only_new and site in self._contacted_sites
+            if site not in self._announced_sites and not is_contacted:
+                handshakes[site] = Packet("handshake", {"client": site, **self._run_size})
+        self._contacted_sites.update(handshakes)
+        for site, reply in self._send(handshakes, seconds):
+            self._read_handshake(site, reply, strict)
+        reachable_sites = {}
+        for site, address in self._addresses.items():
+            if site in self._announced_sites:
+                reachable_sites[site] = address
+        return reachable_sites
+
+    def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
+        """Send packets to sites, and return each site's reply, or the reason why there is none."""
+        deadline = time.monotonic() + self.wait
+        replies: dict[int, Reply] = {}
+
+        def sites_without_reply() -> list[int]:
+            return [site for site in packets if site not in replies]
+
+        with self._awaiting(sites_without_reply, count=len(packets)):
+            # If all sites are being restarted, wait for the first one.
+            reachable_sites = self.refresh()
+            while not reachable_sites and time.monotonic() < deadline:
+                time.sleep(min(0.5, self.wait))
+                reachable_sites = self.refresh()
+            sent_packets = {site: packets[site] for site in packets if site in reachable_sites}
+            for site, reply in self._send(sent_packets, self.timeout):
+                replies[site] = reply
+
+        for site in sites_without_reply():
+            if site in sent_packets:
+                replies[site] = f"no reply within {self.timeout:g} s"
+            else:
+                replies[site] = _UNREACHABLE
+        return {site: replies[site] for site in packets}
+
+    @contextmanager
+    def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
+        """Report every 15 s within this context which of ``count`` sites are still missing."""
+        is_done = threading.Event()
+
+        def report_until_done() -> None:
+            while not is_done.wait(REPORT_SECONDS):
+                missing = missing_sites()
+                if missing:
+                    names = ", ".join(self.names[site] for site in missing)
+                    text = f"{count - len(missing)} of {count} sites, waiting for {names}"
+                    rank_zero_info(f"flsv: {text}.")
+                    self._report_waiting(text)
+
+        thread = threading.Thread(target=report_until_done, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            thread.join()
+            self._report_waiting(None)
+
+    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
+        """Send packets with the server's settings added, and yield each site's reply."""
+        settings: dict[str, Any] = {
+            "agreement": self._server_agreement,
+            "clients": len(self.names),
+        }
+        site_at_address = {}
+        complete_packets = {}
+        for site, packet in packets.items():
+            address = self._addresses[site]
+            site_at_address[address] = site
+            plain = {
+                **packet.plain,
+                **settings,
+                "name": self.names[site],
+                "contents": self.contents.get(site),
+                "message": self._name_of_message(site, packet),
+            }
+            complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
+        if not complete_packets:
+            return
+        for address, reply in self._transport.exchange(complete_packets, seconds):
+            name = complete_packets[address].plain["message"]
+            yield site_at_address[address], _reply_or_reason(reply, name)
+
+    def _name_of_message(self, site: int, packet: Packet) -> str:
+        """Return the message's name, unique within its round. A resumed server gives the same message the same name."""
+        name = (
+            f"{packet.kind} of round {packet.plain.get('round')} in run {packet.plain.get('run')}"
+        )
+        self._num_sent[f"{name} to {site}"] += 1
+        return f"{name}, {self._num_sent[f'{name} to {site}']}"
+
+    def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
+        """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
+        addresses = {}
+        for address, name in nodes.items():
+            if name not in self.names:
+                self._warn(
+                    name, f"a node is registered as {name!r}, which is not in sites={self.names}."
+                )
+                continue
+            site = self.names.index(name)
+            if site in addresses:
+                self._warn(
+                    name, f"two nodes are registered as {name!r}. The server uses one of them only."
+                )
+                # The site keeps its earlier address.
+                if address != self._addresses.get(site):
+                    continue
+            addresses[site] = address
+        return addresses
+
+    def _read_handshake(self, site: int, reply: Reply, strict: bool) -> None:
+        """Read a site's reply to the server's first message. With ``strict`` raise an error if it cannot take part."""
+        name = self.names[site]
+        try:
+            plain = check_done(reply).plain
+            announced = {**plain["sizes"], "contents": plain.get("contents")}
+            self._check_samples(site, announced)
+            dictionary_hash = _dictionary_hash(plain)
+            if announced["contents"] is None:
+                raise BadReply("its reply has no fingerprint of its samples")
+        # These include PermanentFailure. A site with an error gets the first message again later.
+        except GARBLED_REPLY_ERRORS as error:
+            if strict and isinstance(error, PermanentFailure):
+                raise ConfigurationError(
+                    f"site {name!r} cannot take part: {error}. Solve this, and start the server again."
+                ) from error
+            self._warn(
+                name, f"site {name!r} has not announced its samples: {describe_error(error)}."
+            )
+        else:
+            self._announced_sites.add(site)
+            self._dictionary_hashes[site] = dictionary_hash
+            self._warning_by_name.pop(name, None)
+            self._store_announcement(site, announced)
+            self._write_sizes_file()
+
+    def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
+        """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
+        sizes = _sizes(announced, self._max_samples)
+        earlier_sizes = self.sizes.get(site, sizes)
+        if sizes != earlier_sizes:
+            raise PermanentFailure(
+                f"it has {sizes} samples now, but it had {earlier_sizes} when this run began. Restore the earlier "
+                "samples, or start a new run in another folder"
+            )
+        contents = _contents(announced)
+        # A site that still has its secret has compared the samples itself.
+        if contents is not None and contents != self.contents.get(site, contents):
+            name = self.names[site]
+            self._warn(
+                f"secret of {name}",
+                f"site {name!r} has lost its folder since the run began, so its samples cannot be compared with the "
+                "earlier ones.",
+            )
+
+    def _write_sizes_file(self) -> None:
+        announcements: dict[str, dict[str, Any]] = {}
+        for site, sizes in sorted(self.sizes.items()):
+            announcements[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
+        with replacing(self._sizes_file) as file:
+            file.write(json.dumps({"sites": announcements}).encode())
+
+    def _warn(self, name: str, text: str) -> None:
+        if self._warning_by_name.get(name) != text:
+            self._warning_by_name[name] = text
+            warnings.warn(text, stacklevel=3)
+
+
+def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
+    """Return a site's reply, or the reason as text if it replies to another message than that of this name."""
+    if isinstance(reply, str) or reply.kind == "failed":
+        return reply
+    replied_name = reply.plain.get("message")
+    if replied_name == message_name:
+        return reply
+    shown_name = repr(replied_name)[:120]  # a site can send a text of any length
+    return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
+
+
+def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
+    """Read a site's number of samples in each split, at most ``max_samples``."""
+    sizes = {}
+    for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
+        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
+    largest_split = max(sizes, key=sizes.__getitem__)
+    if sizes[largest_split] > max_samples:
+        raise PermanentFailure(
+            f"it announces {sizes[largest_split]:,} {largest_split} samples, but the server accepts at most "
+            f"max_samples={max_samples:,} of a site. If the number is right, raise the server's max_samples"
+        )
+    return sizes
+
+
+def _contents(plain: Mapping[str, Any]) -> str | None:
+    contents = plain.get("contents")
+    if contents is None:
+        return None
+    if not isinstance(contents, str) or not re.fullmatch("[0-9a-f]{16} [0-9a-f]{16}", contents):
+        raise BadReply(f"its samples have the fingerprint {contents!r:.80}, which is not valid")
+    return contents
+
+
+def _dictionary_hash(plain: Mapping[str, Any]) -> str | None:
+    """Read the hash of a site's data dictionary, None if it has no table."""
+    dictionary_hash = plain.get("dictionary")
+    if dictionary_hash is None:
+        return None
+    if not isinstance(dictionary_hash, str) or not re.fullmatch("[0-9a-f]{12}", dictionary_hash):
+        raise BadReply(
+            f"its data dictionary has the hash {dictionary_hash!r:.80}, which is not valid"
+        )
+    return dictionary_hash
+
+
+def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
+    """Return the hash of the data dictionary that all owners share, None if no owner has one.
+
+    Raises:
+        ConfigurationError: the owners have different dictionaries, or some have none.
+    """
+    owners_by_hash: dict[str | None, list[str]] = {}
+    for owner, dictionary_hash in hash_by_owner.items():
+        owners_by_hash.setdefault(dictionary_hash, []).append(owner)
+    if len(owners_by_hash) < 2:
+        return next(iter(owners_by_hash), None)
+    descriptions = []
+    for dictionary_hash, owners in owners_by_hash.items():
+        descriptions.append(f"{listed(owners)}: {dictionary_hash or 'none'}")
+    raise ConfigurationError(
+        f"The data dictionaries differ: {'; '.join(descriptions)}. Give all sites and the server the same file: "
+        "dictionary=..."
+    )
+
+
+def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
+    """Describe flsv's version, the module and the settings, which server and sites must share.
+
+    Args:
+        module: the LightningModule.
+        settings: the federation's loop.
+
+    Returns:
+        Descriptions by name, for :func:`check_agreement`.
+    """
+    config = settings.config
+    space = shared_space(module, config)
+    names_and_shapes = []
+    for name, shape in zip(space.names, space.shapes):
+        names_and_shapes.append((name, tuple(shape)))
+    hash_of_layout = hashlib.sha256(repr(names_and_shapes).encode()).hexdigest()[:16]
+
+    parts_at_clients = []
+    for role in ("client_algorithm", "personalizer"):
+        if role in config.strategies:
+            parts_at_clients.append(repr(config.strategies[role]))
+    for upload in config.uploads:
+        parts_at_clients.append(repr(upload))
+    options = []
+    for name in ("local_epochs", "optimizer_state", "head"):
+        options.append(f"{name}={getattr(config, name)!r}")
+    return {
+        "flsv": f"{__version__}, sources {_sources()}",
+        "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
+        "at clients": ", ".join(parts_at_clients) or "nothing",
+        "training": ", ".join(options),
+    }
+
+
+@cache
+def _sources() -> str:
+    # The hash detects changes between checkouts of one version.
+    texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[1].rglob("*.py"))]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[str, Any]) -> None:
+    """Raise Refused unless a site's :func:`agreement` equals the server's."""
+    for name, value in facts_of_server.items():
+        if facts_of_site.get(name) != value:
+            # The server's log puts the site's name before this text.
+            raise Refused(
+                f"it and the server differ in {name}: the site has {facts_of_site.get(name)!r}, the server {value!r}. "
+                "Start both from the same version, module and settings"
+            )

@@ -1,0 +1,438 @@
+"""VmapProcess: the engine that trains many clients at once, as one batched model, and the check that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from flsv._lightning.data_source import data_of
+from flsv._lightning.evaluation import as_module_input
+from flsv._lightning.patches import WATCHERS, callbacks_of
+from flsv._lightning.rounding import rounding_of
+from flsv._lightning.several_processes import TrainingCounts, add_counts
+from flsv.core.parameter_space import ParameterSpace
+from flsv.engines.idle_engine import IdleEngine
+from flsv.games.module_copies import ModuleCopies, named_tensors
+from flsv.training.algorithms import ClientContext
+from flsv.training.client_batches import ClientBatches, CohortLoader
+from flsv.training.training_step import step_arguments, training_loss
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.program_state import restored_program
+from flsv.utilities.seeding import global_rngs, isolated_rngs
+from flsv.vmap.batched import (
+    RowTraining,
+    State,
+    batched_steps,
+    clip_function,
+    convert_errors,
+    deny_client_attributes,
+    not_batched_error,
+)
+
+#: Number of clients that are trained at once, if the user sets no other.
+CLIENTS_ON_CPU = 50
+CLIENTS_ON_GPU = 256
+#: Number of batches in a dry run.
+NUM_DRY_RUN_BATCHES = 3
+#: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
+ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+#: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
+STEP_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+MODULE_HOOKS = (
+    *STEP_HOOKS,
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+)
+#: Precisions in which rows of a batched model take the same steps as single models.
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+
+class _PreparedClient(NamedTuple):
+    """A client that is prepared for training as one of the batched models."""
+
+    id: int
+    context: ClientContext
+    state: State
+    batches: list[Any]
+
+
+@checked
+class VmapProcess(IdleEngine):
+    """The engine ``"vmap"``, which trains many small clients at once.
+
+    With ``FederatedLoop(engine="vmap")`` clients train under ``torch.func.vmap``. The engine works for modules with
+    automatic optimization whose ``training_step`` is a function of the module's parameters, its buffers and the batch,
+    with one of torch's elementwise optimizers. Other modules are refused before training. Before its first round, every
+    run trains a few batches of a client both ordinarily and batched, and raises an error unless the results agree to
+    1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not bitwise. Runs of this engine resume
+    bitwise identically if the number of clients at once stays the same.
+
+    Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
+    own callbacks that are known to change nothing. Their hooks are called for one idle batch per round.
+
+    Beside the models of the whole cohort, memory holds the model, gradient, optimizer state, training batches and
+    activations of every client in the chunk that trains at once.
+
+    Args:
+        options: the arguments of :class:`flsv.engines.engine.Engine`.
+        chunk: the number of clients that are trained at once. None means 50 on a CPU, 256 on a GPU.
+
+    Raises:
+        ConfigurationError: the clients cannot be trained at once. The message gives the reason.
+
+    Example:
+        >>> from functools import partial
+        >>> from flsv import FederatedLoop
+        >>> loop = FederatedLoop(engine=partial(VmapProcess, chunk=20))
+    """
+
+    def __init__(self, *options: Any, chunk: Count | None = None) -> None:
+        trainer, _, _, _, config, *_ = options  # the arguments of Engine
+        reason = not_batched(trainer, config.client_algorithm, config.optimizer_state)
+        if reason is not None:
+            raise ConfigurationError(
+                f'engine="vmap" trains many clients as one batched model, and {reason}, or engine="sequential".'
+            )
+        super().__init__(*options)
+        is_on_gpu = self._module.device.type == "cuda"
+        self._clients_at_once = chunk or (CLIENTS_ON_GPU if is_on_gpu else CLIENTS_ON_CPU)
+        self._current_client: int | None = None
+
+    @property
+    def client(self) -> int | None:
+        """Return the client whose training begins or ends now, None while many train."""
+        return self._current_client
+
+    @property
+    def place(self) -> str:
+        return f"{len(self._client_batches)} at once"
+
+    def _prepare(self) -> None:
+        # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
+        self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
+        self._names_without_gradient = dry_run_of_rows(
+            self.trainer, self.space, self._state.seed, self._shared_names
+        )
+
+    def _batches(self) -> CohortLoader:
+        return self._load(self._state.cohort)
+
+    def _train(self, batches: Any) -> None:
+        self._remaining_batches = iter(batches)
+        # The tensors of the module that each batched model has for itself.
+        self._stacked_tensors: State = {}
+        for name, tensor in named_tensors(self._module).items():
+            if name not in self._shared_names:
+                self._stacked_tensors[name] = tensor.detach()
+        # Parameters that a callback has frozen at the round's start have no gradient from here on.
+        self._training = RowTraining(
+            self._module,
+            self.trainer.optimizers[0],
+            clip_function(self.trainer),
+            self._names_without_gradient,
+        )
+        for first_client in range(0, len(self._client_batches), self._clients_at_once):
+            batches_of_clients = self._client_batches[
+                first_client : first_client + self._clients_at_once
+            ]
+            clients = [
+                self._begin_and_suspend(client_batches) for client_batches in batches_of_clients
+            ]
+            trained_states, losses = self._train_at_once(clients)
+            for row, client in enumerate(clients):
+                model = {name: tensor[row] for name, tensor in trained_states.items()}
+                self._end_client(client, model, losses[row])
+        num_steps = sum(client_batches.num_batches for client_batches in self._client_batches)
+        add_counts(self.trainer, TrainingCounts(steps=num_steps))
+        batches.warn_of_left_out(self._clients_with_left_out)
+
+    def _begin_and_suspend(self, client_batches: ClientBatches) -> _PreparedClient:
+        """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
+        self._current_client = client_batches.client
+        self._begin(client_batches)
+        # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
+        batches = [self._next_batch()]
+        self.local_training.client_steps.seed(self._instructions[client_batches.client])
+        for _ in range(client_batches.num_batches - 1):
+            batches.append(self._next_batch())
+        # The module now holds this client's initial model.
+        state = {name: tensor.clone() for name, tensor in self._stacked_tensors.items()}
+        context = self.local_training.suspend()
+        self._current_client = None
+        return _PreparedClient(client_batches.client, context, state, batches)
+
+    def _next_batch(self) -> Any:
+        return as_module_input(self.trainer, next(self._remaining_batches))
+
+    def _train_at_once(self, clients: list[_PreparedClient]) -> tuple[State, Tensor]:
+        """Train k clients as one batched model. Return the trained tensors by name, ``[k, ...]``, and the mean losses
+        ``[k]``.
+        """
+        stacked_states = {}
+        for name in clients[0].state:
+            stacked_states[name] = torch.stack([client.state[name] for client in clients])
+        batches = [client.batches for client in clients]
+        try:
+            with batched_steps(self.trainer):
+                return self._training.train(stacked_states, batches)
+        except RuntimeError as error:
+            if is_oom_error(error):
+                half = (len(clients) + 1) // 2
+                error.add_note(
+                    f"flsv: {len(clients)} clients were trained at once. For half as many set "
+                    f"engine=partial(VmapProcess, chunk={half})."
+                )
+            raise
+
+    def _end_client(self, client: _PreparedClient, model: State, mean_loss: Tensor) -> None:
+        """Let a client's training end with its trained ``model`` in the module, as if the Trainer had trained it."""
+        self._current_client = client.id
+        trained_tensors = [model[name] for name in self._stacked_tensors]
+        torch._foreach_copy_(list(self._stacked_tensors.values()), trained_tensors)
+        self.local_training.resume(client.context, mean_loss)
+        self._end()
+        self._current_client = None
+
+
+def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
+    """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a dry run."""
+    module = trainer.lightning_module
+    name = type(module).__name__
+    if algorithm is not None:
+        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
+    if optimizer_state != "reset":
+        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
+    if not module.automatic_optimization:
+        return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
+    if len(trainer.optimizers) != 1:
+        return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
+    optimizer: Any = trainer.optimizers[0]
+    kind = type(optimizer)
+    if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
+        supported = ", ".join(ELEMENTWISE)
+        return (
+            f"{kind.__name__} is not known to allow one step of many models. Use one of {supported}"
+        )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{kind.__name__} has hooks around its steps, which would see no client's step. Leave them out"
+    accumulates = trainer.accumulate_grad_batches != 1
+    for callback in callbacks_of(trainer):
+        accumulates |= isinstance(callback, GradientAccumulationScheduler)
+    if accumulates:
+        return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
+    if trainer.precision not in PRECISIONS:
+        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step":
+            name = type(config.scheduler).__name__
+            return f"{name} steps after every batch of a client. Use interval='epoch' (a round)"
+    return _obstacle_in_module(module) or _obstacle_in_callbacks(trainer)
+
+
+def _obstacle_in_module(module: L.LightningModule) -> str | None:
+    """Return what in a module prevents batched training, with a remedy, or None."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
+    hooks = [hook for hook in MODULE_HOOKS if is_overridden(hook, module, L.LightningModule)]
+    if hooks:
+        name = type(module).__name__
+        return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
+    return None
+
+
+def _obstacle_in_callbacks(trainer: L.Trainer) -> str | None:
+    """Return which callback prevents batched training, with a remedy, or None."""
+    for callback in callbacks_of(trainer):
+        hooks = [hook for hook in STEP_HOOKS if not _is_harmless(callback, hook)]
+        if hooks:
+            name = type(callback).__name__
+            return f"{name} defines {', '.join(hooks)}, which would see no client's batches. Leave it out"
+    return None
+
+
+def _is_harmless(callback: L.Callback, hook: str) -> bool:
+    if not is_overridden(hook, callback, L.Callback):
+        return True
+    if hook in vars(callback):  # an attribute of the instance, as in LambdaCallback
+        return False
+    # The class from which the callback has its hook.
+    for parent in type(callback).__mro__:
+        if hook in vars(parent):
+            package, _, _ = parent.__module__.partition(".")
+            is_own = package == "flsv"
+            is_lightnings_watcher = package == "lightning" and issubclass(parent, WATCHERS)
+            return is_own or is_lightnings_watcher
+    return False
+
+
+def dry_run_of_rows(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared_names: Collection[str] = (),
+) -> set[str]:
+    """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
+    without a gradient. ``shared_names`` names tensors that all batched models share."""
+    with restored_program(), isolated_rngs(seed, "trial of rows"):
+        module, trainer_of_copies = ModuleCopies(
+            trainer.lightning_module, space
+        ).load_with_trainer()
+        optimizer = trainer_of_copies.optimizers[0]
+        for group in optimizer.param_groups:
+            # A warm-up may begin at 0, which would hide all differences.
+            group["lr"] = group.get("initial_lr") or group["lr"]
+        batches = _first_batches(trainer, trainer_of_copies, seed)
+        initial_model = _copied_tensors(module)
+        with isolated_rngs(seed, "steps"), no_random_numbers(module):
+            losses, names_without_gradient = _train_one_by_one(trainer_of_copies, batches)
+        trained_model = _copied_tensors(module)
+        with torch.no_grad():
+            for name, tensor in named_tensors(module).items():
+                tensor.copy_(initial_model[name])
+
+        rounding = rounding_of(trainer)
+        # Two equal models, so that rows are batched as in a round.
+        pairs = {}
+        for name, tensor in initial_model.items():
+            if name not in shared_names:
+                pairs[name] = torch.stack([tensor, tensor])
+        training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
+        # The same batches have been trained on as usual: an error from now on comes from training rows.
+        with (
+            isolated_rngs(seed, "steps"),
+            no_random_numbers(module),
+            convert_errors(module, expected_errors=(Exception,)),
+            batched_steps(trainer_of_copies),
+        ):
+            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
+
+    mean_loss = torch.stack(losses).mean().to(mean_losses)
+    _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
+    changes = [trained_model[name] - tensor for name, tensor in initial_model.items()]
+    rounding_norm = rounding.steps * _norm(changes)
+    for name, trained_pair in trained_pairs.items():
+        _compare(
+            module,
+            name,
+            trained_pair[0],
+            ordinary=trained_model[name],
+            tolerance=rounding.number,
+            rounding_norm=rounding_norm,
+        )
+    return names_without_gradient
+
+
+def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
+
+
+def _first_batches(
+    trainer: L.Trainer,
+    trainer_of_copies: L.Trainer,
+    seed: int,
+) -> list[Any]:
+    data = data_of(trainer)
+    clients_with_samples = (data.num_samples > 0).nonzero()
+    first_client = int(clients_with_samples[0])
+    loader = CohortLoader(data, [first_client], seed=seed, round_index=0)
+    batches = []
+    # The iterator is a generator, which Iterable.__iter__ need not be.
+    with closing(iter(loader)) as iterator:  # type: ignore[type-var]
+        for batch in islice(iterator, NUM_DRY_RUN_BATCHES):
+            input_batch = as_module_input(trainer_of_copies, batch)
+            # Clones: the loader may reuse its tensors.
+            batches.append(tree_map_only(Tensor, torch.clone, input_batch))
+    return batches
+
+
+def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
+    module = trainer.lightning_module
+    optimizer = trainer.optimizers[0]
+    clip_limit = trainer.gradient_clip_val
+    clip_algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
+    losses = []
+    names_without_gradient = []
+    for step, batch in enumerate(batches):
+        optimizer.zero_grad()
+        with convert_errors(module), deny_client_attributes(module):
+            arguments = step_arguments(module, batch, step)
+            loss = training_loss(trainer.strategy.training_step(*arguments))
+        loss.backward()
+        names = {name for name, parameter in module.named_parameters() if parameter.grad is None}
+        names_without_gradient.append(names)
+        if clip_limit is not None:
+            trainer.precision_plugin.clip_gradients(optimizer, clip_limit, clip_algorithm)
+        optimizer.step()
+        losses.append(loss.detach())
+    optimizer.zero_grad()
+    for names in names_without_gradient:
+        if names != names_without_gradient[0]:
+            raise not_batched_error(
+                module, "which parameters have gradients differs from batch to batch"
+            )
+    return losses, names_without_gradient[0]
+
+
+def _compare(
+    module: nn.Module,
+    name: str,
+    batched: Tensor,
+    ordinary: Tensor,
+    tolerance: float,
+    rounding_norm: float = 0.0,
+) -> None:
+    """Raise NotBatched if two results ``name`` differ by more than ``tolerance`` and ``rounding_norm``."""
+    if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
+        return
+    difference = batched - ordinary
+    difference_norm = float(difference.float().norm())
+    if difference_norm <= rounding_norm:
+        return  # rounding alone explains it
+    largest_difference = difference.abs().max().item()
+    raise not_batched_error(
+        module,
+        f"after at most {NUM_DRY_RUN_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
+        f"its value after training without batching. The tolerance is {tolerance}. An optimizer that divides by the "
+        "size of a gradient enlarges the rounding error of a gradient that should be 0, such as that of a bias before "
+        "batch normalization",
+    )
+
+
+@contextmanager
+def no_random_numbers(module: nn.Module) -> Iterator[None]:
+    """Raise NotBatched if the code within draws random numbers."""
+    generators_before = tree_leaves(global_rngs())
+    yield
+    generators_after = tree_leaves(global_rngs())
+    for state_before, state_after in zip(generators_before, generators_after):
+        if not np.array_equal(state_before, state_after):
+            raise not_batched_error(
+                module, "it draws random numbers, as dropout or an augmentation does"
+            )

@@ -1,0 +1,202 @@
+"""Messages over a Flower Grid, without processes: what a late site is sent, and when."""
+
+import json
+import time
+from functools import partial
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make flower")
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+
+from flsv import ClassifierClient, FederatedLoop
+from flsv.aggregation import DivergenceWeighted
+from flsv.sites import Packet, RemoteServer, SiteClient
+from flsv.sites.flower import GridTransport, client_app, from_record, server_app, to_record
+from flsv.sites.messages import BadReply, PermanentFailure, check_done
+from helpers import refused
+
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
+
+
+class Grid:
+    """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
+
+    def __init__(self, patience, error=None):
+        self.sent: list[Message] = []
+        self._patience = patience
+        self._error = error
+
+    def address_messages(self, messages):
+        for message in messages:
+            # What Flower sets when it sends a message, and nobody else can.
+            message.metadata.__dict__.update(
+                _message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1
+            )
+            self.sent.append(message)
+        return messages
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
+
+    def push_messages(self, messages):
+        addressed = self.address_messages(messages)
+        return [message.metadata.message_id for message in addressed]
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for message_id in message_ids:
+            message = self.sent[position_of_message(message_id)]
+            if message is self._slow_message():
+                self._patience -= 1  # in looks of the server's
+                if self._patience > 0:
+                    continue
+                if self._error:
+                    error = Error(code=self._error, reason="gone")
+                    replies.append(Message(error, reply_to=message))
+                    continue
+            round_index = from_record(message.content).plain["round"]
+            packet = Packet("update", {"response_to_round": round_index})
+            replies.append(Message(to_record(packet), reply_to=message))
+
+        return replies
+
+    def _slow_message(self):
+        """The earliest message to the second node; the earliest of all, where it has none."""
+
+        def order(message):
+            metadata = message.metadata
+            return metadata.dst_node_id != 2, position_of_message(metadata.message_id)
+
+        return min(self.sent, key=order)
+
+
+def position_of_message(message_id):
+    return int(message_id.removeprefix("m"))
+
+
+def make_training_packets(round_index):
+    packet = Packet("train", {"round": round_index})
+    return {1: packet, 2: packet}
+
+
+def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
+    grid = Grid(patience=float("inf"))
+    transport = GridTransport(grid)
+    # By the names of their registration.
+    assert transport.present() == {
+        1: "Boston",
+        2: "",
+    }
+
+    seconds = 0.2
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, seconds))
+
+    assert list(replies) == [1]
+    assert replies[1].plain == {"response_to_round": 0}
+    assert len(grid.sent) == 2
+    for message in grid.sent:
+        assert message.metadata.ttl <= seconds + 0.05
+        assert from_record(message.content).plain["seconds"] == seconds
+
+    grid._patience = 5
+    later_packets = make_training_packets(1)
+    first_node, _ = next(transport.exchange(later_packets, 5.0))
+    assert first_node == 1
+
+
+class SlowGrid(Grid):
+    """Sends messages only after their time."""
+
+    def push_messages(self, messages):
+        time.sleep(0.3)
+        return super().push_messages(messages)
+
+
+def test_reply_in_time_is_read_although_the_server_itself_is_late():
+    grid = SlowGrid(patience=float("inf"))
+    transport = GridTransport(grid)
+
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, 0.2))
+
+    assert list(replies) == [1]
+
+
+@pytest.mark.parametrize(
+    ("make_grid", "responded"),
+    [(SlowGrid, [1]), (Grid, [1, 2])],
+)
+def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, responded):
+    grid = make_grid(patience=1, error=ErrorCode.MESSAGE_UNAVAILABLE)
+    transport = GridTransport(grid)
+
+    replies = dict(transport.exchange(make_training_packets(0), 0.2))
+
+    assert sorted(replies) == responded
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
+def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
+    grid = Grid(patience=1, error=code)
+    transport = GridTransport(grid)
+
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, 5.0))
+
+    # An app that cannot be loaded is not waited for.
+    with pytest.raises(BadReply, match=rf"gone \(code {code}\)") as error:
+        check_done(replies[2])
+    assert isinstance(error.value, PermanentFailure) is (
+        code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+    )
+    assert replies[1].plain == {"response_to_round": 0}
+
+
+def make_context(run_id, **node_config):
+    return Context(
+        run_id=run_id,
+        node_id=1,
+        node_config=node_config,
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def greet(app, **node_config):
+    """Return what a site says when it is greeted."""
+    packet = Packet("handshake", {"client": 1, "clients": 3})
+    greeting = Message(to_record(packet), 1, "query")
+    grid = Grid(patience=0)
+    (message,) = grid.address_messages([greeting])
+    context = make_context(run_id=1, **node_config)
+    reply = app(message, context)
+    return from_record(reply.content)
+
+
+def test_client_app_reads_the_policy_of_its_nodes_configuration():
+    app = client_app(SiteClient(ClassifierClient, lambda node: None, FederatedLoop))
+
+    reply = greet(app, policy="/nowhere.toml")
+
+    assert reply.kind == "failed"
+    assert reply.plain["error"].startswith("its policy /nowhere.toml cannot be read: ")
+
+
+def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
+    module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
+    loop = partial(FederatedLoop, DivergenceWeighted())
+    server = RemoteServer(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+    app = server_app(server)
+
+    with refused("works with.*clients' class counts"):
+        app(grid=None, context=make_context(run_id=7))
+
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["status"] == "failed"
+    assert status["why"].startswith("ConfigurationError")
+    assert status["run"] == "7"

@@ -1,0 +1,406 @@
+"""What a site's owner forbids does not happen, whatever the server and its app ask for."""
+
+import json
+import math
+import multiprocessing
+import re
+from functools import partial
+
+import pytest
+import torch
+
+from flsv import ClientEvaluation
+from flsv.aggregation import FedAvg
+from flsv.contrib import InRunShapley, InRunValues
+from flsv.metrics import ContributionEstimation, ContributionMetric, PartialFederatedShapley
+from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+from flsv.sites import Packet, SiteClient, SitePolicy
+from flsv.sites.deployment import reply_or_failure
+from flsv.sites.federation import WITHHELD
+from flsv.sites.messages import Refused
+from flsv.sites.site import LEDGER_FILE
+from helpers import refused, warns
+from helpers.sites import (
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
+    OSAKA_ADDRESS,
+    SPLITS,
+    ServerData,
+    SiteData,
+    SitesInProcess,
+    fit_in_one_process,
+    make_mlp_module,
+    make_shapfed_loop,
+    make_site,
+    training_packet,
+)
+
+
+def make_private_loop():
+    return make_shapfed_loop(
+        uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None
+    )
+
+
+def make_sites_with_policy(tmp_path, make, policy, **data):
+    """Boston has a policy, the others have none."""
+    remote = SitesInProcess(tmp_path, make, **data)
+    remote.transport.sites[BOSTON_ADDRESS] = make_site(tmp_path, 0, make, policy=policy, **data)
+    return remote
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            "least_sites = 3",
+            r"'least_sites'. A policy may have the keys \['functions', 'max_epsilon', 'delta', 'reports', ",
+        ),
+        ('functions = "all"', "Pass a list of names"),
+        ('reports = "all"', "Pass a list of names"),
+        ("functions = [", "cannot be read"),
+    ],
+)
+def test_site_policy_file_with_wrong_entries_is_refused(tmp_path, text, match):
+    (tmp_path / "site.toml").write_text(text)
+    with refused(match):
+        SitePolicy.read(tmp_path / "site.toml")
+
+
+def test_a_request_that_is_not_allowed_is_not_answered(tmp_path):
+    kinds_of_responses = set()
+
+    def record_kind(address, packet, reply):
+        if packet.kind == "query":
+            kinds_of_responses.add((address, reply.kind))
+        return reply
+
+    remote = make_sites_with_policy(tmp_path, make_fedce_loop, SitePolicy(functions=[]), **SPLITS)
+    remote.transport.on_reply = record_kind
+
+    with warns("'Boston'.*its policy does not.*'flsv.metrics.contribution_estimation:"):
+        remote.fit(rounds=1)
+
+    assert kinds_of_responses == {
+        (BOSTON_ADDRESS, "failed"),
+        (LYON_ADDRESS, "result"),
+        (OSAKA_ADDRESS, "result"),
+    }
+
+
+def make_fedce_loop():
+    return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
+
+
+class ByLoss(ContributionMetric):
+    """Reads the clients' training losses."""
+
+    per_class = False
+
+    def init_states(self, num_clients, num_classes):
+        self.losses_by_round: list[list[float]] = []
+
+    def update(self, client_ids, losses):
+        self.losses_by_round.append(losses.tolist())
+
+    def compute(self):
+        return torch.zeros(self.num_clients or 0)
+
+
+def make_evaluation_loop(metric, **options):
+    return make_shapfed_loop(
+        aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options
+    )
+
+
+@pytest.mark.slow
+def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
+    """The server says once what is withheld."""
+    make = partial(make_evaluation_loop, None, evaluation=ClientEvaluation(every=1))
+    replies = {}  # by kind and address
+
+    def record_reply(address, packet, reply):
+        replies.setdefault((packet.kind, address), []).append(reply)
+        return reply
+
+    policy = SitePolicy(reports=["accuracy"])
+    remote = make_sites_with_policy(tmp_path / "a", make, policy, client_test=0.7)
+    remote.transport.on_reply = record_reply
+
+    with warns("does not report") as warned:
+        loop = remote.fit(rounds=2)
+
+    messages = [str(warning.message) for warning in warned]
+    withheld = [message for message in messages if "does not report" in message]
+
+    assert [message.split("(client 0) ")[1] for message in withheld] == [
+        f"does not report training_loss: {WITHHELD}.",
+        f"does not report balanced_accuracy, auroc: {WITHHELD}.",
+    ]
+
+    events = {event.what.split(":")[0] for event in loop.events}
+    assert "does not report training_loss" in events
+
+    def first_loss(address):
+        first_update = replies["train", address][0]
+        return first_update.plain["loss"]
+
+    assert math.isnan(first_loss(BOSTON_ADDRESS))
+    assert not math.isnan(first_loss(LYON_ADDRESS))
+    assert not math.isnan(first_loss(OSAKA_ADDRESS))
+
+    for reply in replies["test", BOSTON_ADDRESS]:
+        scores = reply.plain
+        assert 0 <= scores["accuracy"] <= 1
+        assert math.isnan(scores["auroc"] + scores["balanced_accuracy"])
+
+    assert loop.client_scores["accuracy"].isfinite().all()
+    assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
+
+    nothing = make_sites_with_policy(tmp_path / "b", make, SitePolicy(reports=[]), client_test=0.7)
+    with warns("not scored.*reports of 'accuracy', 'bal"):
+        nothing.fit(rounds=1)
+
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize(
+    ("make", "scores", "name"),
+    [
+        (lambda: make_evaluation_loop(ByLoss()), ["accuracy"], "training_loss"),
+        (
+            lambda: make_evaluation_loop(InRunShapley(), client_algorithm=InRunValues()),
+            ["training_loss"],
+            "in_run_values",
+        ),
+    ],
+)
+def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, make, scores, name):
+    remote = make_sites_with_policy(tmp_path, make, SitePolicy(reports=scores))
+    with refused(f"'Boston' cannot take part:.*'{name}'"):
+        remote.fit(server_data=ServerData())
+
+    # Within a run, as by a policy that has been changed.
+    reply = remote.transport.sites[BOSTON_ADDRESS].respond(training_packet(classes=10))
+
+    assert f"does not allow reports of '{name}'" in reply.plain["error"]
+
+
+HELLO = Packet("handshake", {"client": 0, "clients": 3})
+
+
+@pytest.mark.slow
+def test_losses_logged_at_sites_equal_those_of_one_process_if_a_policy_allows_them(tmp_path):
+    def make():
+        by_loss = PartialFederatedShapley(evaluators="clients", performance="val_loss", mode="min")
+        return make_evaluation_loop(by_loss)
+
+    splits = {"client_val": 0.7}  # five samples of a class
+    allowing = SitePolicy(reports=["val_loss"])
+    at_sites = make_sites_with_policy(tmp_path / "a", make, allowing, **splits).fit(
+        rounds=2, server_data=ServerData()
+    )
+    local = fit_in_one_process(tmp_path / "b", make, rounds=2, **splits)
+
+    # Samples lie in another order at a site, and losses are rounded in it.
+    values = at_sites.contributions["m"]
+    torch.testing.assert_close(values, local.contributions["m"], rtol=0, atol=1e-6)
+    assert all("val_loss" not in event.what for event in at_sites.events)
+
+    withholding = SitePolicy(reports=["training_loss", "auroc"])
+    with refused("policy does not allow reports of 'val_loss'"):
+        make_sites_with_policy(tmp_path / "c", make, withholding, **splits).fit(
+            rounds=1, server_data=ServerData()
+        )
+
+
+@pytest.mark.slow
+def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
+    """Two rounds are within the bound, three are not, be it in one run or in the next one."""
+    epsilon_of_two = gaussian_epsilon(2.0, 2)
+    epsilon_of_three = gaussian_epsilon(2.0, 3)
+    policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
+    remote = make_sites_with_policy(tmp_path, make_private_loop, policy)
+
+    with warns("'Boston'.*round 3.*update after 2"):
+        loop = remote.fit(rounds=3)
+
+    assert loop.participations.tolist() == [2, 3, 3]
+
+    ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER_FILE).read_text())
+    assert ledger["updates"] == 2
+    assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
+
+    next_run = make_sites_with_policy(tmp_path, make_private_loop, policy)
+    with warns("'Boston'.*excluded in round 1"):
+        loop = next_run.fit(rounds=1)
+
+    assert loop.participations.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"updates": 3',
+        "[]",
+        '{"updates": 3, "squares": -1.0}',
+        '{"updates": 3, "squares": NaN}',
+    ],
+)
+def test_damaged_ledger_is_refused(tmp_path, damaged):
+    policy = SitePolicy(max_epsilon=100.0)
+    ledger = tmp_path / LEDGER_FILE
+    ledger.write_text(damaged)
+
+    with refused("privacy.json cannot be read.*backup"):
+        policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+
+
+def test_max_epsilon_counts_all_updates_with_different_noise_and_before_it_was_set(tmp_path):
+    ledger = tmp_path / LEDGER_FILE
+    limited = SitePolicy(max_epsilon=100.0)
+    SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
+    SitePolicy().spend([GaussianPrivacy(1.0, 2.0)], ledger)
+    limited.spend([GaussianPrivacy(1.0, 2.0)], ledger)
+
+    # Together they are one update whose noise multiplier z has 1 / z^2 = sum of 1 / z_i^2.
+    sum_of_inverse_squares = 1 / 1.0**2 + 1 / 2.0**2 + 1 / 2.0**2
+    total_multiplier = sum_of_inverse_squares**-0.5
+    entries = json.loads(ledger.read_text())
+    assert entries["epsilon"] == pytest.approx(gaussian_epsilon(total_multiplier, 1))
+    assert entries["updates"] == 3
+
+    without_noise = []
+    SitePolicy().spend(without_noise, ledger)  # its epsilon is infinite
+    with pytest.raises(Refused, match="one more update after 4"):
+        limited.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+
+
+def spend_repeatedly(ledger, times):
+    for _ in range(times):
+        SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
+
+
+def test_two_processes_on_one_ledger_lose_no_count(tmp_path):
+    ledger = tmp_path / LEDGER_FILE
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=spend_repeatedly, args=(ledger, 40)) for _ in range(2)]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=600)
+
+    exit_codes = [process.exitcode for process in processes]
+    assert exit_codes == [0, 0]
+    assert json.loads(ledger.read_text())["updates"] == 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (
+            None,
+            "this site has no policy, so it does everything that the app requests. Its updates have no noise",
+        ),
+        ("delta = 1e-6", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*delta=1e-06"),
+    ],
+)
+def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, expected):
+    node = {"folder": str(tmp_path)}
+    if policy is not None:
+        policy_file = tmp_path / "flsv-site.toml"
+        policy_file.write_text(policy)
+        node["policy"] = str(policy_file)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+
+    with caplog.at_level("INFO"):
+        client.respond(HELLO, node, "the server")
+        client.respond(HELLO, node, "the server")
+
+    sentences = [text for text in caplog.messages if "this site has" in text and "policy" in text]
+    assert len(sentences) == 1
+    assert re.search(expected, sentences[0])
+
+
+def response_to_registration(client, **node):
+    """Return what a network would send back."""
+    response = partial(client.respond, HELLO, node, "the server")
+    return dict(reply_or_failure(response).plain)
+
+
+def test_policy_file_is_read_at_every_message(tmp_path):
+    policy = tmp_path / "flsv-site.toml"
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    greet = partial(response_to_registration, client, folder=str(tmp_path), policy=str(policy))
+
+    policy.write_text("functions = []")
+    assert greet()["sizes"]["train"] > 0
+
+    policy.write_text("max_epsilon = 3")
+    assert "its policy sets max_epsilon=3, but the app's updates have no noise" in greet()["error"]
+
+    policy.unlink()
+    assert greet()["error"].startswith(f"its policy {policy} cannot be read: ")
+
+
+def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
+    def no_data(node):
+        raise ValueError("could not convert string to float: 'John Smith'")
+
+    client = SiteClient(make_mlp_module, no_data, make_shapfed_loop)
+
+    reply = response_to_registration(client, folder=str(tmp_path))
+
+    assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
+    assert "John Smith" not in str(reply)
+    assert "John Smith" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "part_of"),
+    [
+        ("policy_file", lambda node: node["part"]),
+        ("max_epsilon", lambda node: dict(node)["part"]),  # a limit, although all options are read
+    ],
+)
+def test_entry_of_a_node_without_effect_is_refused(tmp_path, monkeypatch, name, part_of):
+    monkeypatch.chdir(tmp_path)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(part_of(node)), make_shapfed_loop)
+    greet = partial(response_to_registration, client, part=0, site="Boston")
+
+    for _ in range(2):
+        error = greet(**{name: 1.0})["error"]
+        assert f"its node configuration has the options ['{name}'], which are not used" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            'reports = ["acuracy"]',
+            "its policy allows reports of 'acuracy': expected one of ['accuracy', ",
+        ),
+        (
+            'functions = ["flsv:score_models"]',
+            "allows the function 'flsv:score_models': expected one of [",
+        ),
+    ],
+)
+def test_policy_that_names_what_does_not_exist_is_refused(tmp_path, text, words):
+    policy = tmp_path / "flsv-site.toml"
+    policy.write_text(text)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    reply = response_to_registration(client, folder=str(tmp_path), policy=str(policy))
+    assert words in reply["error"]
+
+
+def test_site_whose_app_has_another_number_of_rounds_or_sites_is_refused(tmp_path):
+    client = SiteClient(
+        make_mlp_module,
+        lambda node: SiteData(0),
+        make_shapfed_loop,
+        sites=["Boston", "Lyon"],
+        rounds=3,
+    )
+    reply = response_to_registration(client, folder=str(tmp_path))
+    assert "its app has 2 clients, but the server has 3" in reply["error"]

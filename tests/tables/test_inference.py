@@ -1,0 +1,473 @@
+"""Inference of a data dictionary: its questions, and what a site's dictionary reveals of its rows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.tables import Column, Dictionary
+from flsv.tables.inference import inferred_column, isolated_numbers
+from flsv.tables.merger import merge
+from flsv.tables.source import OpenQuestions
+from flsv.utilities.errors import ConfigurationError
+
+NUM_ROWS = 120
+
+
+def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
+    """Columns of a hospital, of which no one is asked about."""
+    draw = np.random.default_rng(seed)
+    return {
+        "age": draw.integers(18, 95, NUM_ROWS),
+        "hb": draw.normal(13, 1.5, NUM_ROWS).round(1),
+        "crp": draw.lognormal(2, 1.2, NUM_ROWS).round(1),
+        "income": draw.lognormal(10.5, 0.7, NUM_ROWS).round(),
+        "smoker": draw.integers(0, 2, NUM_ROWS),
+        "died": draw.choice(["no", "yes"], NUM_ROWS),
+    }
+
+
+def infer_of(
+    table: Mapping[str, Any] | str,
+    dictionary: Any = None,
+    pos_label: Any = None,
+) -> Dictionary:
+    """Return what a site infers of its table."""
+    data = FederatedDataModule(
+        table if isinstance(table, str) else pd.DataFrame(table),
+        OneClient(),
+        labels="died",
+        pos_label=pos_label,
+        dictionary=dictionary,
+        splits=Splits(server_val=0.0),
+    )
+    try:
+        data.setup("fit")
+    except OpenQuestions as questions:
+        return questions.dictionary
+    assert data.dictionary is not None
+    return data.dictionary
+
+
+def table_of(
+    column: Any,
+    name: str = "x",
+) -> pd.DataFrame:
+    """Return a table with one column beside a constant one."""
+    cells = np.asarray(column, dtype=object)
+    columns = {
+        "constant": 1.5,
+        name: np.resize(cells, NUM_ROWS),
+        "died": make_columns()["died"],
+    }
+    return pd.DataFrame(columns).infer_objects()
+
+
+def questions_of(
+    column: Sequence[Any],
+    name: str = "x",
+    **options: Any,
+) -> list[str]:
+    """Return what is asked about a column of a site's table."""
+    table = table_of(column, name)
+    inferred = infer_of(table, {"columns": {name: options}})
+    return inferred.questions
+
+
+# Isolated values
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("hb", -999),
+        ("age", 999),
+        ("age", -9),
+        ("crp", 9999),
+        ("smoker", 9),
+        ("hb", -888),
+        ("hb", 130),
+    ],
+)
+@pytest.mark.parametrize("num_rows", [1, 10])
+def test_value_that_is_isolated_is_asked_about_however_few_its_rows(
+    name: str, code: float, num_rows: int
+) -> None:
+    column = make_columns()[name].astype(float)
+    column[:num_rows] = code
+
+    (question,) = questions_of(column, name)
+
+    assert question.startswith(f"{name}: ")
+    assert "is farther from all other values" in question
+
+    bound = "low" if code < 0 else "high"
+    assert not questions_of(column, name, **{bound: code})
+    assert not questions_of(column, name, gaps=[str(code)])
+
+
+def skewed_columns(
+    draw: np.random.Generator,
+    num_rows: int,
+) -> dict[str, np.ndarray]:
+    is_zero = draw.random(num_rows) < 0.5
+    hours = draw.uniform(30, 40, num_rows)
+    log_odds = draw.normal(4, 1, num_rows)
+    saturations = 100 / (1 + np.exp(-log_odds))
+    return {
+        "incomes": draw.lognormal(10, 0.8, num_rows).round(),
+        "incomes with a heavy tail": draw.pareto(2.5, num_rows),
+        "laboratory values": draw.lognormal(1, 1.5, num_rows).round(2),
+        "counts": draw.poisson(0.3, num_rows),
+        "counts of few": draw.negative_binomial(0.3, 0.1, num_rows),
+        "hours, or none": np.where(is_zero, 0, hours),
+        "saturations": saturations.round(),
+        "changes": draw.standard_t(4, num_rows),
+        "doses": draw.choice([5, 10, 20], num_rows),
+        "two codes": draw.choice([8, 9], num_rows),
+    }
+
+
+def test_ordinary_skewed_columns_are_not_asked_about() -> None:
+    draw = np.random.default_rng(0)
+    num_asked: dict[str, int] = {}
+    for num_rows in (20, 60, 120, 500):
+        for _ in range(100):
+            for name, column in skewed_columns(draw, num_rows).items():
+                is_asked = len(isolated_numbers(column.astype(float))) > 0
+                num_asked[name] = num_asked.get(name, 0) + is_asked
+
+    assert max(num_asked.values()) <= 4, num_asked  # of 400
+
+
+def test_date_that_is_isolated_is_asked_about() -> None:
+    dates = pd.date_range("2024-01-20", periods=NUM_ROWS)
+    days = dates.strftime("%Y-%m-%d").tolist()
+    days[3] = "9999-12-31"
+    (question,) = questions_of(days, kind="days since 1970")
+    assert "'9999-12-31' is farther" in question
+
+
+def test_number_to_predict_that_is_isolated_is_warned_of() -> None:
+    columns = make_columns()
+    columns["died"] = columns["hb"].copy()
+    columns["died"][5] = -999
+    with pytest.warns(UserWarning, match="-999 in the target 'died' is farther"):
+        infer_of(columns, {"task": "regression"})
+
+
+# Codes, units and identifiers
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["01234", "10115", "80331"], "categories"),
+        (["01", "02", "11"], "categories"),
+        (["+4930", "+4989"], "categories"),
+        (["-07", "12"], "categories"),
+        (["12.5", "13"], "numbers"),
+        (["+3", "0", "-2"], "whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["object", "string", "file"])
+def test_text_codes_are_categories(
+    texts: list[str],
+    kind: str,
+    dtype: str,
+    tmp_path: Path,
+) -> None:
+    table: Any = table_of(texts)
+    if dtype == "file":
+        file = tmp_path / "Lyon.csv"
+        table.to_csv(file, index=False)
+        table = str(file)
+    else:
+        table = table.astype({"x": dtype})
+
+    assert infer_of(table).columns["x"].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("texts", "unit", "numbers"),
+    [
+        (
+            ["4.2 mg/l", "12 mg/l", "0.5 mg/l"],
+            "mg/l",
+            [4.2, 12, 0.5],
+        ),
+        (
+            ["89 %", "97 %", "91%"],
+            "%",
+            [89, 97, 91],
+        ),
+        (
+            ["5mg", "10 mg", "20"],
+            "mg",
+            [5, 10, 20],
+        ),
+    ],
+)
+def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
+    texts: list[str], unit: str, numbers: list[float]
+) -> None:
+    (question,) = questions_of(texts)
+    assert "unit" in question
+
+    dictionary = {"columns": {"x": {"unit": unit}}}
+    inferred = infer_of(table_of(texts), dictionary)
+    column = inferred.columns["x"]
+
+    assert column.mean == pytest.approx(
+        np.mean(numbers),
+        abs=0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "question"),
+    [
+        (
+            ["4.2 mg/l", "0.4 mg/dl"],
+            {"unit": "mg/l"},
+            "the other fields are numbers, but this one is '0.4 mg/dl'",
+        ),
+        (["1 234,5", "78,5", "1\u202f250"], {}, "a number in another format"),
+        ([1, "1"], {}, "has values of several types"),
+        (["St", "St."], {}, "look like spellings of one name"),
+    ],
+)
+def test_fields_of_unclear_meaning_are_asked_about(
+    values: list[Any], options: dict[str, Any], question: str
+) -> None:
+    (question_of_column,) = questions_of(values, **options)
+    assert question in question_of_column
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["1st", "2nd", "3rd"],
+        ["A 1", "B 2"],
+        ["1 A to", "x"],
+    ],
+)
+def test_words_with_numbers_are_categories(texts: list[str]) -> None:
+    assert not questions_of(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("patient", range(1000, 1040)),  # each has three visits
+        ("patient_id", [f"P{number}" for number in range(40)]),
+        ("case", np.random.default_rng(0).integers(100_000, 999_999, 30).tolist()),
+        ("x", range(5000, 5120)),
+    ],
+)
+def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any) -> None:
+    (question,) = questions_of(list(values), name)
+    assert "as an identifier of persons or cases has" in question
+    assert not questions_of(list(values), name, kind="categories")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("case", [0, 1]),
+        ("humidity", range(20, 90)),
+        ("paid", range(40)),
+    ],
+)
+def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
+    assert not questions_of(list(values), name)
+
+
+# Merging
+
+
+def infer_with_words(
+    words: list[str],
+    **options: Any,
+) -> Dictionary:
+    column = {"kind": "categories", **options}
+    return infer_of(
+        table_of(words),
+        {"columns": {"x": column}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("words_of_sites", "is_asked"),
+    [
+        ([["0", "1"], ["1", "2"]], True),
+        ([["0", "1"], ["no", "yes"]], True),
+        ([["0", "1"], ["1", "2"], ["no", "yes"]], True),
+        ([["01067", "04109"], ["10115", "80331"]], True),
+        ([["A", "B"], ["B", "C"]], False),
+        ([["A", "B", "C"], ["A"]], False),
+    ],
+)
+def test_categories_that_tell_the_site_are_asked_about(
+    words_of_sites: list[list[str]], is_asked: bool
+) -> None:
+    dictionary_by_site = {}
+    for number, words in enumerate(words_of_sites):
+        dictionary_by_site[f"site {number}"] = infer_with_words(words)
+
+    merged, _ = merge(dictionary_by_site)
+    in_other_order, _ = merge(dict(reversed(dictionary_by_site.items())))
+
+    assert bool(merged.questions) == is_asked
+    assert sorted(merged.questions) == sorted(in_other_order.questions)
+    if is_asked:
+        assert "the model would learn which site a row is from" in merged.questions[0]
+        all_words = sorted({word for words in words_of_sites for word in words})
+        for number, words in enumerate(words_of_sites):
+            dictionary_by_site[f"site {number}"] = infer_with_words(words, categories=all_words)
+        merged, _ = merge(dictionary_by_site)
+        assert not merged.questions
+
+
+def test_sites_with_several_units_are_asked() -> None:
+    dictionary_by_site = {}
+    for number, unit in enumerate(["mg/l", "mg/dl"]):
+        table = table_of(make_columns(number)["hb"])
+        dictionary = {"columns": {"x": {"unit": unit}}}
+        dictionary_by_site[f"site {number}"] = infer_of(table, dictionary)
+
+    merged, _ = merge(dictionary_by_site)
+
+    (question,) = merged.questions
+    assert "mg/l at site 0 and mg/dl at site 1" in question
+
+
+def test_site_with_one_class_is_told_how_to_name_both() -> None:
+    columns = {**make_columns(), "died": ["no"] * NUM_ROWS}
+    with pytest.raises(ConfigurationError, match='classes: \\["no", "yes"\\]'):
+        infer_of(columns, pos_label="yes")
+
+    inferred = infer_of(
+        columns,
+        {"classes": ["no", "yes"]},
+        pos_label="yes",
+    )
+    assert inferred.class_counts == (NUM_ROWS, 0)
+
+
+def test_questions_are_answered_by_excluding_the_column_but_its_kind_alone_is_incomplete() -> None:
+    dictionary_by_site = {
+        "Boston": infer_with_words(["0", "1"]),
+        "Lyon": infer_with_words(["no", "yes"]),
+    }
+    plain = merge(dictionary_by_site)[0].to_plain()
+
+    excluded = Dictionary.from_plain({**plain, "excluded": {"x": "no question"}})
+    with_kind = {**plain["columns"], "x": {"kind": "categories"}}
+    incomplete = Dictionary.from_plain({**plain, "columns": with_kind, "excluded": {}})
+
+    assert excluded.is_complete
+    assert not excluded.questions
+    assert "categories of 'x' are missing" in incomplete.missing_parts
+
+
+def test_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
+    columns = make_columns()
+    columns["hb"][3] = -999
+    file = tmp_path / "Lyon.csv"
+    pd.DataFrame(columns).to_csv(file, index=False)
+
+    inferred = infer_of(str(file))
+
+    (question,) = inferred.questions
+    assert question.startswith("hb: Lyon.csv, line 5: '-999")
+    assert str(tmp_path) not in inferred.to_text()
+
+
+# What an inferred dictionary reveals
+
+
+def test_inferred_dictionary_reveals_no_value_of_a_row_with_a_gap_beside_it() -> None:
+    """The attacker subtracts the sums of a complete column and of a derived one with one gap."""
+    errors = []
+    for row in range(20):
+        columns = make_columns(row)
+        age = columns["age"].astype(float)
+        derived = age.copy()
+        derived[row] = np.nan
+        inferred = infer_of({"age": age, "derived": derived, "died": columns["died"]})
+
+        complete_column = inferred.columns["age"]
+        derived_column = inferred.columns["derived"]
+        assert derived_column.missing == 0
+        assert derived_column.count == NUM_ROWS
+        assert derived_column.gaps  # as the features need
+        sum_of_others = (NUM_ROWS - 1) * derived_column.mean
+        guess = NUM_ROWS * complete_column.mean - sum_of_others
+        errors.append((guess - age[row]) / age.std())
+
+    # Who guesses the mean of all errs by one deviation.
+    assert np.sqrt(np.mean(np.square(errors))) > 0.35
+    assert np.mean(np.abs(errors) < 0.02) < 0.2
+
+
+@pytest.mark.parametrize("num_ones", [0, 1, 2, 4])
+def test_inferred_dictionary_hides_counts_below_five(num_ones: int) -> None:
+    is_one = np.arange(NUM_ROWS) < num_ones
+    columns = {
+        "code": is_one.astype(int),
+        "truth": is_one,
+        "word": np.where(is_one, "A", "B"),
+        "gap": np.where(is_one, np.nan, make_columns()["hb"]),
+        "few": np.where(is_one, make_columns()["hb"], np.nan),
+        "died": np.where(is_one, "yes", "no"),
+    }
+    inferred = infer_of(columns, {"classes": ["no", "yes"]})
+    plain = inferred.to_plain()
+
+    assert plain["class_counts"] == [NUM_ROWS - num_ones if num_ones else NUM_ROWS, 0]
+    assert plain["columns"]["word"]["categories"] == ["B"]
+    for name in ("code", "truth"):
+        assert inferred.columns[name].mean == 0
+        assert inferred.columns[name].scale == 0
+    assert inferred.columns["gap"].count == NUM_ROWS
+    assert inferred.columns["few"].count == 0
+    assert inferred.columns["few"].mean == 0
+    assert inferred.columns["few"].low is None
+
+
+def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only() -> None:
+    ratios = []
+    for seed in range(25):
+        draw = np.random.default_rng(seed)
+        incomes = draw.lognormal(10.5, 1.2, NUM_ROWS)
+        inferred = infer_of(table_of(incomes))
+        high = inferred.columns["x"].high
+        assert high is not None
+        assert high > incomes.max()
+        ratios.append(high / incomes.max())
+    corrected_ratios = ratios / np.median(ratios)  # as an attacker does
+    errors = np.abs(corrected_ratios - 1)
+    assert np.mean(errors < 0.0047) < 0.15
+
+
+def test_means_and_scales_of_sites_have_three_digits() -> None:
+    draw = np.random.default_rng(0)
+    numbers = draw.normal(62, 14, 20_000)
+    column = inferred_column(
+        Column("numbers"),
+        pd.Series(numbers),
+        leaves_site=True,
+    )
+    deviation = numbers.std()
+    assert column.mean == pytest.approx(
+        numbers.mean(),
+        abs=deviation / 1000,
+    )
+    assert column.scale == pytest.approx(deviation, rel=1 / 1000)
+    assert len(f"{column.scale:g}".replace(".", "")) <= 4
+    assert column.mean != pytest.approx(numbers.mean(), abs=deviation / 1e6)
