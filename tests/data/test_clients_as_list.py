@@ -64,23 +64,27 @@ def test_options_of_the_clients_loaders_are_used():
 
 
 def test_loader_of_some_samples_is_a_client_with_these():
-    some = DataLoader(WHOLE, sampler=SubsetRandomSampler([3, 4, 5]))
+    sampler = SubsetRandomSampler([3, 4, 5])
+    clients = {
+        "some": DataLoader(WHOLE, sampler=sampler),
+        "all": DataLoader(WHOLE),
+    }
 
-    data = set_up_data(clients={"some": some, "all": DataLoader(WHOLE)}, splits=NO_VALIDATION)
+    data = set_up_data(clients=clients, splits=NO_VALIDATION)
 
     assert data.num_samples.tolist() == [3, 60]
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("second_client", "message"),
     [
         (WHOLE, "client '1': expected a torch DataLoader .* got a TensorDataset"),
         (DataLoader(WHOLE, batch_size=5), "client '1': its loader differs in batch_size"),
     ],
 )
-def test_clients_with_different_loaders_are_refused(other, message):
+def test_clients_with_different_loaders_are_refused(second_client, message):
     with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients=[DataLoader(WHOLE, batch_size=8), other])
+        set_up_data(clients=[DataLoader(WHOLE, batch_size=8), second_client])
 
 
 def test_frame_and_series_have_the_values_of_arrays():
