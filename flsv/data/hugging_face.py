@@ -5,9 +5,11 @@ Nothing is imported from the package ``datasets``. It need not be installed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import date, time
 from numbers import Number
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +22,20 @@ NUM_ROWS_OF_WORDS = 10_000
 NUM_COMPARED = 8
 #: Largest number of different words of a column that is categories, and no text.
 MAX_CATEGORIES = 50
+#: Types of a table's fields.
+_FIELD_TYPES = (
+    str,
+    Number,
+    date,
+    time,
+    NoneType,
+)
 
 
 def is_hugging_face(data: Any) -> bool:
     """Return whether ``data`` is a map-style data set of Hugging Face."""
-    return isinstance(getattr(data, "features", None), Mapping) and hasattr(data, "column_names")
+    features = getattr(data, "features", None)
+    return isinstance(features, Mapping) and hasattr(data, "column_names")
 
 
 def are_tables(datasets: Iterable[Any], other_columns: Collection[str | None]) -> bool:
@@ -32,7 +43,7 @@ def are_tables(datasets: Iterable[Any], other_columns: Collection[str | None]) -
 
     Texts, tokens, images and other arrays are no columns of a table.
     """
-    words_by_column: dict[str, set[str]] = {}
+    words_by_column = defaultdict[str, set[str]](set)
     for dataset in datasets:
         if len(dataset) == 0:
             continue
@@ -42,14 +53,18 @@ def are_tables(datasets: Iterable[Any], other_columns: Collection[str | None]) -
             if not _is_field(value):
                 return False
             if isinstance(value, str):
-                words = dataset[:NUM_ROWS_OF_WORDS][name]
-                words_by_column.setdefault(name, set()).update(words)
-    return all(len(words) <= MAX_CATEGORIES for words in words_by_column.values())
+                rows = dataset[:NUM_ROWS_OF_WORDS]
+                words_by_column[name].update(rows[name])
+
+    numbers_of_words = map(len, words_by_column.values())
+    return max(numbers_of_words, default=0) <= MAX_CATEGORIES
 
 
 def _is_field(value: Any) -> bool:
-    is_scalar_array = getattr(value, "shape", None) == ()
-    return value is None or is_scalar_array or isinstance(value, str | Number | date | time)
+    shape = getattr(value, "shape", None)
+    is_scalar_array = shape == ()
+    is_scalar = isinstance(value, _FIELD_TYPES)
+    return is_scalar or is_scalar_array
 
 
 def visible_table(dataset: Any, named_columns: Collection[str | None]) -> pd.DataFrame:
@@ -59,21 +74,22 @@ def visible_table(dataset: Any, named_columns: Collection[str | None]) -> pd.Dat
     """
     import pandas as pd
 
-    visible_names = list(dataset[0])
-    names = [name for name in dataset.column_names if name in {*visible_names, *named_columns}]
-    stored_frame = dataset.select_columns(names).to_pandas()
-    frame = stored_frame
+    wanted_names = {*dataset[0], *named_columns}
+    names = [name for name in dataset.column_names if name in wanted_names]
+    stored_columns = dataset.select_columns(names)
+    frame = stored_columns.to_pandas()
     if _has_transform(dataset):
-        columns = {name: np.asarray(values) for name, values in dataset[:].items()}
-        frame = pd.DataFrame(columns)
-        for name in names:
-            if name not in frame:
-                frame[name] = stored_frame[name]
+        samples = dataset[:]
+        columns = {name: np.asarray(values) for name, values in samples.items()}
+        hidden_names = [name for name in names if name not in columns]
+        hidden_frame = frame[hidden_names]
+        frame = pd.DataFrame(columns).join(hidden_frame)
 
     for name in names:
         class_names = class_names_of_column(dataset, name)
         if class_names:
-            frame[name] = frame[name].map(dict(enumerate(class_names)))
+            name_by_number = dict(enumerate(class_names))
+            frame[name] = frame[name].map(name_by_number)
     return frame
 
 
@@ -81,7 +97,8 @@ def class_names_of_column(dataset: Any, name: Any) -> tuple[str, ...]:
     """Return the names of a column's classes, or an empty tuple."""
     if not isinstance(name, str) or not is_hugging_face(dataset):
         return ()
-    class_names = getattr(dataset.features.get(name), "names", ())
+    feature = dataset.features.get(name)
+    class_names = getattr(feature, "names", ())
     if class_names and stored_column(dataset, name) is None:  # a transform makes other numbers
         return ()
     return tuple(class_names)
@@ -94,12 +111,16 @@ def stored_column(dataset: Any, name: str) -> list[Any] | None:
     """
     if not is_hugging_face(dataset) or name not in dataset.column_names:
         return None
-    values = list(dataset.with_format(None)[name])
-    if _has_transform(dataset):
-        num_rows = len(values)
-        for row in range(0, num_rows, max(1, num_rows // NUM_COMPARED)):
-            if dataset[row].get(name, values[row]) != values[row]:
-                return None
+    plain_dataset = dataset.with_format(None)
+    values = list(plain_dataset[name])
+    if not _has_transform(dataset):
+        return values
+
+    step = len(values) // NUM_COMPARED
+    for row in range(0, len(values), max(step, 1)):
+        sample = dataset[row]
+        if name in sample and sample[name] != values[row]:
+            return None
     return values
 
 

@@ -1,5 +1,7 @@
 """Names are what classes mean: numbers beside names are refused, unless they are the names."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import Items, X, Y, set_up_data
+from helpers.data import HuggingFace, Items, X, Y, set_up_data
 
 WORDS = (X, np.where(Y == 0, "ill", "well"))
 NUMBERS = (X, (Y > 0).astype(int))
@@ -181,3 +183,37 @@ def test_pandas_categories_in_another_order_are_merged_by_their_names(ordered):
     data = set_up_data(clients=clients, labels="outcome", server_val=0)
 
     assert data.client_labels(0).tolist() == data.client_labels(1).tolist()
+
+
+def make_hugging_face(samples, names):
+    """Return samples of a class feature with these names, every second one ill."""
+    ill = names.index("ill")
+    labels = [ill, 1 - ill] * 10
+    return HuggingFace(
+        {"sample": samples, "label": labels},
+        label=SimpleNamespace(names=names),
+    )
+
+
+def test_table_with_features_in_another_order_is_merged_by_names():
+    numbers = [float(index) for index in range(20)]
+    clients = {
+        "a": make_hugging_face(numbers, ["ill", "well"]),
+        "b": make_hugging_face(numbers, ["well", "ill"]),
+    }
+
+    data = set_up_data(clients=clients, labels="label", server_val=0)
+
+    assert data.class_names == ("ill", "well")
+    assert data.client_labels(0).tolist() == data.client_labels(1).tolist()
+
+
+def test_token_sets_with_features_in_another_order_are_refused():
+    tokens = [[index, index + 1] for index in range(20)]
+    clients = {
+        "a": make_hugging_face(tokens, ["ill", "well"]),
+        "b": make_hugging_face(tokens, ["well", "ill"]),
+    }
+
+    with pytest.raises(ConfigurationError, match="'a' has the names ill, well, 'b' has"):
+        set_up_data(clients=clients, labels="label")

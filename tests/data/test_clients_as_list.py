@@ -64,11 +64,13 @@ def test_options_of_the_clients_loaders_are_used():
 
 
 def test_loader_of_some_samples_is_a_client_with_these():
-    three_samples = DataLoader(WHOLE, sampler=SubsetRandomSampler([3, 4, 5]))
+    sampler = SubsetRandomSampler([3, 4, 5])
+    clients = {
+        "some": DataLoader(WHOLE, sampler=sampler),
+        "all": DataLoader(WHOLE),
+    }
 
-    data = set_up_data(
-        clients={"some": three_samples, "all": DataLoader(WHOLE)}, splits=NO_VALIDATION
-    )
+    data = set_up_data(clients=clients, splits=NO_VALIDATION)
 
     assert data.num_samples.tolist() == [3, 60]
 

@@ -93,6 +93,7 @@ class HuggingFace:
     def __init__(self, columns, **features):
         self.column_names = list(columns)
         self.features = {name: features.get(name) for name in columns}
+        self.format = {"type": None}
         self._frame = Frame(**columns)
         self.to_pandas = self._frame.to_pandas
 
@@ -107,11 +108,17 @@ class HuggingFace:
         return HuggingFace(columns, **self.features)
 
     def __getitem__(self, key):
-        return (
-            self._frame[key]
-            if isinstance(key, str)
-            else {name: self._frame[name][key] for name in self.column_names}
-        )
+        if isinstance(key, str):
+            return self._frame[key]
+        return {name: self._frame[name][key] for name in self.column_names}
+
+    def with_format(self, kind):
+        assert kind is None
+        return self
+
+    def select_columns(self, names):
+        columns = {name: self._frame[name] for name in names}
+        return HuggingFace(columns, **self.features)
 
 
 X = np.random.default_rng(0).normal(size=(60, 4))
