@@ -53,7 +53,7 @@ def for_one_client(
         misses_value = math.isnan(basis.values[client])
         notes = notes_on_values(basis, shares, misses_value)
         values = [_values_for_one(run, client, basis, shares), *notes]
-    others = bases_beside(run, basis)
+    other_bases = bases_beside(run, basis)
     class_metrics = filter(run.columns_are_classes, run.metrics)
     shows_means = _may_see_means(run, [0.0] * run.num_clients)
     return {
@@ -68,8 +68,8 @@ def for_one_client(
         ],
         "appendix": {
             "Other measurements": [
-                _other_measurements(run, client, others),
-                *sentences_on_intervals(others),
+                _other_measurements(run, client, other_bases),
+                *sentences_on_intervals(other_bases),
             ],
             # Columns that are not classes may be other clients.
             "Class by class": class_heatmaps(run, class_metrics, [client], ["you"]),
@@ -83,11 +83,11 @@ def for_one_client(
 def _other_measurements(
     run: Run,
     client: int,
-    others: Sequence[Basis],
+    other_bases: Sequence[Basis],
 ) -> Table | str:
     """Return a table of a client's values by the other metrics."""
     rows = []
-    for basis in others:
+    for basis in other_bases:
         cells = with_intervals(basis.estimates.loc[[client]], " to ")
         rows.append([basis.key, *cells, _mean(run, basis.values)])
     if not rows:

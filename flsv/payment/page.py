@@ -164,9 +164,9 @@ def _for_all(
         "With other partners or other validation samples the values would be different."
     )
 
-    others = bases_beside(run, basis)
+    other_bases = bases_beside(run, basis)
     other_values = {}
-    for other_basis in others:
+    for other_basis in other_bases:
         other_values[other_basis.key] = with_intervals(other_basis.estimates.loc[clients], " to ")
     has_dash = any(NO_NUMBER in cells for cells in other_values.values())
     return {
@@ -182,7 +182,7 @@ def _for_all(
             "Other values": [
                 MESSAGES["other_values"] if other_values else "",
                 table_of_clients(names, other_values) if other_values else "",
-                *sentences_on_intervals(others),
+                *sentences_on_intervals(other_bases),
                 MESSAGES["dash"] if has_dash else "",
                 *class_heatmaps(run, run.metrics, clients, names),
             ],
@@ -193,7 +193,7 @@ def _for_all(
 
 
 def _sentences_on_other_scores(run: Run, basis: Basis) -> list[str]:
-    """Return a sentence on the parts of a payment that other scores would give to others, none without any."""
+    """Return a sentence on the parts of a payment that other scores would give to other_bases, none without any."""
     parts = [
         f"{percent(fraction)} by {titled(score)}"
         for score, fraction in fractions_moved_by_scores(run, basis).items()

@@ -98,11 +98,11 @@ def make_run(
     return folder
 
 
-def make_fault_event(client, times, num_rounds, what="large_averaged"):
+def make_fault_event(client, times, num_rounds, kind="large_averaged"):
     """An event of ``run.json``: updates far too large, or another kind of invalid ones."""
     return {
         "client": client,
-        "what": what,
+        "what": kind,
         "first": 0,
         "last": times - 1,
         "times": times,

@@ -235,8 +235,8 @@ def test_runs_below_a_folder_are_listed_by_their_start_whatever_was_written_late
 ):
     """As by flsv report and flsv predict, which write into a run's folder."""
     starts = {"version_0": "2026-01-01", "version_1": "2026-01-03", "version_2": "2026-01-02"}
-    for name, start in starts.items():
-        change_record(make_run(tmp_path / name), started=f"{start}T08:00:00+00:00")
+    for name, date in starts.items():
+        change_record(make_run(tmp_path / name), started=f"{date}T08:00:00+00:00")
         os.utime(tmp_path / name, (1000, 1000))
     (tmp_path / "version_0" / "clients").mkdir()
     path = tmp_path / touched
