@@ -125,7 +125,7 @@ class ShadowShapley(MeasuredMetric):
 
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
-    cost = "one to three more fits, validations included."
+    cost = "by default one more fit, and validations of a model for each client."
     values: Tensor
     errors: Tensor
     recent: Tensor
