@@ -234,7 +234,7 @@ def named_cause(error: BaseException) -> str | None:
     for kind, cause in _CAUSE_BY_ERROR.items():
         if isinstance(error, kind):
             return cause
-    number = getattr(error, "errno", None)
+    number: Any = getattr(error, "errno", None)
     return _CAUSE_BY_NUMBER.get(number)
 
 
