@@ -3,7 +3,6 @@
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pandas
@@ -88,8 +87,6 @@ class Frame:
 class HuggingFace:
     """As a data set of the library ``datasets``: rows by number, columns by name."""
 
-    format: ClassVar = {"type": None}
-
     def __init__(self, columns, **features):
         self.column_names = list(columns)
         self.features = {name: features.get(name) for name in columns}
@@ -99,13 +96,6 @@ class HuggingFace:
 
     def __len__(self):
         return len(self._frame)
-
-    def with_format(self, kind):
-        return self
-
-    def select_columns(self, names):
-        columns = {name: self._frame[name] for name in names}
-        return HuggingFace(columns, **self.features)
 
     def __getitem__(self, key):
         if isinstance(key, str):

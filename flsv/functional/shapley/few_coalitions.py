@@ -39,16 +39,8 @@ from flsv.functional.shapley.game import (
     coalition_keys,
     first_positions,
 )
-from flsv.functional.shapley.surrogate import (
-    CONSTANT_VARIANCE,
-    PENALTIES,
-    TINY,
-    Kernel,
-    gaussian,
-    gram,
-    kernel_shapley,
-    membership,
-)
+from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
+from flsv.functional.shapley.surrogate import CONSTANT_VARIANCE, PENALTIES, TINY
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 

@@ -15,14 +15,8 @@ from flsv.functional import (
 )
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance
-from flsv.functional.shapley.surrogate import (
-    averaged_membership,
-    fit_surrogate,
-    gaussian,
-    gram,
-    membership,
-    scale_kernels,
-)
+from flsv.functional.shapley.kernels import averaged_membership, gaussian, gram, membership
+from flsv.functional.shapley.surrogate import fit_surrogate, scale_kernels
 from helpers import make_generator
 
 

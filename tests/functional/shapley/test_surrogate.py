@@ -9,18 +9,20 @@ from torch.testing import assert_close
 
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MemoizedGame
-from flsv.functional.shapley.surrogate import (
-    CONSTANT_VARIANCE,
-    JointSurrogate,
-    PairedSample,
-    adjusted_values,
+from flsv.functional.shapley.kernels import (
     averaged_membership,
-    fit_surrogate,
     gaussian,
     gram,
     kernel_shapley,
     membership,
     pairs,
+)
+from flsv.functional.shapley.surrogate import (
+    CONSTANT_VARIANCE,
+    JointSurrogate,
+    PairedSample,
+    adjusted_values,
+    fit_surrogate,
     scale_kernels,
 )
 from helpers import make_generator
