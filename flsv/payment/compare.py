@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 import torch
@@ -92,7 +93,11 @@ def write_comparison(comparison: DataFrame, page: Path) -> None:
     for _, group in comparison.groupby("what", sort=False):
         bars += bar_cells(group)  # on a scale of its own
     table = table_of_clients(comparison["what"], {**cells(comparison), "": bars})
-    content = {"front": [table, MESSAGES["compare"]], "verdict": None, "appendix": {}}
+    content: dict[str, Any] = {
+        "front": [table, MESSAGES["compare"]],
+        "verdict": None,
+        "appendix": {},
+    }
     write_page(page, title="Runs side by side", subtitle="", heading="Differences", **content)
     differences = comparison.rename(columns={"value": "difference"})
     save_table(page.with_suffix(".csv"), differences)
