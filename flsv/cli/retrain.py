@@ -53,7 +53,8 @@ from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
-from flsv.scores.performance import CLASS_SCORES, CLASSIFICATION, Evaluators
+from flsv.scores.class_scores import CLASS_SCORES
+from flsv.scores.performance import CLASSIFICATION, Evaluators
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
