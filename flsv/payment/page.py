@@ -193,7 +193,7 @@ def _for_all(
 
 
 def _sentences_on_other_scores(run: Run, basis: Basis) -> list[str]:
-    """Return a sentence on the parts of a payment that other scores would give to other_bases, none without any."""
+    """Return a sentence on the parts of a payment that other scores would give to others, none without any."""
     parts = [
         f"{percent(fraction)} by {titled(score)}"
         for score, fraction in fractions_moved_by_scores(run, basis).items()
