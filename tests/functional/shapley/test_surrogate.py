@@ -23,7 +23,9 @@ from flsv.functional.shapley.surrogate import (
     PairedSample,
     adjusted_values,
     fit_surrogate,
+    joint_shapley,
     scale_kernels,
+    surrogate_shapley,
 )
 from helpers import make_generator
 
@@ -207,3 +209,28 @@ def test_gaussian_kernel_falls_with_the_distance_of_averages():
     squared_distances = torch.cdist(averages, averages).square()
     expected = torch.exp(-squared_distances / (2 * squared_width))
     assert_close(matrix, expected)
+
+
+def test_joint_estimation_of_several_games_equals_one_estimation_of_each():
+    num_players = 20
+    generator = make_generator(3)
+    interactions = torch.rand(num_players, num_players, generator=generator, dtype=torch.float64)
+    updates = torch.rand(num_players, generator=generator, dtype=torch.float64)
+
+    def squared_mean(masks):
+        members = masks.double()
+        return (members @ updates / members.sum(1).clamp_min(1)).square()
+
+    def interacting(masks):
+        members = masks.double()
+        return ((members @ interactions) * members).sum(1)
+
+    def both(masks):
+        return torch.stack([squared_mean(masks), interacting(masks)], dim=1)
+
+    joint = joint_shapley(both, num_players, budget=400, generator=make_generator(0), num_parts=2)
+
+    for column, game in enumerate([squared_mean, interacting]):
+        single = surrogate_shapley(game, num_players, budget=400, generator=make_generator(0))
+        assert_close(joint.values[:, column], single.values, rtol=1e-9, atol=1e-12)
+        assert_close(joint.stderr[:, column], single.stderr, rtol=1e-6, atol=1e-12)
