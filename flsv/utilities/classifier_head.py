@@ -87,14 +87,16 @@ def _trained_ids(module: nn.Module) -> set[int]:
 
 def _ids_of_timm_heads(module: nn.Module) -> set[int]:
     ids = set()
+    inner_ids: set[int] = set()  # of layers in a network that names its head
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
-        if not callable(get_classifier):
+        if id(layer) in inner_ids or not callable(get_classifier):
             continue
         try:
             ids.add(id(get_classifier()))
         except Exception:  # another package's method of this name may need arguments
             continue
+        inner_ids |= {id(inner_layer) for inner_layer in layer.modules()}
     return ids
 
 
