@@ -134,41 +134,49 @@ def open_source(
     ``held_out`` has the user's validation and test data.
     """
     if clients is not None:
-        return _combine_sets(clients, held_out, reading, are_clients=True)
+        return _read_clients(clients, held_out, reading)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
-        if any(data is not None for data in held_out.values()):
-            raise ConfigurationError(
-                f"val and test: the LightningDataModule {type(source).__name__} has its own loaders. Define "
-                "val_dataloader and test_dataloader in it instead."
-            )
+        _check_only_own_loaders(source, held_out)
         return module_source(source, reading.label)
-    folder = None
-    if isinstance(source, str) and not known_as(source):
-        folder = find_place(source, reading.files.root)
-    paths: dict[str, Any] = {}
-    if folder is not None and folder.is_dir():
-        from flsv.data.sources.names_and_paths import folder_by_client
 
-        paths = dict(folder_by_client(folder))
+    paths = _paths_by_client(source, reading)
     if paths:
-        if reading.group is not None:
-            raise ConfigurationError(
-                f"{folder} contains the data of each client, so that groups is not used. Remove the argument groups."
-            )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _combine_sets(paths, held_out, reading, are_clients=True)
+        return _read_clients(paths, held_out, reading)
 
+    train, test = source, None
     # A list may name the training data and the test data.
     is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
     if is_list and 0 < len(source) <= 2:
-        train, *test = source
-        held_out = _merge_held_out(held_out, dict(zip(["test"], test)))
-    else:
-        train = source
-        held_out = _merge_held_out(held_out, {})
-    return _combine_sets({"source": train}, held_out, reading)
+        train, test = [*source, None][:2]
+    return _read_all_clients(train, _merge_held_out(held_out, {"test": test}), reading)
+
+
+def _check_only_own_loaders(module: L.LightningDataModule, held_out: Mapping[str, Any]) -> None:
+    if any(data is not None for data in held_out.values()):
+        raise ConfigurationError(
+            f"val and test: the LightningDataModule {type(module).__name__} has its own loaders. Define "
+            "val_dataloader and test_dataloader in it instead."
+        )
+
+
+def _paths_by_client(source: Any, reading: Reading) -> dict[str, Any]:
+    """Return the paths in a folder with data by client, which may have ``val`` and ``test``, or an empty dictionary."""
+    if not isinstance(source, str) or known_as(source):
+        return {}
+    folder = find_place(source, reading.files.root)
+    if folder is None or not folder.is_dir():
+        return {}
+    from flsv.data.sources.names_and_paths import folder_by_client
+
+    paths = dict(folder_by_client(folder))
+    if paths and reading.group is not None:
+        raise ConfigurationError(
+            f"{folder} contains the data of each client, so that groups is not used. Remove the argument groups."
+        )
+    return paths
 
 
 def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,62 +203,92 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in parts)
 
 
-def _combine_sets(
-    train: Mapping[str, Any],
-    held_out: Mapping[str, Any],
-    reading: Reading,
-    are_clients: bool = False,
+def _read_clients(
+    clients: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading
 ) -> SourceData:
-    train_options: dict[str, Any] = {}
-    if are_clients:
-        train = dict(zip(client_names_of(train, "site"), train.values()))
-        train, train_options = _open_loaders(train)
-    all_data = [*train.values(), *held_out.values()]
-    has_columns = not train_options and _have_columns(all_data, reading)  # loaders have samples
+    names = client_names_of(clients, "site")
+    datasets, options = _open_loaders(dict(zip(names, clients.values())))
+    # The loaders' options are for samples.
+    has_columns = not options and _have_columns([*datasets.values(), *held_out.values()], reading)
     reading = replace(reading, has_columns=has_columns)
-    parts: dict[str, Any] = {}
-    for name, data in train.items():
-        if are_clients:
-            parts[name] = read_part(data, reading, f"client {name!r}", client=name)
-        else:
-            parts[name] = read_part(data, reading, "source", is_whole=True)
-    first_part = next(iter(parts.values()))
-    if isinstance(first_part, SourceData):
-        parts = {"source": first_part.train}
-        held_out = _merge_held_out(held_out, {"val": first_part.val, "test": first_part.test})
+    parts = {}
+    for name, data in datasets.items():
+        parts[name] = read_part(data, reading, f"client {name!r}", client=name)
+    held_out_parts = _read_held_out(held_out, reading)
+    if _are_tables(parts, held_out_parts):
+        return _tables_source(parts, held_out_parts, reading, are_clients=True)
 
-    held_out_parts: dict[str, Any] = {}
-    names_by_kind = {isinstance(part, TableRows): name for name, part in parts.items()}
+    first_part, *_ = parts.values()
+    eval_options = {**options, "drop_last": False}
+    source = SourceData(first_part, train_options=options, eval_options=eval_options)
+    sizes = torch.tensor([len(part) for part in parts.values()])
+    return replace(
+        _with_parts(source, parts, held_out_parts, reading),
+        is_by_client=True,
+        groups=torch.repeat_interleave(sizes),
+        group_names=tuple(parts),
+    )
+
+
+def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading) -> SourceData:
+    """Read the training data of all clients together."""
+    has_columns = _have_columns([train, *held_out.values()], reading)
+    reading = replace(reading, has_columns=has_columns)
+    source = read_part(train, reading, "source", is_whole=True)
+    if not isinstance(source, SourceData):
+        source = SourceData(source, eval_options={"drop_last": False})
+    held_out = _merge_held_out(held_out, {"val": source.val, "test": source.test})
+
+    parts = {"source": source.train}
+    held_out_parts = _read_held_out(held_out, reading)
+    if _are_tables(parts, held_out_parts):
+        return _tables_source(parts, held_out_parts, reading, are_clients=False)
+    return _with_parts(source, parts, held_out_parts, reading)
+
+
+def _read_held_out(held_out: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    parts = {}
     for name, data in held_out.items():
-        held_out_parts[name] = None
-        if data is not None:
-            part = read_part(data, reading, name, client=name)
-            held_out_parts[name] = part
+        parts[name] = None if data is None else read_part(data, reading, name, client=name)
+    return parts
+
+
+def _are_tables(parts: Mapping[str, Any], held_out_parts: Mapping[str, Any]) -> bool:
+    """Return whether all data are tables. Raise ConfigurationError if only some are."""
+    names_by_kind = {isinstance(part, TableRows): name for name, part in parts.items()}
+    for name, part in held_out_parts.items():
+        if part is not None:
             names_by_kind[isinstance(part, TableRows)] = f"the {name} data"
     if len(names_by_kind) > 1:
         raise ConfigurationError(
             f"{names_by_kind[True]!r} is a table, but {names_by_kind[False]!r} is not. Give all data as tables, or "
             "none."
         )
-    if True in names_by_kind:
-        tables = from_wing("readers", "tables")
-        table_source: SourceData = tables.tables_source(
-            parts, held_out_parts, reading, are_clients=are_clients
-        )
-        return table_source
-    check_columns({**parts, **held_out_parts})
-    source = SourceData(
-        first_part,
-        is_by_client=are_clients,
-        train_options=train_options,
-        eval_options={**train_options, "drop_last": False},
+    return True in names_by_kind
+
+
+def _tables_source(
+    parts: Mapping[str, Any],
+    held_out_parts: Mapping[str, Any],
+    reading: Reading,
+    are_clients: bool,
+) -> SourceData:
+    tables = from_wing("readers", "tables")
+    source: SourceData = tables.tables_source(
+        parts, held_out_parts, reading, are_clients=are_clients
     )
-    if isinstance(first_part, SourceData):
-        source = first_part
+    return source
+
+
+def _with_parts(
+    source: SourceData,
+    parts: Mapping[str, Any],
+    held_out_parts: Mapping[str, Any],
+    reading: Reading,
+) -> SourceData:
+    """Return the source with all samples, after their classes have got the same numbers."""
+    check_columns({**parts, **held_out_parts})
     class_names = one_numbering(parts, held_out_parts, reading.pos_label, label=reading.label)
-    if are_clients:
-        sizes = torch.tensor([len(part) for part in parts.values()])
-        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(parts))
     return replace(
         source,
         train=concatenated(parts),
@@ -348,29 +386,32 @@ def _indices_and_draws(
         # The other samples of the data set are usually for validation.
         return torch.as_tensor(sampler.indices, dtype=torch.long), None
     if type(sampler) is WeightedRandomSampler:
-        draws = WeightedDraws(
-            sampler.weights.double().cpu(), sampler.num_samples, sampler.replacement
-        )
-        if len(draws.weights) != len(dataset):
-            raise ConfigurationError(
-                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, but the training data have "
-                f"{len(dataset)} samples. Give each sample a weight."
-            )
-        return None, draws
-    is_shuffled = (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and sampler.num_samples == len(dataset)
-    )
-    if not is_shuffled:
-        order = f"draws samples by {type(sampler).__name__}"
-        if isinstance(sampler, SequentialSampler):
-            order = "does not shuffle samples"
-        rank_zero_warn(
-            f"{name}'s training loader {order}, but flsv shuffles each client's samples uniformly. Set "
-            "shuffle=True in that loader if this is what you want."
-        )
+        return None, _weighted_draws(sampler, len(dataset), name)
+    _warn_unless_shuffled(sampler, len(dataset), name)
     return None, None
+
+
+def _weighted_draws(sampler: WeightedRandomSampler, num_samples: int, name: str) -> WeightedDraws:
+    weights = sampler.weights.double().cpu()
+    if len(weights) != num_samples:
+        raise ConfigurationError(
+            f"{name}'s WeightedRandomSampler has {len(weights)} weights, but the training data have "
+            f"{num_samples} samples. Give each sample a weight."
+        )
+    return WeightedDraws(weights, sampler.num_samples, sampler.replacement)
+
+
+def _warn_unless_shuffled(sampler: Any, num_samples: int, name: str) -> None:
+    draws_each_once = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if draws_each_once and sampler.num_samples == num_samples:
+        return
+    order = f"draws samples by {type(sampler).__name__}"
+    if isinstance(sampler, SequentialSampler):
+        order = "does not shuffle samples"
+    rank_zero_warn(
+        f"{name}'s training loader {order}, but flsv shuffles each client's samples uniformly. Set "
+        "shuffle=True in that loader if this is what you want."
+    )
 
 
 def _open_loaders(loaders: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -382,16 +423,7 @@ def _open_loaders(loaders: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     datasets = {}
     options: dict[str, Any] = {}
     for name, loader in loaders.items():
-        sampler = loader.batch_sampler.sampler if _makes_usual_batches(loader) else None
-        if isinstance(sampler, SubsetRandomSampler):
-            datasets[name] = Subset(loader.dataset, list(sampler.indices))
-        elif sampler is not None and type(sampler) is not WeightedRandomSampler:
-            datasets[name] = loader.dataset
-        else:
-            raise ConfigurationError(
-                f"client {name!r}: expected a torch DataLoader that makes its batches by batch_size and shuffle, as "
-                f"another client has, but got a {type(sampler or loader).__name__}. Give the data sets instead."
-            )
+        datasets[name] = _data_set_of(loader, name)
         options_of_loader = loader_options(loader)
         options = options or options_of_loader
         differences = [key for key in options if options[key] != options_of_loader[key]]
@@ -401,6 +433,19 @@ def _open_loaders(loaders: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
                 "loaders the same options, or give the data sets."
             )
     return datasets, options
+
+
+def _data_set_of(loader: Any, client: str) -> Any:
+    """Return the samples that a client's loader draws uniformly."""
+    sampler = loader.batch_sampler.sampler if _makes_usual_batches(loader) else None
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(loader.dataset, list(sampler.indices))
+    if sampler is not None and type(sampler) is not WeightedRandomSampler:
+        return loader.dataset
+    raise ConfigurationError(
+        f"client {client!r}: expected a torch DataLoader that makes its batches by batch_size and shuffle, as "
+        f"another client has, but got a {type(sampler or loader).__name__}. Give the data sets instead."
+    )
 
 
 def _only_loader(loaders: Any) -> Any:
