@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, preload, tensors_of
+from flsv.data.loaders import Loader, WeightedDraws, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.source_data import SourceData
@@ -80,21 +80,7 @@ def divide(
     parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
     if options.drop_flagged:
         parts_that_need_classes.append(options.drop_flagged)
-    if has_streams(source.train):
-        if labels is not None and labels is not False:
-            raise ConfigurationError(
-                "The labels of a stream are read with its samples during training. Remove the argument labels."
-            )
-        labels = False
-    classes = find_classes(
-        source.train,
-        source.class_names,
-        {"validation": source.val, "test": source.test},
-        labels,
-        parts_that_need_classes,
-    )
-    if has_streams(source.train):
-        classes = replace(classes, missing_reason="a stream is not read before training")
+    classes = _classes_of(source, labels, parts_that_need_classes)
     if pos_label is not None:
         check_positive(classes.names, pos_label)
         source = replace(source, pos_label=pos_label)
@@ -102,14 +88,11 @@ def divide(
     if source.make_features is not None:
         samples_by_client = dict(zip(splits.names, splits.train))
         source = source.make_features(samples_by_client)
-    unknown_classes: list[int] = []
-    for corruption in corruptions:
-        unknown_classes += corruption.unknown_classes
-    unknown = torch.tensor(unknown_classes, dtype=torch.long)
+    unknown = _unknown_classes(corruptions)
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
 
     source = _with_options(source, loader, batch_size)
-    _check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
+    _check_inputs(source, splits)
     check_full_batches(splits, source)
     source = replace(
         source,
@@ -122,6 +105,33 @@ def divide(
     return _apply_corruptions(division, corruptions) if corruptions else division
 
 
+def _classes_of(source: SourceData, labels: Any, parts_that_need_classes: list[Any]) -> Classes:
+    is_stream = has_streams(source.train)
+    if is_stream:
+        if labels is not None and labels is not False:
+            raise ConfigurationError(
+                "The labels of a stream are read with its samples during training. Remove the argument labels."
+            )
+        labels = False
+    classes = find_classes(
+        source.train,
+        source.class_names,
+        {"validation": source.val, "test": source.test},
+        labels,
+        parts_that_need_classes,
+    )
+    if is_stream:
+        return replace(classes, missing_reason="a stream is not read before training")
+    return classes
+
+
+def _unknown_classes(corruptions: Sequence[Corruption]) -> Tensor:
+    unknown_classes: list[int] = []
+    for corruption in corruptions:
+        unknown_classes += corruption.unknown_classes
+    return torch.tensor(unknown_classes, dtype=torch.long)
+
+
 def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
     """Return the source with its loaders' options, and with its samples in memory if ``loader.preload``."""
     # batch_size replaces the options of loader, these replace the source's, and these the defaults.
@@ -132,28 +142,34 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
         train_options["batch_size"] = batch_size
     if loader.preload:
         collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
-        if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
-            raise ConfigurationError(
-                "Loader(preload=True) reads samples without the loader's collate_fn, which may sort, mix or drop the "
-                "samples of a batch. Set preload=False, or do this in the data set instead of in collate_fn."
-            )
-        workers = train_options.get("num_workers", 0)
-        source = replace(
-            source,
-            train=preload(source.train, workers),
-            val=None if source.val is None else preload(source.val, workers),
-            test=None if source.test is None else preload(source.test, workers),
-        )
+        _check_default_collate(collate_fns)
+        source = _in_memory(source, num_workers=train_options.get("num_workers", 0))
 
+    eval_batch_size = train_options["batch_size"]
     tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
-    if tensors is None:
-        eval_batch_size = train_options["batch_size"]
-    else:
-        eval_batch_size = max(train_options["batch_size"], MIN_EVAL_BATCH_SIZE)
+    if tensors is not None:
+        eval_batch_size = max(eval_batch_size, MIN_EVAL_BATCH_SIZE)
     eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
     return replace(source, train_options=train_options, eval_options=eval_options)
+
+
+def _check_default_collate(collate_fns: Sequence[Any]) -> None:
+    if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
+        raise ConfigurationError(
+            "Loader(preload=True) reads samples without the loader's collate_fn, which may sort, mix or drop the "
+            "samples of a batch. Set preload=False, or do this in the data set instead of in collate_fn."
+        )
+
+
+def _in_memory(source: SourceData, num_workers: int) -> SourceData:
+    return replace(
+        source,
+        train=preload(source.train, num_workers),
+        val=None if source.val is None else preload(source.val, num_workers),
+        test=None if source.test is None else preload(source.test, num_workers),
+    )
 
 
 def _split(
@@ -174,31 +190,28 @@ def _split(
     if group_numbers is None:
         group_numbers, group_names = named_groups(source.train, groups)
 
-    has_val = source.val is not None or source.val_loaders is not None
-    if has_val:
+    if source.val is not None or source.val_loaders is not None:
         options = replace(options, server_val=0.0)
     if has_streams(source.train):
         _check_streams(source, partitioner, options)
-    pool = source.indices
-    if pool is None:
-        pool = torch.arange(len(classes.labels))
-
-    def read_column(name: str) -> Any:
-        if name in source.split_columns:
-            return source.split_columns[name]
-        return column(source.train, name, "splits")
-
     return split_federation(
         classes.labels,
         len(classes.names),
         group_numbers,
-        pool,
+        torch.arange(len(classes.labels)) if source.indices is None else source.indices,
         partitioner,
         options,
-        column=read_column,
+        column=partial(_split_column, source),
         group_names=group_names,
         whole=source.is_by_client,
     )
+
+
+def _split_column(source: SourceData, name: str) -> Any:
+    """Return the training samples' values in a column by which they are split."""
+    if name in source.split_columns:
+        return source.split_columns[name]
+    return column(source.train, name, "splits")
 
 
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
@@ -220,16 +233,14 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
         )
 
 
-def _check_inputs(
-    train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
-) -> None:
+def _check_inputs(source: SourceData, splits: FederatedSplits) -> None:
     held_out_indices = [splits.server_val]
     for client_split in splits.clients:
         held_out_indices += [client_split["val"], client_split["test"]]
-    broken = not_finite(train)
+    broken = not_finite(source.train)
     is_held_out = torch.isin(broken, torch.cat(held_out_indices))
     broken_by_part = {"the held-out": broken[is_held_out]}
-    for name, data in held_out.items():
+    for name, data in {"validation": source.val, "test": source.test}.items():
         if data is not None:
             broken_by_part[f"the {name}"] = not_finite(data)
 
@@ -265,32 +276,34 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
 
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     """Raise ConfigurationError if a client has no training batch because of ``drop_last`` or weights of 0."""
-    draws = source.draws
-    batch_size = source.train_options["batch_size"]
     sample_counts = []
     for client, samples in enumerate(splits.train):
-        if draws is None:
-            sample_counts.append(len(samples))
-            continue
-        client_draws = draws.restricted_to(samples)
-        sample_counts.append(client_draws.count)
-        num_weighted = int((client_draws.weights > 0).sum())
-        # Without replacement, torch.multinomial would draw samples of weight 0 as well.
-        num_needed = 1 if client_draws.replacement else client_draws.count
-        if num_weighted < num_needed:
-            client_name = client_called(client, splits.names)
-            raise ConfigurationError(
-                f"The WeightedRandomSampler of the training loader draws {client_draws.count} samples of "
-                f"{client_name}, but only {num_weighted} have a weight above 0. Give more samples a weight, or set "
-                "replacement=True."
-            )
+        num_samples = len(samples)
+        if source.draws is not None:
+            draws = source.draws.restricted_to(samples)
+            _check_weights(draws, client_called(client, splits.names))
+            num_samples = draws.count
+        sample_counts.append(num_samples)
 
+    batch_size = source.train_options["batch_size"]
     fewest = min(sample_counts)
     if source.train_options["drop_last"] and fewest < batch_size:
         client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
             f"{client_name} has {fewest} samples, fewer than one batch of {batch_size}, and drop_last=True drops "
             f"batches that are not full. Lower batch_size to {fewest}, or set drop_last=False."
+        )
+
+
+def _check_weights(draws: WeightedDraws, client_name: str) -> None:
+    num_weighted = int((draws.weights > 0).sum())
+    # Without replacement, torch.multinomial would draw samples of weight 0 as well.
+    num_needed = 1 if draws.replacement else draws.count
+    if num_weighted < num_needed:
+        raise ConfigurationError(
+            f"The WeightedRandomSampler of the training loader draws {draws.count} samples of "
+            f"{client_name}, but only {num_weighted} have a weight above 0. Give more samples a weight, or set "
+            "replacement=True."
         )
 
 
@@ -301,23 +314,17 @@ def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) ->
     clean_inputs, *other_columns = _columns(division)
     inputs = clean_inputs
     labels = classes.labels.clone()
-    samples_by_client = division.splits.train
-    num_clients = len(samples_by_client)
-    chosen_clients = [corruption.chosen(num_clients) for corruption in corruptions]
-    for client in sorted(set().union(*chosen_clients)):
-        samples = samples_by_client[client]
+    for client, client_corruptions in _corruptions_by_client(division, corruptions).items():
+        samples = division.splits.train[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
-        x = clean_x.clone()
-        y = clean_y.clone()
-        for position, corruption in enumerate(corruptions):
-            if client in chosen_clients[position]:
-                # The position gives two corruptions with the same seed different random numbers.
-                generator = generator_for(corruption.seed, "corruption", position, client)
-                x, y = corruption(x, y, len(classes.names), generator)
+        x, y = clean_x.clone(), clean_y.clone()
+        for position, corruption in client_corruptions.items():
+            # The position gives two corruptions with the same seed different random numbers.
+            generator = generator_for(corruption.seed, "corruption", position, client)
+            x, y = corruption(x, y, len(classes.names), generator)
 
-        is_equal = (x == clean_x) | (x.isnan() & clean_x.isnan())
-        has_other_inputs = ~is_equal.reshape(len(x), -1).all(1)
+        has_other_inputs = _differ(x, clean_x)
         labels[samples] = y
         is_changed[samples] = has_other_inputs | (y != clean_y)
         if has_other_inputs.any():
@@ -329,12 +336,25 @@ def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) ->
     if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
-    return Division(
-        source=replace(division.source, train=TensorDataset(inputs, *other_columns)),
-        classes=replace(classes, labels=labels),
-        splits=division.splits,
-        is_changed=is_changed,
-    )
+    source = replace(division.source, train=TensorDataset(inputs, *other_columns))
+    return Division(source, replace(classes, labels=labels), division.splits, is_changed)
+
+
+def _corruptions_by_client(
+    division: Division, corruptions: Sequence[Corruption]
+) -> dict[int, dict[int, Corruption]]:
+    """Return the corruptions of each corrupted client, by their positions, in the order of the clients."""
+    corruptions_by_client: dict[int, dict[int, Corruption]] = {}
+    for position, corruption in enumerate(corruptions):
+        for client in corruption.chosen(len(division.splits.train)):
+            corruptions_by_client.setdefault(client, {})[position] = corruption
+    return dict(sorted(corruptions_by_client.items()))
+
+
+def _differ(x: Tensor, clean_x: Tensor) -> Tensor:
+    """Return which rows differ in a value, bool ``[n]``. NaN equals NaN."""
+    is_equal = (x == clean_x) | (x.isnan() & clean_x.isnan())
+    return ~is_equal.reshape(len(x), -1).all(1)
 
 
 def _columns(division: Division) -> list[Tensor]:
@@ -375,26 +395,33 @@ def _without_unknown(
 
     is_known = ~torch.isin(labels, unknown)
     clients = []
-    empty_clients = []
     for client, client_split in enumerate(splits.clients):
         known_samples = {}
         for name, samples in client_split.items():
             known_samples[name] = samples[is_known[samples]]
         if client in corrupted_clients:
             known_samples["train"] = client_split["train"]
-        if not len(known_samples["train"]):
-            empty_clients.append(client_called(client, splits.names))
         clients.append(known_samples)
     server_val = splits.server_val[is_known[splits.server_val]]
+    known_splits = replace(splits, server_val=server_val, clients=tuple(clients))
+    _check_samples_left(known_splits, splits, unknown)
+    return known_splits
 
-    is_server_emptied = len(splits.server_val) > 0 and len(server_val) == 0
-    if empty_clients or is_server_emptied:
-        owners = listed(empty_clients) or "the server"
+
+def _check_samples_left(
+    known_splits: FederatedSplits, all_splits: FederatedSplits, unknown: Tensor
+) -> None:
+    owners_without = []
+    for client, samples in enumerate(known_splits.train):
+        if not len(samples):
+            owners_without.append(client_called(client, known_splits.names))
+    if not owners_without and len(all_splits.server_val) and not len(known_splits.server_val):
+        owners_without.append("the server")
+    if owners_without:
         raise ConfigurationError(
-            f"All samples of {owners} are of unknown_classes={unknown.tolist()}, which are removed. Choose other "
-            "classes."
+            f"All samples of {listed(owners_without)} are of unknown_classes={unknown.tolist()}, which are removed. "
+            "Choose other classes."
         )
-    return replace(splits, server_val=server_val, clients=tuple(clients))
 
 
 def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
