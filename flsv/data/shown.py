@@ -6,7 +6,7 @@ User code gets them from the Trainer or the data module: those of the client tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -56,22 +56,23 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     """
     if len(rows) == len(dataset):
         return dataset
+    kind = type(
+        dataset
+    )  # whose attributes are looked at, since a data set may pass on those of a table
     indices = rows.tolist()
     if isinstance(dataset, Tensor | np.ndarray):
         return dataset[indices]
-    # The type is looked at, since a data set may pass on the attributes of a table.
-    if hasattr(type(dataset), "iloc"):
+    if hasattr(kind, "iloc"):
         return dataset.iloc[indices]
-    if type(dataset) in (list, tuple):
-        return type(dataset)(dataset[row] for row in indices)
-
-    if type(dataset) is ConcatDataset:
+    if kind in (list, tuple):
+        return kind(dataset[row] for row in indices)
+    if kind is Subset:
+        return Subset(dataset.dataset, [dataset.indices[row] for row in indices])
+    if hasattr(kind, "select") and not isinstance(dataset, Dataset):  # of Hugging Face
+        return dataset.select(indices)
+    if kind is ConcatDataset:
         parts = [rows_as(part, part_rows) for part, part_rows in parts_with_rows(dataset, rows)]
         return parts[0] if len(parts) == 1 else ConcatDataset(parts)
-    if type(dataset) is Subset:
-        return Subset(dataset.dataset, [dataset.indices[row] for row in indices])
-    if hasattr(type(dataset), "select") and not isinstance(dataset, Dataset):  # of Hugging Face
-        return dataset.select(indices)
     try:
         return _view(dataset, rows)
     except Exception:
@@ -101,13 +102,9 @@ def _view(dataset: Any, rows: Tensor) -> Any:
         "__module__": kind.__module__,
     }
     if hasattr(kind, "__getitems__"):  # reads a batch at once
-
-        def get_items(view: Any, positions: Sequence[int]) -> Any:
-            batch_indices = [indices[position] for position in positions]
-            return dataset.__getitems__(batch_indices)
-
-        methods["__getitems__"] = get_items
-
+        methods["__getitems__"] = lambda view, positions: dataset.__getitems__(
+            [indices[position] for position in positions]
+        )
     view_class = type(kind)(kind.__name__, (kind,), methods)
     return object.__new__(view_class)
 
@@ -165,29 +162,16 @@ def loader_as(
 
     ``num_batches`` returns its length, the number of batches that are trained on.
     """
-    options = source.train_options
     dataset: Any = _stream_of(source.train, rows)
     if dataset is None:  # not `or`, which reads the length that a stream may not have
         dataset = rows_as(source.train, rows)
     sampler = None
     if not isinstance(dataset, IterableDataset):
         sampler = _sampler(dataset, source, rows)
-
     if source.train_loader is None:
-        loader: Any = DataLoader(dataset, sampler=sampler, **options)
+        loader: Any = DataLoader(dataset, sampler=sampler, **source.train_options)
     else:
-        loader = copy.copy(source.train_loader)
-        attributes = {**options, "dataset": dataset}
-        if loader.batch_size is None:  # the user gave a sampler of batches
-            attributes |= {"batch_size": None, "drop_last": False}
-        if sampler is not None:
-            attributes["sampler"] = sampler
-            attributes["batch_sampler"] = BatchSampler(
-                sampler,
-                batch_size=options["batch_size"],
-                drop_last=options["drop_last"],
-            )
-        vars(loader).update(attributes)
+        loader = _copied_loader(source.train_loader, dataset, sampler, source.train_options)
 
     kind: Any = type(loader)
     methods = {
@@ -195,6 +179,25 @@ def loader_as(
         "__module__": kind.__module__,
     }
     loader.__class__ = type(kind.__name__, (kind,), methods)
+    return loader
+
+
+def _copied_loader(
+    users_loader: DataLoader[Any],
+    dataset: Any,
+    sampler: Sampler[int] | None,
+    options: Mapping[str, Any],
+) -> DataLoader[Any]:
+    loader = copy.copy(users_loader)
+    attributes = {**options, "dataset": dataset}
+    if loader.batch_size is None:  # the user gave a sampler of batches
+        attributes |= {"batch_size": None, "drop_last": False}
+    if sampler is not None:
+        attributes["sampler"] = sampler
+        attributes["batch_sampler"] = BatchSampler(
+            sampler, options["batch_size"], options["drop_last"]
+        )
+    vars(loader).update(attributes)
     return loader
 
 

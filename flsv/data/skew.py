@@ -54,35 +54,34 @@ class DirichletPartitioner(Partitioner):
         self.min_samples = min_samples
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
         # numpy's Dirichlet stays finite at small alpha, where normalized gamma variates all underflow to 0.
         rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
-        concentrations = np.full(self.num_clients, self.alpha)
         best_minimum = 0  # samples of the smallest client, in the best draw
         for _ in range(_MAX_DRAWS):
-            shares = rng.dirichlet(concentrations, size=num_classes)  # [M, n]
-            # Rounding cumulative sums keeps each class's total.
-            boundaries = np.cumsum(shares, axis=1) * class_sizes[:, None]
-            boundaries = np.rint(boundaries).astype(np.int64)
-            boundaries[:, -1] = class_sizes
-            counts = np.diff(boundaries, axis=1, prepend=0)
+            counts = self._draw_counts(class_sizes, rng)
             samples_of_smallest = int(counts.sum(axis=0).min())
             if samples_of_smallest >= self.min_samples:
-                return _divide_by_class(
-                    labels, range(num_classes), generator, torch.from_numpy(counts.T)
-                )
+                counts_by_client = torch.from_numpy(counts.T)
+                return _divide_by_class(labels, range(num_classes), generator, counts_by_client)
             best_minimum = max(best_minimum, samples_of_smallest)
         raise ConfigurationError(
             f"{self!r} cannot be met: in each of {_MAX_DRAWS} draws over {len(labels)} samples, a client had fewer "
             f"than {self.min_samples} samples, at best {best_minimum}. Lower min_samples to {best_minimum}, lower "
             "num_clients, or raise alpha, which divides the classes more evenly."
         )
+
+    def _draw_counts(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw the number of samples by class and client, int64 ``[M, n]``."""
+        concentrations = np.full(self.num_clients, self.alpha)
+        shares = rng.dirichlet(concentrations, size=len(class_sizes))  # [M, n]
+        # Rounding cumulative sums keeps each class's total.
+        boundaries = np.cumsum(shares, axis=1) * class_sizes[:, None]
+        boundaries = np.rint(boundaries).astype(np.int64)
+        boundaries[:, -1] = class_sizes
+        return np.diff(boundaries, axis=1, prepend=0)
 
 
 class PathologicalPartitioner(Partitioner):
@@ -115,25 +114,14 @@ class PathologicalPartitioner(Partitioner):
         self.classes_per_client = classes_per_client
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         classes = labels.unique()
         if self.classes_per_client > len(classes):
             raise ConfigurationError(
                 f"{self!r}: the data have {len(classes)} classes only. Lower classes_per_client."
             )
-        has_class = torch.zeros(self.num_clients, num_classes, dtype=torch.bool)
-        for client in range(self.num_clients):
-            # A stable sort of a random order: the classes with the fewest clients first, ties at random.
-            order = shuffled(classes, generator)
-            num_holders = has_class.sum(0)
-            order = order[num_holders[order].argsort(stable=True)]
-            has_class[client, order[: self.classes_per_client]] = True
-
+        has_class = self._choose_classes(classes, num_classes, generator)
         num_holders = has_class.sum(0)  # [M], the clients of each class
         class_sizes = torch.bincount(labels, minlength=num_classes)
         for label in classes.tolist():
@@ -143,12 +131,29 @@ class PathologicalPartitioner(Partitioner):
                     "num_clients."
                 )
 
-        # A class is divided evenly: with a remainder of r samples, its first r clients have one sample more.
-        divisor = num_holders.clamp(min=1)
-        rank_in_class = has_class.cumsum(0) - 1
-        has_one_more = rank_in_class < class_sizes % divisor
-        counts = (class_sizes // divisor + has_one_more) * has_class
-        return _divide_by_class(labels, num_holders.nonzero().flatten().tolist(), generator, counts)
+        chosen_classes = num_holders.nonzero().flatten().tolist()
+        counts = _even_counts(has_class, class_sizes)
+        return _divide_by_class(labels, chosen_classes, generator, counts)
+
+    def _choose_classes(self, classes: Tensor, num_classes: int, generator: Generator) -> Tensor:
+        """Return which classes each client has, bool ``[n, M]``."""
+        has_class = torch.zeros(self.num_clients, num_classes, dtype=torch.bool)
+        for client in range(self.num_clients):
+            # A stable sort of a random order: the classes with the fewest clients first, ties at random.
+            order = shuffled(classes, generator)
+            num_holders = has_class.sum(0)
+            order = order[num_holders[order].argsort(stable=True)]
+            has_class[client, order[: self.classes_per_client]] = True
+        return has_class
+
+
+def _even_counts(has_class: Tensor, class_sizes: Tensor) -> Tensor:
+    """Divide each class evenly among the clients that have it, int64 ``[n, M]``."""
+    # With a remainder of r samples, the first r clients of a class have one sample more.
+    divisor = has_class.sum(0).clamp(min=1)
+    rank_in_class = has_class.cumsum(0) - 1
+    has_one_more = rank_in_class < class_sizes % divisor
+    return (class_sizes // divisor + has_one_more) * has_class
 
 
 class ShardPartitioner(Partitioner):
@@ -176,11 +181,7 @@ class ShardPartitioner(Partitioner):
         self.shards_per_client = shards_per_client
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first, so that the order of the data set does not decide which samples of a class share a shard.
@@ -221,11 +222,7 @@ class SizePartitioner(Partitioner):
         self.proportions = list(proportions)
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         shares = torch.tensor(self.proportions, dtype=torch.float64)
         order = shuffled(torch.arange(len(labels)), generator)
@@ -307,11 +304,7 @@ class ProportionPartitioner(Partitioner):
         self.total = total
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
@@ -329,21 +322,9 @@ class ProportionPartitioner(Partitioner):
             no_samples = torch.zeros(1, len(available), dtype=torch.long)
             return boundaries.diff(dim=0, prepend=no_samples)
 
-        # Each client's and class's share of all samples.
-        sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
-        client_shares = sizes / sizes.sum()
-        class_shares = entries / entries.sum(1, keepdim=True)
-        mix = class_shares * client_shares[:, None]  # [n, M]
-        demand = mix.sum(0)
-        largest_total = float((available / demand)[demand > 0].min())
-        if self.total is not None and self.total > largest_total:
-            raise ConfigurationError(
-                f"{self!r}: some classes have too few samples. Lower total to at most {int(largest_total)}."
-            )
-
-        total = largest_total if self.total is None else self.total
+        mix = self._mix(entries)
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
-        boundaries = (mix * total).cumsum(1).round().long()
+        boundaries = (mix * self._total_of(mix, available)).cumsum(1).round().long()
         no_samples = torch.zeros(self.num_clients, 1, dtype=torch.long)
         counts = boundaries.diff(dim=1, prepend=no_samples)
         for label in range(len(available)):
@@ -351,6 +332,25 @@ class ProportionPartitioner(Partitioner):
             while counts_of_class.sum() > available[label]:
                 counts_of_class[counts_of_class.argmax()] -= 1
         return counts
+
+    def _mix(self, entries: Tensor) -> Tensor:
+        """Return each client's and class's share of all samples, float64 ``[n, M]``."""
+        sizes = torch.tensor(self.sizes or [1.0] * self.num_clients, dtype=torch.float64)
+        client_shares = sizes / sizes.sum()
+        class_shares = entries / entries.sum(1, keepdim=True)
+        return class_shares * client_shares[:, None]
+
+    def _total_of(self, mix: Tensor, available: Tensor) -> float:
+        """Return the number of samples of all clients. Raise ConfigurationError if a class has too few."""
+        demand = mix.sum(0)
+        largest_total = float((available / demand)[demand > 0].min())
+        if self.total is None:
+            return largest_total
+        if self.total > largest_total:
+            raise ConfigurationError(
+                f"{self!r}: some classes have too few samples. Lower total to at most {int(largest_total)}."
+            )
+        return self.total
 
 
 class LongTail(Partitioner):
@@ -391,11 +391,7 @@ class LongTail(Partitioner):
         self.seed = seed
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         samples = self._draw_tail(labels, num_classes, generator)
         if groups is not None:

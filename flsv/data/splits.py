@@ -91,27 +91,11 @@ class HeldOut:
         Raises:
             ConfigurationError: a value is not a date, or no sample is held out.
         """
-        import pandas as pd
-
         words = _names_of(column_values)
-        if self.since is not None:
-            dates = pd.to_datetime(words, format="ISO8601", errors="coerce", utc=True)
-            not_dates = words[words.notna() & dates.isna()]
-            if len(not_dates):
-                raise ConfigurationError(
-                    f"HeldOut({self.column!r}, since={self.since!r}): the column has values that are not dates such as "
-                    f"2024-03-31: {listed(not_dates.unique().tolist(), show=repr)}. Correct them."
-                )
-            is_held_out = dates >= _date(self.since)
+        if self.since is None:
+            is_held_out = self._have_chosen_values(words)
         else:
-            chosen_words = set(_names_of(self._chosen_values()).dropna())
-            is_held_out = words.isin(chosen_words)
-            absent_words = sorted(chosen_words - set(words.dropna()))
-            if absent_words and is_held_out.any():
-                rank_zero_warn(
-                    f"HeldOut: no sample has {self.column!r} = {listed(absent_words, show=repr)}."
-                )
-
+            is_held_out = self._dates(words) >= _date(self.since)
         if not is_held_out.any():
             words_present = sorted(set(words.dropna()))
             raise ConfigurationError(
@@ -119,6 +103,29 @@ class HeldOut:
                 f"{listed(words_present, show=repr)}."
             )
         return torch.tensor(is_held_out.tolist(), dtype=torch.bool)
+
+    def _dates(self, words: Any) -> Any:
+        import pandas as pd
+
+        dates = pd.to_datetime(words, format="ISO8601", errors="coerce", utc=True)
+        not_dates = words[words.notna() & dates.isna()]
+        if len(not_dates):
+            raise ConfigurationError(
+                f"HeldOut({self.column!r}, since={self.since!r}): the column has values that are not dates such as "
+                f"2024-03-31: {listed(not_dates.unique().tolist(), show=repr)}. Correct them."
+            )
+        return dates
+
+    def _have_chosen_values(self, words: Any) -> Any:
+        """Return which texts are chosen. Warn of chosen values that no sample has if others are there."""
+        chosen_words = set(_names_of(self._chosen_values()).dropna())
+        is_chosen = words.isin(chosen_words)
+        absent_words = sorted(chosen_words - set(words.dropna()))
+        if absent_words and is_chosen.any():
+            rank_zero_warn(
+                f"HeldOut: no sample has {self.column!r} = {listed(absent_words, show=repr)}."
+            )
+        return is_chosen
 
     def _chosen_values(self) -> list[str]:
         values = self.values if isinstance(self.values, list) else [self.values]
@@ -268,37 +275,39 @@ def split_federation(
     all_samples = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
-    server_val, pool_of_clients = division.split_server(pool)
+    server_val, pool = division.split_server(pool)
+    kept_groups = groups if partitioner.keeps_groups else None
+    if kept_groups is not None:
+        lost_groups = set(kept_groups[all_samples].tolist()) - set(kept_groups[pool].tolist())
+        lost_names = [group_names[group] for group in sorted(lost_groups)]
+        _check_none_lost(lost_names, options.max_samples, is_error=whole)
 
-    if partitioner.keeps_groups and groups is not None:
-        groups_before = set(groups[all_samples].tolist())
-        groups_left = set(groups[pool_of_clients].tolist())
-        lost = sorted(groups_before - groups_left)
-        if lost:
-            names_of_lost = [group_names[group] for group in lost]
-            message = (
-                f"No training sample is left at {listed(names_of_lost, show=repr)}. All of them are in the "
-                f"server's validation set, or were removed by max_samples={options.max_samples}. Give the server its "
-                "own data (val), or set server_val: 0."
-            )
-            if whole:
-                raise ConfigurationError(message)
-            rank_zero_warn(message)
-
-    groups_of_pool = None if groups is None else groups[pool_of_clients]
-    parts = partitioner(labels[pool_of_clients], num_classes, groups_of_pool)
+    groups_of_pool = None if groups is None else groups[pool]
+    parts = partitioner(labels[pool], num_classes, groups_of_pool)
     names = tuple(map(str, range(len(parts))))
-    if partitioner.keeps_groups and groups is not None:
-        groups_by_client = [groups[pool_of_clients[part]] for part in parts]
+    if kept_groups is not None:
+        groups_by_client = [kept_groups[pool[part]] for part in parts]
         names = _names_of_clients(groups_by_client, group_names) or names
-
     clients = []
     for client, part in enumerate(parts, partitioner.first_client):
-        client_samples = pool_of_clients[part]
-        clients.append(division.split_client(client, client_samples, names))
+        clients.append(division.split_client(client, pool[part], names))
     splits = FederatedSplits(server_val, tuple(clients), names)
     division.check_groups(splits)
     return splits
+
+
+def _check_none_lost(lost_names: Sequence[str], max_samples: int | None, is_error: bool) -> None:
+    """Raise ConfigurationError, or warn, if groups have no training sample left."""
+    if not lost_names:
+        return
+    message = (
+        f"No training sample is left at {listed(lost_names, show=repr)}. All of them are in the "
+        f"server's validation set, or were removed by max_samples={max_samples}. Give the server its "
+        "own data (val), or set server_val: 0."
+    )
+    if is_error:
+        raise ConfigurationError(message)
+    rank_zero_warn(message)
 
 
 def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> tuple[str, ...]:
@@ -368,30 +377,38 @@ class _Division:
     def split_client(self, client: int, samples: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Return the sorted indices of a client's training, validation and test samples."""
         options = self._options
+        client_name = client_called(client, names, "Client")
         order = shuffled(samples, generator_for(options.seed, "client_split", client))
         # Held-out samples are drawn from the end: first the test set, then the validation set.
         remaining = order.flip(0)
         parts = {}
         for part, name in (("test", "client_test"), ("val", "client_val")):
-            choice = getattr(options, name)
-            num_held_out = _num_held_out(choice, len(samples))
-            if choice:  # each client needs one, since mean scores are over all clients
-                num_held_out = max(1, num_held_out)
-            is_held_out = self._is_held_out(name, remaining, num_held_out)
-            if isinstance(choice, HeldOut) and not is_held_out.any():
-                raise ConfigurationError(
-                    f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), but other clients "
-                    "have. Hold out a share or a number of samples, or remove this client."
-                )
+            is_held_out = self._is_held_out_at_client(name, remaining, len(samples), client_name)
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
             raise ConfigurationError(
-                f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
+                f"{client_name} has {len(samples)} samples, of which client_val="
                 f"{options.client_val} and client_test={options.client_test} leave none for training. Set these to 0, "
                 "or use a partitioner that gives each client more samples (min_samples)."
             )
         return {"train": remaining.sort().values, "val": parts["val"], "test": parts["test"]}
+
+    def _is_held_out_at_client(
+        self, name: str, remaining: Tensor, num_samples: int, client_name: str
+    ) -> Tensor:
+        """Return which of a client's remaining samples are held out, at least one of its ``num_samples`` unless 0."""
+        choice = getattr(self._options, name)
+        num_held_out = _num_held_out(choice, num_samples)
+        if choice:  # each client needs one, since mean scores are over all clients
+            num_held_out = max(1, num_held_out)
+        is_held_out = self._is_held_out(name, remaining, num_held_out)
+        if isinstance(choice, HeldOut) and not is_held_out.any():
+            raise ConfigurationError(
+                f"{client_name} has no sample for {name} ({choice}), but other clients "
+                "have. Hold out a share or a number of samples, or remove this client."
+            )
+        return is_held_out
 
     def check_groups(self, splits: FederatedSplits) -> None:
         """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
