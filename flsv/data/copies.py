@@ -149,21 +149,8 @@ def _common_samples(
     """Return the P pairs of clients that have samples in common: each pair's clients, the lower id first, and how many
     of the first one's samples the second one has, int ``[P]`` each.
     """
+    samples, owners, counts = _counts_by_sample(hashes)
     num_clients = len(hashes)
-    compared_clients = [
-        client for client in range(num_clients) if len(hashes[client]) >= MIN_SAMPLES
-    ]
-    if not compared_clients:
-        no_pairs = np.empty(0, dtype=int)
-        return no_pairs, no_pairs, no_pairs
-    hashes_by_client = [hashes[client] for client in compared_clients]
-    owners = np.repeat(compared_clients, list(map(len, hashes_by_client)))
-    _, samples = np.unique(np.concatenate(hashes_by_client), return_inverse=True)
-
-    # Each sample's owners in ascending order, and how often each of them has it.
-    keys, counts = np.unique(samples * num_clients + owners, return_counts=True)
-    samples, owners = np.divmod(keys, num_clients)
-
     pairs = []
     counts_of_pairs = []
     for distance in range(1, MAX_COMPARED + 1):
@@ -181,6 +168,26 @@ def _common_samples(
     )
     clients, other_clients = np.divmod(distinct_pairs, num_clients)
     return clients, other_clients, common_counts.astype(int)
+
+
+def _counts_by_sample(
+    hashes: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each sample's number, each of its owners in ascending order, and how often this owner has it."""
+    num_clients = len(hashes)
+    hashes_by_client = {}
+    for client, hashes_of_client in enumerate(hashes):
+        if len(hashes_of_client) >= MIN_SAMPLES:
+            hashes_by_client[client] = hashes_of_client
+    if not hashes_by_client:
+        no_samples = np.empty(0, dtype=int)
+        return no_samples, no_samples, no_samples
+    owners = np.repeat(list(hashes_by_client), list(map(len, hashes_by_client.values())))
+    all_hashes = np.concatenate(list(hashes_by_client.values()))
+    _, samples = np.unique(all_hashes, return_inverse=True)
+    keys, counts = np.unique(samples * num_clients + owners, return_counts=True)
+    samples, owners = np.divmod(keys, num_clients)
+    return samples, owners, counts
 
 
 def _share_repeated(samples: np.ndarray) -> float:

@@ -38,16 +38,19 @@ def named_groups(
         ids_by_sample = groups
 
     ids = np.asarray(ids_by_sample)
-    num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
+    _check_group_per_sample(ids, len(dataset))  # type: ignore[arg-type]  # map-style: has a length
+    distinct_ids, numbers = np.unique(ids, return_inverse=True)
+    group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    return group_numbers, client_names_of(distinct_ids.tolist(), kind)
+
+
+def _check_group_per_sample(ids: np.ndarray, num_samples: int) -> None:
     if ids.shape != (num_samples,) or _has_gaps(ids):
         raise ConfigurationError(
             f"groups: expected a group for each of the {num_samples} training samples, none of them None or NaN, but "
             f"got the shape {list(ids.shape)}. Give a list, or name a field of the samples, such as 'site' or "
             "'meta.site'."
         )
-    distinct_ids, numbers = np.unique(ids, return_inverse=True)
-    group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    return group_numbers, client_names_of(distinct_ids.tolist(), kind)
 
 
 def _group_kind(dataset: Dataset[Any]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,15 @@ def hash_samples(
     hashes = []
     for rows in indices.split(_ROWS_AT_ONCE):
         bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]
-        for parts in zip(*bytes_by_column):
-            sample_hash = blake2b(digest_size=8)
-            for part in parts:
-                sample_hash.update(part)
-            hashes.append(sample_hash.digest())
-    joined_hashes = b"".join(hashes)
-    return np.frombuffer(joined_hashes, dtype=np.uint64)
+        hashes += list(map(_hash_of_parts, zip(*bytes_by_column)))
+    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+
+
+def _hash_of_parts(parts: Iterable[bytes]) -> bytes:
+    sample_hash = blake2b(digest_size=8)
+    for part in parts:
+        sample_hash.update(part)
+    return sample_hash.digest()
 
 
 def content_hash(dataset: Any, indices: Tensor) -> str:

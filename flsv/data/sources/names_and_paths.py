@@ -18,6 +18,7 @@ from flsv.data.sources.places import TableRows, data_root, find_place, is_table_
 from flsv.data.sources.source_data import (
     DATA_SETS,
     READABLE_KINDS,
+    Files,
     Reading,
     SourceData,
     image_tensor,
@@ -139,19 +140,23 @@ def read_path(
     If ``is_whole``, the path may also be a data set's name.
     """
     files = reading.files
+    name = str(source)
     is_name = is_whole and known_as(source) is not None
     path = None if is_name else find_place(source, files.root)
     if path is not None and is_table_file(path):
         table: TableRows = from_wing("readers", "tables").read_table(path, reading, client)
         return table
-    name = str(source)
-    if not is_whole:
-        if path is not None and path.is_dir() and has_class_folders(path):
-            return image_folder(path, files.image_size)
-        raise ConfigurationError(
-            f"{name!r} was not found, or cannot be read (looked at {looked_at(name, files.root)}). Expected "
-            f"{READABLE_KINDS}."
-        )
+    if is_whole:
+        return _read_by_name(name, files)
+    if path is not None and path.is_dir() and has_class_folders(path):
+        return image_folder(path, files.image_size)
+    raise ConfigurationError(
+        f"{name!r} was not found, or cannot be read (looked at {looked_at(name, files.root)}). Expected "
+        f"{READABLE_KINDS}."
+    )
+
+
+def _read_by_name(name: str, files: Files) -> SourceData:
     data = load_image_data(
         name, root=files.root, download=files.download, image_size=files.image_size
     )
@@ -224,6 +229,13 @@ def npz(path: Path) -> SourceData:
     splits = ["train", "test"]
     if "val_images" in arrays or "val_labels" in arrays:
         splits.append("val")
+    _check_arrays(path, splits, arrays)
+    sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
+    return SourceData(**sets)
+
+
+def _check_arrays(path: Path, splits: list[str], arrays: dict[str, np.ndarray]) -> None:
+    """Raise ConfigurationError if an array is missing, or the images of two splits differ in shape or type."""
     missing = []
     for split in splits:
         names = (f"{split}_images", f"{split}_labels")
@@ -241,8 +253,6 @@ def npz(path: Path) -> SourceData:
         raise ConfigurationError(
             f"{path}: the images are {' and '.join(sorted(kinds))} each. Give all of them the same shape and type."
         )
-    sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
-    return SourceData(**sets)
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
@@ -250,11 +260,7 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)
     has_whole_numbers = labels.dtype.kind in "biu"
-    is_gray = images.ndim == 3
-    has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
-    has_pixels = images.dtype.kind == "f" or images.dtype == np.uint8
-    are_images = (is_gray or has_channels) and has_pixels
-    if not (are_images and has_label_per_image and has_whole_numbers):
+    if not (_are_images(images) and has_label_per_image and has_whole_numbers):
         raise ConfigurationError(
             f"{path}: {split}_images are {images.dtype} {list(images.shape)}, and {split}_labels are {labels.dtype} "
             f"{list(labels.shape)}. Expected uint8 or floating-point numbers, [N, H, W] or [N, H, W, 1 or 3], and one "
@@ -264,10 +270,16 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     if images.dtype == np.uint8:
         inputs = image_tensor(images, mean=[0.5], std=[0.5])
         return tensor_set(inputs, label_vector)
-    if is_gray:
+    if images.ndim == 3:
         images = images[..., None]
     pixels = torch.from_numpy(images.astype(np.float32))
     return tensor_set(pixels.permute(0, 3, 1, 2).contiguous(), label_vector)
+
+
+def _are_images(array: np.ndarray) -> bool:
+    has_channels = array.ndim == 4 and array.shape[3] in (1, 3)
+    has_pixels = array.dtype.kind == "f" or array.dtype == np.uint8
+    return (array.ndim == 3 or has_channels) and has_pixels
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:

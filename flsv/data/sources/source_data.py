@@ -279,32 +279,37 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     inputs = _inputs(x)
     if y is None:
         return TensorDataset(inputs)
-    if isinstance(y, Tensor):
-        targets = y.detach().cpu().numpy()
-    else:
-        targets = np.asarray(y)
-    is_integral = targets.dtype.kind in "biu"
-    is_float = targets.dtype.kind == "f"
-    if targets.shape[:1] != inputs.shape[:1]:
-        raise ConfigurationError(
-            f"(X, y): X has the shape {list(inputs.shape)}, but y has the shape {list(targets.shape)}. Give one target "
-            "for each sample."
-        )
-    if targets.ndim == 2 and targets.shape[1] == 1 and not is_float:
-        targets = targets[:, 0]  # classes [N, 1] are [N]
-    if is_integral:
+    targets = _targets(y, inputs.shape)
+    if targets.dtype.kind in "biu":
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.int64)))
-    if is_float and np.isfinite(targets).all():
+    if targets.dtype.kind == "f" and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     are_words = all(isinstance(target, str) for target in targets.tolist())
-    if targets.ndim != 1 or not are_words:
+    if targets.ndim == 1 and are_words:
+        return _set_of_words(inputs, targets)
+    raise ConfigurationError(
+        f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}. Expected one class for each "
+        "sample, or numbers, none of them NaN or infinite."
+    )
+
+
+def _targets(y: Any, input_shape: torch.Size) -> np.ndarray:
+    """Return one target for each input, classes ``[N, 1]`` as ``[N]``."""
+    targets = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if targets.shape[:1] != input_shape[:1]:
         raise ConfigurationError(
-            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}. Expected one class for each "
-            "sample, or numbers, none of them NaN or infinite."
+            f"(X, y): X has the shape {list(input_shape)}, but y has the shape {list(targets.shape)}. Give one target "
+            "for each sample."
         )
-    class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
+    if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
+        return targets[:, 0]
+    return targets
+
+
+def _set_of_words(inputs: Tensor, words: np.ndarray) -> TensorDataset:
+    class_names, numbers = np.unique(words.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    data = TensorDataset(inputs, labels)
+    data: Any = TensorDataset(inputs, labels)
     data.classes = tuple(class_names.tolist())
     data.by_name = True
     return data
@@ -341,16 +346,7 @@ def check_columns(datasets: Mapping[str, Any]) -> None:
 
 
 def _inputs(x: Any) -> Tensor:
-    if isinstance(x, Tensor):
-        inputs = x.detach().cpu()
-    else:
-        array = np.asarray(x)
-        # A tensor shares an array's memory, which has to be contiguous, writable and in native byte order.
-        array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-        if array.dtype.kind in "iu" and array.itemsize > 1:
-            array = array.astype(np.int64)
-        inputs = torch.from_numpy(array)
-
+    inputs = x.detach().cpu() if isinstance(x, Tensor) else _tensor_of(np.asarray(x))
     if inputs.dtype == torch.uint8 and inputs.ndim in (3, 4):
         pixels = _channels_last(inputs)
         if pixels is not None:
@@ -364,6 +360,14 @@ def _inputs(x: Any) -> Tensor:
     if inputs.is_complex():
         return inputs
     return inputs.long()
+
+
+def _tensor_of(array: np.ndarray) -> Tensor:
+    # A tensor shares an array's memory, which has to be contiguous, writable and in native byte order.
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    if array.dtype.kind in "iu" and array.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.from_numpy(array)
 
 
 def _channels_last(pixels: Tensor) -> Tensor | None:
@@ -405,21 +409,31 @@ def one_numbering(
         first_client = next(iter(client_sets))
         return names_by_set[first_client]
 
-    clients_by_class: dict[str, list[str]] = {}
-    for client in client_sets:
-        for class_name in names_by_set[client]:
-            clients_by_class.setdefault(class_name, []).append(client)
-    check_spelling(clients_by_class, "The data", clients_by_class)
-    class_names = positive_last(clients_by_class, pos_label)
+    names_by_client = {client: names_by_set[client] for client in client_sets}
+    class_names = positive_last(_classes_of_clients(names_by_client), pos_label)
     for name, dataset in all_sets.items():
-        unknown_names = [label for label in names_by_set[name] if label not in class_names]
-        if unknown_names:
-            raise ConfigurationError(
-                f"The {name} data have classes that no client has: {listed(unknown_names, 8)}. Use the clients' names "
-                "for them, or remove these samples."
-            )
+        _check_classes_of_clients(name, names_by_set[name], class_names)
         _renumber(dataset, class_names)
     return class_names
+
+
+def _classes_of_clients(names_by_client: Mapping[str, Names]) -> Names:
+    """Return the names of all clients' classes. Raise ConfigurationError if two are spellings of one name."""
+    clients_by_class: dict[str, list[str]] = {}
+    for client, class_names in names_by_client.items():
+        for class_name in class_names:
+            clients_by_class.setdefault(class_name, []).append(client)
+    check_spelling(clients_by_class, "The data", clients_by_class)
+    return tuple(clients_by_class)
+
+
+def _check_classes_of_clients(name: str, names_of_set: Names, class_names: Names) -> None:
+    unknown_names = [label for label in names_of_set if label not in class_names]
+    if unknown_names:
+        raise ConfigurationError(
+            f"The {name} data have classes that no client has: {listed(unknown_names, 8)}. Use the clients' names "
+            "for them, or remove these samples."
+        )
 
 
 def _check_numbers_mean_the_same(
@@ -460,10 +474,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
         tensors, rows = tensors_of(dataset)
         if tensors is None:
             return ConcatDataset(datasets)
-        if rows is None:
-            columns = list(tensors)
-        else:
-            columns = [tensor[rows] for tensor in tensors]
+        columns = tensors if rows is None else [tensor[rows] for tensor in tensors]
         columns_by_part.append(columns)
         formats = [f"{column.dtype} {list(column.shape[1:])}" for column in columns]
         name_by_format[", ".join(formats)] = name
