@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -103,20 +103,12 @@ def notes_on_data(data: FederatedDataModule) -> list[str]:
     """Return notes on classes that are rare, or missing at a client."""
     if data.no_classes is not None or len(data.class_names) > _MAX_SHOWN:
         return []
-    texts = []
     counts = pd.DataFrame(
         data.class_counts.tolist(), index=data.client_names, columns=data.class_names
     )
-    class_sizes = counts.sum()
-    fractions = class_sizes / class_sizes.sum()
-    rare_classes = [
-        f"{name} ({100 * fraction:.1f} %)"
-        for name, fraction in fractions.items()
-        if fraction <= RARE_FRACTION
-    ]
-    # With more classes, even equal fractions would count as rare.
-    has_few_classes = len(fractions) <= 1 / RARE_FRACTION
-    if rare_classes and has_few_classes:
+    texts = []
+    rare_classes = _rare_classes(counts.sum())
+    if rare_classes:
         texts.append(
             f"Rare: {listed(rare_classes)}. A model that never predicts a rare class has a high accuracy. Use "
             "performance: auroc, average_precision or balanced_accuracy, and train with class_weights: balanced."
@@ -128,44 +120,52 @@ def notes_on_data(data: FederatedDataModule) -> list[str]:
     return texts
 
 
+def _rare_classes(class_sizes: pd.Series) -> list[str]:
+    """Describe the classes that are rare. Of many classes none is, since even equal fractions would be small."""
+    if len(class_sizes) > 1 / RARE_FRACTION:
+        return []
+    fractions = class_sizes / class_sizes.sum()
+    rare_fractions = fractions[fractions <= RARE_FRACTION]
+    return [f"{name} ({100 * fraction:.1f} %)" for name, fraction in rare_fractions.items()]
+
+
 def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, data warnings, and notes."""
     frame = sample_table(data)
     fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
     text = _in_percent(frame, fractions).to_string(max_rows=40, line_width=width())
     print(f"Training samples of each client\n\n{text}\n")
-    validation_set = data.validation()
-    if validation_set is None:
-        print("The server has no validation set.")
-    else:
-        rows = validation_set["rows"]
-        count = "" if rows is None else f", {rows:,} samples"
-        print(f"The server validates on {validation_set['of']}{count}.")
+    print(_describe_validation(data))
     if data.division.source.columns:
-        missing_fractions = missing_table(data).set_index(READ_AS, append=True)
-        if len(missing_fractions.columns) > _MAX_SHOWN:
-            missing_fractions = pd.DataFrame(
-                {
-                    "least": missing_fractions.min(axis=1),
-                    "most": missing_fractions.max(axis=1),
-                }
-            )
-        missing_fractions = (
-            _in_percent(missing_fractions, missing_fractions.columns)
-            .add_prefix("missing, ")
-            .reset_index(READ_AS)
-        )
-        print(f"\nColumns\n\n{missing_fractions.to_string(line_width=width())}\n")
+        print(f"\nColumns\n\n{_shown_columns(data).to_string(line_width=width())}\n")
     if len(data_warnings):
         shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
-        count_note = (
-            f" ({_MAX_SHOWN} of {len(data_warnings)})" if len(data_warnings) > _MAX_SHOWN else ""
-        )
+        count_note = ""
+        if len(data_warnings) > _MAX_SHOWN:
+            count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})"
         print(f"Data warnings{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
         print(filled(note))
+
+
+def _describe_validation(data: FederatedDataModule) -> str:
+    validation_set = data.validation()
+    if validation_set is None:
+        return "The server has no validation set."
+    rows = validation_set["rows"]
+    count = "" if rows is None else f", {rows:,} samples"
+    return f"The server validates on {validation_set['of']}{count}."
+
+
+def _shown_columns(data: FederatedDataModule) -> pd.DataFrame:
+    """Return the table of columns in percent, with the least and the most instead of many clients."""
+    fractions = missing_table(data).set_index(READ_AS, append=True)
+    if len(fractions.columns) > _MAX_SHOWN:
+        fractions = pd.DataFrame({"least": fractions.min(axis=1), "most": fractions.max(axis=1)})
+    percentages = _in_percent(fractions, fractions.columns)
+    return percentages.add_prefix("missing, ").reset_index(READ_AS)
 
 
 def check_images(data: FederatedDataModule) -> None:
@@ -224,26 +224,7 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
-    parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
-    parser.add_argument(
-        "--out",
-        type=Path | None,
-        help="folder of samples.csv, columns.csv and data_warnings.csv",
-    )
-    parser.add_argument(
-        "--write",
-        type=Path | None,
-        help="file into which the inferred data dictionary is written, for data.dictionary",
-    )
-    parser.add_argument(
-        "--merge",
-        action="extend",
-        type=Path,
-        nargs="+",
-        default=[],
-        help="files of the sites' data dictionaries, each named after its site",
-    )
-    objects = instantiated(parser, args)
+    objects = instantiated(_parser(), args)
     out, data = objects.out, objects.data
     if out is not None:
         check_writable(out)
@@ -267,13 +248,40 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if not quiet:
         show(data, data_warnings)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        save_table(out / "samples.csv", sample_table(data).reset_index())
-        if data.division.source.columns:
-            save_table(out / "columns.csv", missing_table(data).reset_index())
-        if len(data_warnings):
-            save_table(out / "data_warnings.csv", data_warnings)
-        print(f"Written: {display_path(out)}")
+        _save_tables(out, data, data_warnings)
+
+
+def _parser() -> Any:
+    parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
+    parser.add_argument(
+        "--out",
+        type=Path | None,
+        help="folder of samples.csv, columns.csv and data_warnings.csv",
+    )
+    parser.add_argument(
+        "--write",
+        type=Path | None,
+        help="file into which the inferred data dictionary is written, for data.dictionary",
+    )
+    parser.add_argument(
+        "--merge",
+        action="extend",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="files of the sites' data dictionaries, each named after its site",
+    )
+    return parser
+
+
+def _save_tables(folder: Path, data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_table(folder / "samples.csv", sample_table(data).reset_index())
+    if data.division.source.columns:
+        save_table(folder / "columns.csv", missing_table(data).reset_index())
+    if len(data_warnings):
+        save_table(folder / "data_warnings.csv", data_warnings)
+    print(f"Written: {display_path(folder)}")
 
 
 def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:

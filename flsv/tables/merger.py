@@ -87,21 +87,24 @@ def _merge_columns(
     for name in names:
         if name in excluded:
             continue
-
-        column_by_site = {}
-        for site, dictionary in dictionary_by_site.items():
-            if name in dictionary.columns:
-                column_by_site[site] = dictionary.columns[name]
+        column_by_site = _column_by_site(dictionary_by_site, name)
+        sites_without = dictionary_by_site.keys() - column_by_site
         try:
-            _check_same_meaning(
-                column_by_site, sites_without=dictionary_by_site.keys() - column_by_site
-            )
+            _check_same_meaning(column_by_site, sites_without=sites_without)
             columns[name] = pooled(list(column_by_site.values()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
         data_warnings += _disagreements(name, column_by_site, subject_site=subject_site)
     return Dictionary(columns=columns, excluded=excluded), data_warnings
+
+
+def _column_by_site(dictionary_by_site: Mapping[str, Dictionary], name: str) -> dict[str, Column]:
+    column_by_site = {}
+    for site, dictionary in dictionary_by_site.items():
+        if name in dictionary.columns:
+            column_by_site[site] = dictionary.columns[name]
+    return column_by_site
 
 
 def _check_same_meaning(
@@ -114,24 +117,28 @@ def _check_same_meaning(
             "Exclude it, or add it to all tables"
         )
 
-    sites_by_kind: dict[str, list[str]] = {}
     sites_by_word: dict[str, list[str]] = {}
     for site, column in column_by_site.items():
         for word in column.categories or ():
             sites_by_word.setdefault(word, []).append(site)
+    _check_kinds(column_by_site)
+    check_spelling_of_words(sites_by_word, "the column", sites_by_word)
+    _check_units(column_by_site)
+    _check_words_are_shared(column_by_site)
+
+
+def _check_kinds(column_by_site: Mapping[str, Column]) -> None:
+    sites_by_kind: dict[str, list[str]] = {}
+    for site, column in column_by_site.items():
         if column.count:  # the kind of an empty column is not known
             kind = NUMBERS if column.kind == WHOLE_NUMBERS else column.kind
             sites_by_kind.setdefault(kind, []).append(site)
-
     if len(sites_by_kind) > 1:
         kinds = [f"{kind} at {listed(sites)}" for kind, sites in sites_by_kind.items()]
         raise Question(
             f"the sites have {' and '.join(kinds)}. Do they code the same thing in two ways, or write a unit? Set the "
             "column's kind, or exclude it"
         )
-    check_spelling_of_words(sites_by_word, "the column", sites_by_word)
-    _check_units(column_by_site)
-    _check_words_are_shared(column_by_site)
 
 
 def _check_units(column_by_site: Mapping[str, Column]) -> None:
@@ -183,55 +190,52 @@ def pooled(columns: Sequence[Column]) -> Column:
     columns_with_rows = [column for column in columns if column.count] or list(columns)
     first_column = columns_with_rows[0]
     kinds = {column.kind for column in columns_with_rows}
-    count = sum(column.count for column in columns_with_rows)
-    missing = sum(column.missing for column in columns)
-    low = min(column.bounds[0] for column in columns_with_rows)
-    high = max(column.bounds[1] for column in columns_with_rows)
-
-    words: set[str] = set()
-    marks: set[str] = set()
-    for column in columns_with_rows:
-        words.update(column.categories or ())
-        if not isinstance(column.gaps, bool):
-            marks.update(column.gaps)
-    has_gaps = any(column.gaps for column in columns)
-
-    units = sorted({column.unit for column in columns_with_rows})
     pooled_column = replace(
         first_column,
-        unit=units[-1],
+        unit=max(column.unit for column in columns_with_rows),
         kind=first_column.kind if len(kinds) == 1 else NUMBERS,
-        low=_finite(low),
-        high=_finite(high),
+        low=_finite(min(column.bounds[0] for column in columns_with_rows)),
+        high=_finite(max(column.bounds[1] for column in columns_with_rows)),
         other_words=any(column.other_words for column in columns_with_rows),
-        gaps=tuple(sorted(marks)) or has_gaps,
-        count=count,
-        missing=missing,
+        gaps=_pooled_marks(columns_with_rows) or any(column.gaps for column in columns),
+        count=sum(column.count for column in columns_with_rows),
+        missing=sum(column.missing for column in columns),
     )
-    if first_column.categories is not None:
-        return replace(pooled_column, categories=tuple(sorted(words)))
+    if first_column.categories is None:
+        return _with_moments(pooled_column, columns_with_rows)
+    words: set[str] = set()
+    for column in columns_with_rows:
+        words.update(column.categories or ())
+    return replace(pooled_column, categories=tuple(sorted(words)))
 
-    num_rows = [max(column.count, 1) for column in columns_with_rows]
-    means = [column.mean or 0.0 for column in columns_with_rows]
-    deviations = [column.scale or 0.0 for column in columns_with_rows]
+
+def _pooled_marks(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return the texts that mean a missing value in one of the columns."""
+    marks: set[str] = set()
+    for column in columns:
+        if not isinstance(column.gaps, bool):
+            marks.update(column.gaps)
+    return tuple(sorted(marks))
+
+
+def _with_moments(pooled_column: Column, columns: Sequence[Column]) -> Column:
+    """Return the pooled column with mean and scale of all columns, weighted by numbers of rows."""
+    num_rows = [max(column.count, 1) for column in columns]
+    means = [column.mean or 0.0 for column in columns]
+    deviations = [column.scale or 0.0 for column in columns]
     different_moments = {*zip(means, deviations)}
     if len(different_moments) == 1:  # set in the data dictionary, so not rounded again
         return pooled_column
 
     # Exact sums do not depend on the order of the sites.
     total_rows = sum(num_rows)
-    sums = map(math.prod, zip(num_rows, means))
-    mean = math.fsum(sums) / total_rows
+    mean = math.fsum(map(math.prod, zip(num_rows, means))) / total_rows
     squares = []
     for rows_of_column, mean_of_column, deviation in zip(num_rows, means, deviations):
         variance = deviation**2 + (mean_of_column - mean) ** 2
         squares.append(rows_of_column * variance)
     scale = math.sqrt(math.fsum(squares) / total_rows)
-    return replace(
-        pooled_column,
-        mean=rounded(mean, scale),
-        scale=rounded(scale, scale),
-    )
+    return replace(pooled_column, mean=rounded(mean, scale), scale=rounded(scale, scale))
 
 
 def _finite(bound: float) -> float | None:
@@ -261,25 +265,13 @@ def _disagreements(
     for site, column in column_by_site.items():
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
-
         if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
-            columns_elsewhere = [candidate for candidate in all_columns if candidate is not column]
-            usual_column = pooled(columns_elsewhere)
-        num_rows = column.count + column.missing
-        num_usual_rows = usual_column.count + usual_column.missing
-        if min(num_rows, num_usual_rows) < MIN_COMPARED:
+            usual_column = pooled([other for other in all_columns if other is not column])
+        if min(_num_rows(column), _num_rows(usual_column)) < MIN_COMPARED:
             continue
 
-        share_missing = column.missing / num_rows
-        usual_share = usual_column.missing / num_usual_rows
-        if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
-            text = f"{100 * share_missing:.0f} % of the values are missing, {100 * usual_share:.0f} % {usual_source}"
+        for text in _differences_of_fields(column, usual_column, usual_source):
             yield TableWarning(site, name, text)
-        words = set(column.categories or ())
-        new_words = words.difference(usual_column.categories or ())
-        if new_words:
-            yield TableWarning(site, name, f"no other site has {listed(sorted(new_words))}")
-
         is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
         if column.categories is None and is_comparable:
             difference = _difference(column, usual_column, usual_source)
@@ -288,6 +280,24 @@ def _disagreements(
                 farthest = TableWarning(site, name, difference.text)
     if farthest is not None:
         yield farthest
+
+
+def _num_rows(column: Column) -> int:
+    return column.count + column.missing
+
+
+def _differences_of_fields(
+    column: Column, usual_column: Column, usual_source: str
+) -> Iterator[str]:
+    """Describe a larger share of missing values, and words that no other site has."""
+    share_missing = column.missing / _num_rows(column)
+    usual_share = usual_column.missing / _num_rows(usual_column)
+    if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
+        yield f"{100 * share_missing:.0f} % of the values are missing, {100 * usual_share:.0f} % {usual_source}"
+    words = set(column.categories or ())
+    new_words = words.difference(usual_column.categories or ())
+    if new_words:
+        yield f"no other site has {listed(sorted(new_words))}"
 
 
 def _difference(column: Column, usual_column: Column, usual_source: str) -> _Difference:
@@ -301,28 +311,29 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
             f"the values are {codes}, {usual_source} {usual_codes}: is the same thing coded in two ways?",
         )
 
-    mean = column.mean or 0.0
-    scale = column.scale or 0.0
-    usual_mean = usual_column.mean or 0.0
-    usual_scale = usual_column.scale or 0.0
+    mean, scale = column.mean or 0.0, column.scale or 0.0
+    usual_mean, usual_scale = usual_column.mean or 0.0, usual_column.scale or 0.0
     if not scale or not usual_scale:
         strength = _CERTAIN if usual_scale else 0.0
         return _Difference(strength, f"all values are {mean:g}, but {usual_source} they differ")
-
     if mean * usual_mean > 0:
-        ratio_of_means = mean / usual_mean
-        log_of_means = math.log(ratio_of_means)
-        log_of_scales = math.log(scale / usual_scale)
-        size = abs(log_of_means + log_of_scales) / 2
-        allowed_size = math.log(MAX_RATIO) + 6 / math.sqrt(column.count)  # for skewed values
-        if abs(log_of_means - log_of_scales) < math.log(2) and size > allowed_size:
-            text = f"the values are {ratio_of_means:.3g} times those {usual_source}: are they in another unit?"
-            return _Difference(2 * size / allowed_size, text)
+        ratios = (mean / usual_mean, scale / usual_scale)
+        strength = _strength_of_unit(ratios, num_values=column.count)
+        if strength:
+            text = f"the values are {ratios[0]:.3g} times those {usual_source}: are they in another unit?"
+            return _Difference(strength, text)
+    text = f"the mean is {mean:.4g}, {usual_source} {usual_mean:.4g}"
+    return _Difference(abs(mean - usual_mean) / max(scale, usual_scale) / MAX_SHIFT, text)
 
-    shift = abs(mean - usual_mean) / max(scale, usual_scale)
-    return _Difference(
-        shift / MAX_SHIFT, f"the mean is {mean:.4g}, {usual_source} {usual_mean:.4g}"
-    )
+
+def _strength_of_unit(ratios: tuple[float, float], num_values: int) -> float:
+    """Return how strongly the ratios of means and of scales point to another unit, or 0."""
+    log_of_means, log_of_scales = map(math.log, ratios)
+    size = abs(log_of_means + log_of_scales) / 2
+    allowed_size = math.log(MAX_RATIO) + 6 / math.sqrt(num_values)  # for skewed values
+    if abs(log_of_means - log_of_scales) < math.log(2) and size > allowed_size:
+        return 2 * size / allowed_size
+    return 0.0
 
 
 def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Dictionary:
@@ -330,14 +341,7 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
     first_site, first_dictionary = next(iter(dictionary_by_site.items()))
     read: dict[str, FileFormat] = {}
     for site, dictionary in dictionary_by_site.items():
-        for setting in _SHARED_SETTINGS:
-            value = getattr(dictionary, setting)
-            first_value = getattr(first_dictionary, setting)
-            if value != first_value:
-                raise ConfigurationError(
-                    f"The sites' dictionaries differ in {setting}: it is {value!r} at {site} and {first_value!r} at "
-                    f"{first_site}. Use the same value at all sites."
-                )
+        _check_shared_settings(first_site, first_dictionary, site, dictionary)
         for name, file_format in dictionary.read.items():
             if read.setdefault(name, file_format) != file_format:
                 raise ConfigurationError(
@@ -345,32 +349,47 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
                     "names."
                 )
     merged = replace(first_dictionary, read=read)
-    if first_dictionary.task == "regression":
-        targets = []
-        for dictionary in dictionary_by_site.values():
-            (count,) = dictionary.class_counts or (0,)
-            target = Column(
-                NUMBERS,
-                mean=dictionary.target_mean,
-                scale=dictionary.target_scale,
-                count=max(count, 1),
-            )
-            targets.append(target)
+    if merged.task == "regression":
+        targets = list(map(_target_column, dictionary_by_site.values()))
         return with_target_column(merged, pooled(targets))
+    return _with_merged_classes(merged, dictionary_by_site)
 
-    counts = _counts_by_class(dictionary_by_site)
-    class_orders = {dictionary.classes for dictionary in dictionary_by_site.values()}
-    if len(class_orders) == 1:
-        classes = tuple(first_dictionary.classes or ())
-    else:
-        classes = classes_by_site(counts, merged.target, merged.positive)
-    totals = counts.sum(axis=1).loc[list(classes)]
-    class_counts = [int(total) for total in totals]
-    dictionary = replace(
-        merged,
-        classes=classes,
-        class_counts=tuple(class_counts),
+
+def _check_shared_settings(
+    first_site: str, first_dictionary: Dictionary, site: str, dictionary: Dictionary
+) -> None:
+    for setting in _SHARED_SETTINGS:
+        value = getattr(dictionary, setting)
+        first_value = getattr(first_dictionary, setting)
+        if value != first_value:
+            raise ConfigurationError(
+                f"The sites' dictionaries differ in {setting}: it is {value!r} at {site} and {first_value!r} at "
+                f"{first_site}. Use the same value at all sites."
+            )
+
+
+def _target_column(dictionary: Dictionary) -> Column:
+    (count,) = dictionary.class_counts or (0,)
+    return Column(
+        NUMBERS,
+        mean=dictionary.target_mean,
+        scale=dictionary.target_scale,
+        count=max(count, 1),
     )
+
+
+def _with_merged_classes(
+    dictionary: Dictionary, dictionary_by_site: Mapping[str, Dictionary]
+) -> Dictionary:
+    counts = _counts_by_class(dictionary_by_site)
+    class_orders = {site_dictionary.classes for site_dictionary in dictionary_by_site.values()}
+    if len(class_orders) == 1:
+        classes = tuple(dictionary.classes or ())
+    else:
+        classes = classes_by_site(counts, dictionary.target, dictionary.positive)
+    totals = counts.sum(axis=1).loc[list(classes)]
+    class_counts = tuple(int(total) for total in totals)
+    dictionary = replace(dictionary, classes=classes, class_counts=class_counts)
     return replace(dictionary, positive=classes[-1]) if len(classes) == 2 else dictionary
 
 
@@ -422,8 +441,11 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
             'needed. If other sites have more, name all in the data dictionary: classes: ["no", "yes"].'
         )
     check_number_of_classes(num_classes, int(num_rows), target)
-    if len(counts.columns) < 2:
-        return
+    if len(counts.columns) > 1:
+        _check_classes_are_shared(counts, target)
+
+
+def _check_classes_are_shared(counts: pd.DataFrame, target: str) -> None:
     for site in counts:
         has_class = counts[site] > 0
         other_counts = counts.drop(columns=site)
@@ -455,27 +477,7 @@ def infer_all(
         dictionary: what the user has written.
         is_site: whether the tables are of one site, whose dictionary is sent to others and merged.
     """
-    num_clients = sum(len(rows_by_client) for _, rows_by_client in tables)
-    dictionary_by_site: dict[str, Dictionary] = {}
-    untrained_dictionaries = {}
-    for table, rows_by_client in tables:
-        training_rows = np.concatenate([*rows_by_client.values()])
-        if is_site or num_clients > MAX_DICTIONARIES:
-            rows_by_client = {table.name: training_rows}
-        untrained_rows = np.setdiff1d(np.arange(len(table)), training_rows)
-        rows_by_name = {
-            **rows_by_client,
-            _UNTRAINED: untrained_rows,
-        }
-        dictionaries_of_table = infer(
-            table,
-            dictionary,
-            rows_by_site=rows_by_name,
-            leaves_site=is_site,
-        )
-        untrained_dictionaries[table.name] = dictionaries_of_table.pop(_UNTRAINED)
-        dictionary_by_site |= dictionaries_of_table
-
+    dictionary_by_site, untrained_dictionaries = _infer_by_site(tables, dictionary, is_site)
     data_warnings: list[TableWarning] = []
     if is_site:
         (merged,) = dictionary_by_site.values()
@@ -485,17 +487,29 @@ def infer_all(
     merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
     for table in held_out:
         all_rows = {table.name: np.arange(len(table))}
-        dictionaries_of_table = infer(
-            table,
-            dictionary,
-            rows_by_site=all_rows,
-            leaves_site=is_site,
-        )
-        merged, warnings_beside_clients = _widened(
-            merged, dictionaries_of_table, subject_site=table.name
-        )
-        data_warnings += warnings_beside_clients
+        held_out_dictionary = infer(table, dictionary, all_rows, leaves_site=is_site)
+        merged, warnings_of_table = _widened(merged, held_out_dictionary, subject_site=table.name)
+        data_warnings += warnings_of_table
     return merged, data_warnings
+
+
+def _infer_by_site(
+    tables: Sequence[tuple[Table, Mapping[str, np.ndarray]]], dictionary: Dictionary, is_site: bool
+) -> tuple[dict[str, Dictionary], dict[str, Dictionary]]:
+    """Infer a dictionary of each client's or each table's training rows, and one of each table's other rows."""
+    num_clients = sum(len(rows_by_client) for _, rows_by_client in tables)
+    dictionary_by_site: dict[str, Dictionary] = {}
+    untrained_dictionaries = {}
+    for table, rows_by_client in tables:
+        training_rows = np.concatenate([*rows_by_client.values()])
+        if is_site or num_clients > MAX_DICTIONARIES:
+            rows_by_client = {table.name: training_rows}
+        untrained_rows = np.setdiff1d(np.arange(len(table)), training_rows)
+        rows_by_site = {**rows_by_client, _UNTRAINED: untrained_rows}
+        dictionaries_of_table = infer(table, dictionary, rows_by_site, leaves_site=is_site)
+        untrained_dictionaries[table.name] = dictionaries_of_table.pop(_UNTRAINED)
+        dictionary_by_site |= dictionaries_of_table
+    return dictionary_by_site, untrained_dictionaries
 
 
 def _widened(

@@ -149,21 +149,9 @@ class _TablesSource:
     ) -> None:
         self._reading = reading
         self._are_clients = are_clients
-        dictionary = as_dictionary(reading.dictionary)
         first_table = next(iter(tables.values()))
-        target = reading.label or dictionary.target
-        if not target:
-            raise ConfigurationError(
-                f"{first_table.name} is a table, so set labels to the column to predict. Its columns are "
-                f"{listed(first_table.frame, 20)}."
-            )
-        if reading.group == target or reading.group in dictionary.columns:
-            raise ConfigurationError(
-                f"{reading.group!r} (groups) is also the target or one of the dictionary's columns, which become "
-                "features."
-            )
-        dictionary = replace(dictionary, target=target)
-
+        dictionary = _with_target(as_dictionary(reading.dictionary), reading, first_table)
+        target = dictionary.target
         self._is_inferred_at_site = reading.is_alone and not dictionary.is_complete
         self._tables = {}
         for name, table in tables.items():
@@ -204,22 +192,18 @@ class _TablesSource:
             classes = classes_of(
                 self._tables, dictionary.target, pos_label, is_site=self._is_inferred_at_site
             )
-        if pos_label is not None:
-            if self._is_inferred_at_site and len(classes) == 1:
-                raise ConfigurationError(
-                    f"All rows have the value {classes[0]!r} in the target {dictionary.target!r}, but "
-                    f"pos_label={pos_label!r} needs two classes. Name both in the data dictionary, such as "
-                    'classes: ["no", "yes"].'
-                )
-            positive = named_class(classes, pos_label)
-            if dictionary.is_complete and dictionary.positive not in (None, positive):
-                raise ConfigurationError(
-                    f"pos_label={pos_label!r}, but the data dictionary has positive: {dictionary.positive!r}. Make "
-                    "them equal, or remove pos_label."
-                )
-            return replace(dictionary, classes=classes).with_positive(positive)
-
-        return replace(dictionary, classes=classes).with_positive(dictionary.positive)
+        classified = replace(dictionary, classes=classes)
+        if pos_label is None:
+            return classified.with_positive(dictionary.positive)
+        if self._is_inferred_at_site and len(classes) == 1:
+            raise ConfigurationError(
+                f"All rows have the value {classes[0]!r} in the target {dictionary.target!r}, but "
+                f"pos_label={pos_label!r} needs two classes. Name both in the data dictionary, such as "
+                'classes: ["no", "yes"].'
+            )
+        positive = named_class(classes, pos_label)
+        _check_same_positive(dictionary, positive, pos_label)
+        return classified.with_positive(positive)
 
     @cached_property
     def without_features(self) -> SourceData:
@@ -247,30 +231,19 @@ class _TablesSource:
 
     def with_features(self, samples_by_client: Mapping[str, Tensor]) -> SourceData:
         """Return the source with features. What is missing in the dictionary is inferred from the training rows."""
-        dictionary = self._dictionary
-        data_warnings: list[TableWarning] = []
-        values = []
         tables = [*self._tables.items(), *self._held_out.items()]
-        if dictionary.task == "regression":
+        if self._dictionary.task == "regression":
             for _, table in tables:
-                _warn_of_target(table, dictionary.target)
-        if dictionary.is_complete and not dictionary.questions:
-            for name, table in tables:
-                site = name if self._are_clients else table.name
-                values_of_table, warnings_of_table = compare(dictionary, table, site)
-                values.append(values_of_table)
-                data_warnings += warnings_of_table
+                _warn_of_target(table, self._dictionary.target)
+        if self._dictionary.is_complete and not self._dictionary.questions:
+            dictionary = self._dictionary
+            values, data_warnings = self._compare()
         else:
             dictionary, data_warnings = self._infer(samples_by_client)
             values = [dictionary.values(table) for _, table in tables]
 
         features = list(map(dictionary.encode, values))
         num_tables = len(self._tables)
-        cards = []
-        for name, column in dictionary.columns.items():
-            is_missing = [values_of_table[name].isna() for values_of_table in values[:num_tables]]
-            cards.append(ColumnCard(name, column.read_as, np.concatenate(is_missing)))
-
         held_out_sets = {}
         for (name, table), features_of_table in zip(self._held_out.items(), features[num_tables:]):
             held_out_set = self._data_set([table], [features_of_table], dictionary)
@@ -280,13 +253,24 @@ class _TablesSource:
             self.without_features,
             train=self._data_set(self._tables.values(), features[:num_tables], dictionary),
             make_features=None,
-            columns=tuple(cards),
+            columns=_cards(dictionary, values[:num_tables]),
             dictionary=dictionary,
             is_inferred=not self._dictionary.is_complete,
             missing_from_dictionary=self._dictionary.missing_parts,
             data_warnings=tuple(data_warnings),
             **held_out_sets,
         )
+
+    def _compare(self) -> tuple[list[dict[str, pd.Series]], list[TableWarning]]:
+        """Return the values of each table, and data warnings where it differs from the complete dictionary."""
+        values = []
+        data_warnings: list[TableWarning] = []
+        for name, table in [*self._tables.items(), *self._held_out.items()]:
+            site = name if self._are_clients else table.name
+            values_of_table, warnings_of_table = compare(self._dictionary, table, site)
+            values.append(values_of_table)
+            data_warnings += warnings_of_table
+        return values, data_warnings
 
     def _infer(
         self, samples_by_client: Mapping[str, Tensor]
@@ -364,6 +348,41 @@ class _TablesSource:
                 words = table.words(name).astype(object)
                 texts[title] = words.fillna("").tolist()
         return texts
+
+
+def _with_target(dictionary: Dictionary, reading: Reading, table: Table) -> Dictionary:
+    """Return the dictionary with the target, which ``labels`` may name. ``table`` is for the message."""
+    target = reading.label or dictionary.target
+    if not target:
+        raise ConfigurationError(
+            f"{table.name} is a table, so set labels to the column to predict. Its columns are "
+            f"{listed(table.frame, 20)}."
+        )
+    if reading.group == target or reading.group in dictionary.columns:
+        raise ConfigurationError(
+            f"{reading.group!r} (groups) is also the target or one of the dictionary's columns, which become "
+            "features."
+        )
+    return replace(dictionary, target=target)
+
+
+def _check_same_positive(dictionary: Dictionary, positive: str, pos_label: Any) -> None:
+    if dictionary.is_complete and dictionary.positive not in (None, positive):
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}, but the data dictionary has positive: {dictionary.positive!r}. Make "
+            "them equal, or remove pos_label."
+        )
+
+
+def _cards(
+    dictionary: Dictionary, values: Sequence[Mapping[str, pd.Series]]
+) -> tuple[ColumnCard, ...]:
+    """Return a card of each column, by the values of the training tables."""
+    cards = []
+    for name, column in dictionary.columns.items():
+        is_missing = [values_of_table[name].isna() for values_of_table in values]
+        cards.append(ColumnCard(name, column.read_as, np.concatenate(is_missing)))
+    return tuple(cards)
 
 
 def as_dictionary(options: Any) -> Dictionary:
