@@ -25,8 +25,15 @@ from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.open_source import loader_options, open_source, source_name
-from flsv.data.sources.source_data import TORCHVISION_SETS, Files, Reading, Source, known_as
-from flsv.data.splits import HELD_OUT, HeldOut, Splits
+from flsv.data.sources.source_data import (
+    TORCHVISION_SETS,
+    Files,
+    Reading,
+    Source,
+    SourceData,
+    known_as,
+)
+from flsv.data.splits import HELD_OUT, HeldOut, SampleFilter, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
@@ -151,12 +158,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         labels, groups = _name(labels), _name(groups)
         read_dictionary: DataDictionary | None = None
         if dictionary is not None:
-            if self._module is not None:
-                raise ConfigurationError(
-                    "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
-                    "dictionary, or give the table as source."
-                )
-            read_dictionary = from_wing("readers", "tables").as_dictionary(dictionary)
+            read_dictionary = self._read_dictionary(dictionary)
             labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
         self._clients = None
@@ -168,11 +170,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                     "clients: the data are given by client, without source and groups. Remove these arguments."
                 )
             self._source_name = f"{len(self._clients)} clients' data"
-        # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
+        # Whether a folder has data by client is known only when it is read.
         is_path = isinstance(source, str) and not known_as(source)
-        has_no_partition = partitioner is None and not by_client
-        self._is_partitioner_undecided = is_path and has_no_partition
+        self._is_partitioner_undecided = is_path and partitioner is None and not by_client
         if partitioner is None:
             partitioner = GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         check("partitioner", partitioner, Partitioner)
@@ -196,6 +197,22 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
+        self._begin_without_setup()
+        if self._module is not None:
+            self.prepare_data_per_node = self._module.prepare_data_per_node
+        self._read_only = _ARGUMENTS - {"batch_size"}
+
+    def _read_dictionary(self, dictionary: DictionaryOptions) -> DataDictionary:
+        if self._module is not None:
+            raise ConfigurationError(
+                "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
+                "dictionary, or give the table as source."
+            )
+        tables = from_wing("readers", "tables")
+        read_dictionary: DataDictionary = tables.as_dictionary(dictionary)
+        return read_dictionary
+
+    def _begin_without_setup(self) -> None:
         #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
         self.loader_in_fit: Callable[[], Any] | None = None
         self._stages: set[str] = set()
@@ -203,9 +220,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._is_shown = False
         self._num_dropped = 0
         self._has_grown = False
-        if self._module is not None:
-            self.prepare_data_per_node = self._module.prepare_data_per_node
-        self._read_only = _ARGUMENTS - {"batch_size"}
 
     def _check_corruptions(self) -> None:
         for corruption in self.corruptions:
@@ -285,6 +299,17 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._is_partitioner_undecided and source.is_by_client:
             vars(self)["partitioner"] = GroupPartitioner()
         self._is_partitioner_undecided = False
+        self._division = self._divide(source)
+        self._needs_setup = False
+        data_warnings = self._division.source.data_warnings
+        if data_warnings:
+            rank_zero_warn(
+                f"The tables may contain errors, which flsv data prints: {listed(data_warnings, 3)}"
+            )
+        if self.splits.drop_flagged is not None:
+            self._drop_flagged(self.splits.drop_flagged)
+
+    def _divide(self, source: SourceData) -> Division:
         # The labels of a table are in its samples.
         labels = None if source.has_target_column else self.labels
         division = divide(
@@ -300,19 +325,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         )
         check_first_batches(division, compare_labels=labels is None)
         warn_of_random_evaluation(division)
-        self._division = division
-        self._needs_setup = False
-        data_warnings = division.source.data_warnings
-        if data_warnings:
-            rank_zero_warn(
-                f"The tables may contain errors, which flsv data prints: {listed(data_warnings, 3)}"
-            )
-        if self.splits.drop_flagged is not None:
-            num_samples = int(self.num_samples.sum())
-            generator = generator_for(self.seed, "flagged samples")
-            unflagged_by_client = self.splits.drop_flagged.unflagged(self, generator)
-            self._division = without_flagged(division, unflagged_by_client)
-            self._num_dropped = num_samples - int(self.num_samples.sum())
+        return division
+
+    def _drop_flagged(self, sample_filter: SampleFilter) -> None:
+        num_samples = int(self.num_samples.sum())
+        generator = generator_for(self.seed, "flagged samples")
+        unflagged_by_client = sample_filter.unflagged(self, generator)
+        self._division = without_flagged(self.division, unflagged_by_client)
+        self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
@@ -331,6 +351,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._is_shown = True
             show_data_module(trainer, self, module)
 
+        self._set_up_stages(module, stage)
+        if is_new_run and not self._needs_setup:
+            self._read_batch_size(module)
+
+    def _set_up_stages(self, module: L.LightningDataModule, stage: str | None) -> None:
         # Training data are needed in every stage, since the samples are divided among the clients.
         needed_stages = ["fit"]
         if stage:
@@ -341,8 +366,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                 with kept_global_seed():
                     module.setup(needed_stage)
                 self._stages.add(needed_stage)
-        if is_new_run and not self._needs_setup:
-            self._read_batch_size(module)
 
     def _read_batch_size(self, module: L.LightningDataModule) -> None:
         """Take the batch size of a wrapped data module's loader, which a tuner may have changed."""
@@ -478,26 +501,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     def describe(self) -> dict[str, str | int | float]:
         """Return the data's settings and the sizes found by ``setup``, for loggers."""
-        options, reading = self.splits, self._reading
-        settings: dict[str, str | int | float] = {
-            "source": self._source_name,
-            "partitioner": repr(self.partitioner),
-        }
-        for name in HELD_OUT:
-            choice = getattr(options, name)
-            settings[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
-        if options.together is not None:
-            settings["splits.together"] = options.together
-        settings["splits.seed"] = self.seed
-        if self.corruptions:
-            settings["corruptions"] = ", ".join(map(repr, self.corruptions))
-        if options.drop_flagged is not None:
-            settings |= {
-                "splits.drop_flagged": repr(options.drop_flagged),
-                "dropped_samples": self._num_dropped,
-            }
-        if reading.label is not None:
-            settings["labels"] = reading.label
+        settings = self._describe_arguments()
         if self._division is None:
             return settings
         source = self.division.source
@@ -520,6 +524,27 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             "train_samples": int(self.num_samples.sum()),
             "server_val_samples": len(self.server_val_indices),
         }
+
+    def _describe_arguments(self) -> dict[str, str | int | float]:
+        splits = self.splits
+        settings: dict[str, str | int | float] = {
+            "source": self._source_name,
+            "partitioner": repr(self.partitioner),
+        }
+        for name in HELD_OUT:
+            choice = getattr(splits, name)
+            settings[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
+        if splits.together is not None:
+            settings["splits.together"] = splits.together
+        settings["splits.seed"] = self.seed
+        if self.corruptions:
+            settings["corruptions"] = ", ".join(map(repr, self.corruptions))
+        if splits.drop_flagged is not None:
+            settings["splits.drop_flagged"] = repr(splits.drop_flagged)
+            settings["dropped_samples"] = self._num_dropped
+        if self._reading.label is not None:
+            settings["labels"] = self._reading.label
+        return settings
 
     @property
     def seed(self) -> int:

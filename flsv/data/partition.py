@@ -160,7 +160,6 @@ def plot_partition(
         'samples'
     """
     import pandas as pd
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
@@ -168,21 +167,13 @@ def plot_partition(
     height = max(2.5, 1.2 + 0.26 * num_bars)
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.add_subplot()
-    has_legend = num_classes <= _MAX_LEGEND_ENTRIES
-    colors: Sequence[Any]
-    if num_classes <= len(PALETTE):
-        colors = PALETTE[:num_classes]
-    else:
-        color_map = colormaps["tab20" if has_legend else "viridis"].resampled(num_classes)
-        colors = list(map(color_map, range(num_classes)))
-
     if class_names is None:
         class_names = list(map(str, range(num_classes)))
     frame = pd.DataFrame(counts[:num_bars].tolist(), columns=list(map(label_text, class_names)))
     frame.plot.barh(
         stacked=True,
         ax=axes,
-        color=colors,
+        color=_class_colors(num_classes),
         width=0.84,
         legend=False,
         xlabel="samples",
@@ -194,9 +185,19 @@ def plot_partition(
     if client_names is None:
         client_names = list(map(str, range(num_bars)))
     axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
-    if num_classes > 1 and has_legend:
+    if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes
+
+
+def _class_colors(num_classes: int) -> Sequence[Any]:
+    from matplotlib import colormaps
+
+    if num_classes <= len(PALETTE):
+        return PALETTE[:num_classes]
+    name = "tab20" if num_classes <= _MAX_LEGEND_ENTRIES else "viridis"
+    color_map = colormaps[name].resampled(num_classes)
+    return list(map(color_map, range(num_classes)))
 
 
 class IIDPartitioner(Partitioner):
@@ -267,10 +268,8 @@ class GroupPartitioner(Partitioner):
         if self.num_clients is not None:
             by_size = sizes.argsort(descending=True, stable=True)
             client_of_group[by_size] = torch.arange(num_groups) % num_clients
-        client_of_sample = client_of_group[group_of_sample]
-        return [
-            torch.nonzero(client_of_sample == client).flatten() for client in range(num_clients)
-        ]
+        clients = client_of_group[group_of_sample]
+        return [(clients == client).nonzero().flatten() for client in range(num_clients)]
 
 
 class OneClient(Partitioner):

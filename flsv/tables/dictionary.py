@@ -352,19 +352,13 @@ class Dictionary:
         unfit_columns = []
         num_misfits = 0
         for name, column in self.columns.items():
-            values_of_column, is_misfit = column.values(table, name)
-            values[name] = values_of_column
-            if not is_misfit.any():
-                continue
-
-            rows = np.flatnonzero(is_misfit)
-            num_misfits += len(rows)
-            unfit_columns.append(f"{name!r} ({column.description})")
-            for row in rows[: _MAX_FIELDS - len(misfits)].tolist():
-                value = table.frame[name].iloc[row]
-                description = "a missing value" if pd.isna(value) else repr(value)
-                line = table.where([row])
-                misfits.append(f"{line}: {description} in {name!r}, expected {column.description}")
+            values[name], is_misfit = column.values(table, name)
+            if is_misfit.any():
+                rows = np.flatnonzero(is_misfit)
+                num_misfits += len(rows)
+                unfit_columns.append(f"{name!r} ({column.description})")
+                shown_rows = rows[: _MAX_FIELDS - len(misfits)].tolist()
+                misfits += [_describe_misfit(table, row, name, column) for row in shown_rows]
 
         if misfits:
             title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
@@ -484,13 +478,7 @@ class Dictionary:
         formats = {}
         for name, format_plain in (options.pop("read", None) or {}).items():
             formats[str(name)] = _dataclass_from(FileFormat, format_plain, f"read: {name!r}")
-
-        excluded = options.pop("excluded", None) or {}
-        if isinstance(excluded, str):
-            excluded = [excluded]
-        if not isinstance(excluded, Mapping):
-            excluded = dict.fromkeys(excluded, "")
-        excluded = {str(name).strip(): str(reason or "") for name, reason in excluded.items()}
+        excluded = _reasons_by_name(options.pop("excluded", None) or {})
         options |= {"columns": columns, "read": formats, "excluded": excluded}
         dictionary: Dictionary = _dataclass_from(cls, options, "the data dictionary")
         positive = dictionary.positive
@@ -528,6 +516,21 @@ _HEAD = (
     "# What the columns mean. Read each line, correct it, and give all sites the same file.",
     "# Counts, classes, means and rare words reveal something about the rows: delete what must not leave the site.",
 )
+
+
+def _describe_misfit(table: Table, row: int, name: str, column: Column) -> str:
+    value = table.frame[name].iloc[row]
+    description = "a missing value" if pd.isna(value) else repr(value)
+    return f"{table.where([row])}: {description} in {name!r}, expected {column.description}"
+
+
+def _reasons_by_name(excluded: Any) -> dict[str, str]:
+    """Return why each column is excluded, by a mapping, a list of names or a single name."""
+    if isinstance(excluded, str):
+        excluded = [excluded]
+    if not isinstance(excluded, Mapping):
+        excluded = dict.fromkeys(excluded, "")
+    return {str(name).strip(): str(reason or "") for name, reason in excluded.items()}
 
 
 def _changed_options(record: Any) -> dict[str, Any]:

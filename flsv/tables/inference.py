@@ -93,30 +93,20 @@ def infer(
         table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
-    columns_by_site: dict[str, dict[str, Column]] = {}
-    for site in rows_by_site:
-        columns_by_site[site] = {}
+    columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
     for name in _column_names(table, dictionary):
         try:
             column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
-
         for site, rows in rows_by_site.items():
-            values_of_site = values
-            if len(rows) != len(values):
-                values_of_site = values.iloc[rows]
-            site_column = inferred_column(column, values_of_site, leaves_site)
-            columns_by_site[site][name] = site_column
+            values_of_site = values if len(rows) == len(values) else values.iloc[rows]
+            columns_by_site[site][name] = inferred_column(column, values_of_site, leaves_site)
 
     dictionary_by_site = {}
     for site, rows in rows_by_site.items():
-        site_dictionary = replace(
-            dictionary,
-            columns=columns_by_site[site],
-            excluded=excluded,
-        )
+        site_dictionary = replace(dictionary, columns=columns_by_site[site], excluded=excluded)
         dictionary_by_site[site] = with_target(site_dictionary, table.take(rows), leaves_site)
     return dictionary_by_site
 
@@ -162,32 +152,10 @@ def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
     return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
-def _read_column(
-    table: Table,
-    name: str,
-    column: Column,
-) -> tuple[Column, pd.Series]:
+def _read_column(table: Table, name: str, column: Column) -> tuple[Column, pd.Series]:
     """Return a column with its kind, and the table's values in it. Raise Question if the kind is not clear."""
     kind = column.kind or kind_of(table, name, column)
-    # Bounds and categories are inferred from the values, so at first all values fit that are of the kind.
-    unlimited_column = replace(
-        column,
-        kind=kind,
-        low=None,
-        high=None,
-        other_words=True,
-        gaps=column.gaps or True,
-    )
-    values, is_misfit = unlimited_column.values(table, name)
-    if is_misfit.any():
-        row = int(np.argmax(is_misfit))
-        value = str(table.frame[name].iloc[row])
-        raise Question(
-            f"{table.where([row])}: the other fields are {kind}, but this one is {value!r}. Does it mean a missing "
-            "value (add it to gaps), is it a number in another format (set read) or with a unit (set unit), or are "
-            "these categories (set kind)?"
-        )
-
+    values = _values_of_kind(table, name, replace(column, kind=kind))
     if not column.kind:
         _check_no_identifier(table, name, kind, values)
     if kind == CATEGORIES:
@@ -195,6 +163,24 @@ def _read_column(
     elif kind != TRUTHS:
         _check_no_isolated_value(table, name, column, values)
     return replace(column, kind=kind), values
+
+
+def _values_of_kind(table: Table, name: str, column: Column) -> pd.Series:
+    """Return the values of a column whose kind is known. Raise Question if a field is not of this kind."""
+    # Bounds and categories are inferred from the values, so at first all values fit that are of the kind.
+    unlimited_column = replace(
+        column, low=None, high=None, other_words=True, gaps=column.gaps or True
+    )
+    values, is_misfit = unlimited_column.values(table, name)
+    if is_misfit.any():
+        row = int(np.argmax(is_misfit))
+        value = str(table.frame[name].iloc[row])
+        raise Question(
+            f"{table.where([row])}: the other fields are {column.kind}, but this one is {value!r}. Does it mean a "
+            "missing value (add it to gaps), is it a number in another format (set read) or with a unit (set unit), or "
+            "are these categories (set kind)?"
+        )
+    return values
 
 
 def _check_no_identifier(table: Table, name: str, kind: str, values: pd.Series) -> None:
@@ -307,26 +293,28 @@ def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False
     count = len(values) - num_missing if len(known_values) else 0
     column = replace(column, count=count, missing=len(values) - count)
 
-    if column.is_complete and column.kind == CATEGORIES:
-        return column
     if column.kind == CATEGORIES:
-        counts = known_values.cat.remove_unused_categories().value_counts()
-        min_rows = MIN_ROWS if leaves_site else 1
-        frequent_words = counts.index[counts >= min_rows]
-        has_rare_words = len(frequent_words) < len(counts)
-        return replace(
-            column,
-            categories=tuple(sorted(frequent_words)),
-            other_words=column.other_words or has_rare_words,
-        )
+        if column.is_complete:
+            return column
+        return _with_categories(column, known_values, min_rows=MIN_ROWS if leaves_site else 1)
     if known_values.empty:
-        return replace(
-            column,
-            mean=column.mean or 0.0,
-            scale=column.scale or 1.0,
-        )
+        return replace(column, mean=column.mean or 0.0, scale=column.scale or 1.0)
+    return _with_numbers(column, known_values.to_numpy(dtype=float), leaves_site)
 
-    numbers = known_values.to_numpy(dtype=float)
+
+def _with_categories(column: Column, words: pd.Series, min_rows: int) -> Column:
+    counts = words.cat.remove_unused_categories().value_counts()
+    frequent_words = counts.index[counts >= min_rows]
+    has_rare_words = len(frequent_words) < len(counts)
+    return replace(
+        column,
+        categories=tuple(sorted(frequent_words)),
+        other_words=column.other_words or has_rare_words,
+    )
+
+
+def _with_numbers(column: Column, numbers: np.ndarray, leaves_site: bool) -> Column:
+    """Infer the bounds, mean and scale that the user has not set."""
     low, high = wide_range(numbers)
     if column.low is not None:
         low = column.low
@@ -408,9 +396,7 @@ def _kind_of_texts(table: Table, name: str, column: Column) -> str:
         return NUMBERS
     if set(texts) <= NUMBER_BY_TRUTH.keys():
         return TRUTHS
-
-    has_dates = is_datetime64_any_dtype(table.frame[name])
-    if has_dates or all(map(_DATE.fullmatch, texts)):
+    if is_datetime64_any_dtype(table.frame[name]) or all(map(_DATE.fullmatch, texts)):
         raise Question(
             f"{table.title} has dates, such as {texts[0]!r}. Make numbers of them: set kind: {DAYS}1970, or kind: "
             f"{DAYS}<another column>"

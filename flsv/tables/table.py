@@ -69,22 +69,27 @@ def read_text_file(
         is_empty_line = stripped_fields in ([], [""])
         if is_empty_line:
             continue
-        line = f"{path}, line {reader.line_num}"
         if not names:
             names = stripped_fields
             continue
-        if len(fields) != len(names):
-            raise ConfigurationError(
-                f"{line}: the row has {len(fields)} fields, but the header has {len(names)} names. Put fields that "
-                f"contain {separator!r} in quotation marks, or name the field separator in the data dictionary, such "
-                f'as read: {{"{path.name}": {{"sep": ";"}}}}.'
-            )
-        if stripped_fields == names:
-            raise ConfigurationError(f"{line}: the header is repeated. Remove this line.")
+        _check_row(path, reader.line_num, stripped_fields, names, separator)
         rows.append(fields)
         lines.append(reader.line_num)
     frame = pd.DataFrame(rows, columns=names, dtype=object)
     return frame, np.array(lines, dtype=np.int64)
+
+
+def _check_row(
+    path: Path, line: int, stripped_fields: list[str], names: list[str], separator: str
+) -> None:
+    if len(stripped_fields) != len(names):
+        raise ConfigurationError(
+            f"{path}, line {line}: the row has {len(stripped_fields)} fields, but the header has {len(names)} names. "
+            f"Put fields that contain {separator!r} in quotation marks, or name the field separator in the data "
+            f'dictionary, such as read: {{"{path.name}": {{"sep": ";"}}}}.'
+        )
+    if stripped_fields == names:
+        raise ConfigurationError(f"{path}, line {line}: the header is repeated. Remove this line.")
 
 
 def _text_of(path: Path, encoding: str) -> str:
@@ -204,16 +209,7 @@ def open_table(
     file_format = file_format or FileFormat()
     is_file = isinstance(source, str | Path)
     name = str(source) if is_file else type(source).__name__
-    row_lines = None
-    if isinstance(source, pd.DataFrame):
-        frame = source
-    elif not is_file:
-        frame = source.to_pandas()
-    elif Path(source).suffix.lower() == ".parquet":
-        frame = _read_parquet(Path(source))
-    else:
-        frame, row_lines = read_text_file(Path(source), file_format)
-
+    frame, row_lines = _frame_and_lines(source, file_format)
     column_names = [str(column).strip() for column in frame]
     _check_distinct(column_names, name)
     frame = frame.set_axis(column_names, axis=1).reset_index(drop=True)
@@ -224,6 +220,20 @@ def open_table(
         row_lines=row_lines,
         path=name if is_file else "",
     )
+
+
+def _frame_and_lines(
+    source: Any, file_format: FileFormat
+) -> tuple[pd.DataFrame, np.ndarray | None]:
+    """Return the columns and, of a text file, the line in which each row ends."""
+    if isinstance(source, pd.DataFrame):
+        return source, None
+    if not isinstance(source, str | Path):
+        return source.to_pandas(), None
+    path = Path(source)
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path), None
+    return read_text_file(path, file_format)
 
 
 def _with_numpy_types(frame: pd.DataFrame) -> pd.DataFrame:
