@@ -234,11 +234,8 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
 
 
 def _check_inputs(source: SourceData, splits: FederatedSplits) -> None:
-    held_out_indices = [splits.server_val]
-    for client_split in splits.clients:
-        held_out_indices += [client_split["val"], client_split["test"]]
     broken = not_finite(source.train)
-    is_held_out = torch.isin(broken, torch.cat(held_out_indices))
+    is_held_out = torch.isin(broken, splits.held_out)
     broken_by_part = {"the held-out": broken[is_held_out]}
     for name, data in {"validation": source.val, "test": source.test}.items():
         if data is not None:

@@ -51,23 +51,26 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
     batches = _read(source.train, rows_by_client, source.train_options)
     for client, batch in enumerate(batches):
         rows = rows_by_client[client]
-        client_name = client_called(client, splits.names)
-        description = f"{type(source.train).__name__}, {client_name}"
-        # [B] each, one of which should be the labels
-        vectors = [vector.cpu() for vector in label_vectors(batch)]
-        num_rows = rows_of_batch(batch)
-        if num_rows is not None and num_rows < len(rows):
-            raise ConfigurationError(
-                f"{description}: collate_fn makes a batch of {num_rows} rows of {len(rows)} samples, but the client's "
-                "weight would count all of them. Remove samples from the data set instead, for example with "
-                "torch.utils.data.Subset."
-            )
+        description = f"{type(source.train).__name__}, {client_called(client, splits.names)}"
+        _check_length(batch, len(rows), description)
         if compare_labels:
+            # [B] each, one of which should be the labels
+            vectors = [vector.cpu() for vector in label_vectors(batch)]
             labels = classes.labels[rows]
             if not collates_by_default:  # collate_fn may sort or repeat samples
                 labels = labels.unique()
                 vectors = [vector.unique() for vector in vectors]
             _check_labels(vectors, labels, description)
+
+
+def _check_length(batch: Any, num_samples: int, description: str) -> None:
+    num_rows = rows_of_batch(batch)
+    if num_rows is not None and num_rows < num_samples:
+        raise ConfigurationError(
+            f"{description}: collate_fn makes a batch of {num_rows} rows of {num_samples} samples, but the client's "
+            "weight would count all of them. Remove samples from the data set instead, for example with "
+            "torch.utils.data.Subset."
+        )
 
 
 def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> None:
@@ -93,10 +96,9 @@ def warn_of_random_evaluation(division: Division) -> None:
     source = division.source
     if source.tensors:
         return
-    held_out = [division.splits.server_val]
-    for client_split in division.splits.clients:
-        held_out += [client_split["val"], client_split["test"]]
-    rows = torch.cat(held_out)[:8]  # a few are enough, since all samples are read in the same way
+    rows = division.splits.held_out[
+        :8
+    ]  # a few are enough, since all samples are read in the same way
     if len(rows) == 0:
         return
     options = dict(source.eval_options)

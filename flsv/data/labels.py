@@ -226,19 +226,21 @@ def class_names_of(dataset: Any, label: Any = None) -> tuple[str, ...]:
             )
         return next(iter(names_of_parts), ())
 
-    names_in_features = class_names_of_column(dataset, label)
-    if names_in_features:
-        return names_in_features
+    names = class_names_of_column(dataset, label) or _names_by_index(dataset)
+    return names or tuple(map(str, getattr(dataset, "classes", None) or ()))
+
+
+def _names_by_index(dataset: Any) -> tuple[str, ...]:
+    """Return the names in ``class_to_idx``, or an empty tuple if these are not names of classes 0 .. M-1."""
     index_of_class = getattr(dataset, "class_to_idx", None)
-    if isinstance(index_of_class, Mapping) and index_of_class:
-        name_by_index = {index: str(name) for name, index in index_of_class.items()}
-        largest = max(name_by_index)
-        if len(name_by_index) == len(index_of_class) and not _is_identifier(
-            largest, len(name_by_index)
-        ):
-            return tuple(name_by_index.get(index, str(index)) for index in range(largest + 1))
-    names = getattr(dataset, "classes", None)
-    return tuple(map(str, names or ()))
+    if not isinstance(index_of_class, Mapping) or not index_of_class:
+        return ()
+    name_by_index = {index: str(name) for name, index in index_of_class.items()}
+    largest = max(name_by_index)
+    have_own_numbers = len(name_by_index) == len(index_of_class)
+    if have_own_numbers and not _is_identifier(largest, len(name_by_index)):
+        return tuple(name_by_index.get(index, str(index)) for index in range(largest + 1))
+    return ()
 
 
 @dataclass(frozen=True)

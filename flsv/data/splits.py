@@ -255,6 +255,14 @@ class FederatedSplits:
         """Each client's training samples, int64 ``[n]``."""
         return [client["train"] for client in self.clients]
 
+    @property
+    def held_out(self) -> Tensor:
+        """Validation and test samples of the server and all clients, int64 ``[n]``."""
+        parts = [self.server_val]
+        for client in self.clients:
+            parts += [client["val"], client["test"]]
+        return torch.cat(parts)
+
 
 def split_federation(
     labels: Tensor,
@@ -414,12 +422,8 @@ class _Division:
         """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
         if self._group_numbers is None:
             return
-        held_out_samples = [splits.server_val]
-        for client in splits.clients:
-            held_out_samples += [client["val"], client["test"]]
-
         train_groups = self._group_numbers[torch.cat(splits.train)].unique()
-        held_out_groups = self._group_numbers[torch.cat(held_out_samples)].unique()
+        held_out_groups = self._group_numbers[splits.held_out].unique()
         groups_in_both = train_groups[torch.isin(train_groups, held_out_groups)].tolist()
         if groups_in_both:
             names = [str(self._group_names[group]) for group in groups_in_both]

@@ -84,9 +84,7 @@ def _merge_columns(
 
     columns = {}
     data_warnings: list[TableWarning] = []
-    for name in names:
-        if name in excluded:
-            continue
+    for name in [name for name in names if name not in excluded]:
         column_by_site = _column_by_site(dictionary_by_site, name)
         sites_without = dictionary_by_site.keys() - column_by_site
         try:

@@ -52,10 +52,7 @@ class FileFormat:
     date_format: str = "ISO8601"
 
 
-def read_text_file(
-    path: Path,
-    file_format: FileFormat,
-) -> tuple[pd.DataFrame, np.ndarray]:
+def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the fields of a text file as they are written, and the line in which each row ends, int64 ``[N]``."""
     text = _text_of(path, file_format.encoding)
     separator = file_format.sep or _frequent_separator(text)
@@ -66,8 +63,7 @@ def read_text_file(
     lines = []
     for fields in reader:
         stripped_fields = [text.strip() for text in fields]
-        is_empty_line = stripped_fields in ([], [""])
-        if is_empty_line:
+        if stripped_fields in ([], [""]):  # an empty line
             continue
         if not names:
             names = stripped_fields
