@@ -99,7 +99,7 @@ def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
             counts.add((self.n, self.total))
             super().close()
 
-    monkeypatch.setattr("flsv.retraining.after_the_run.Tqdm", Bar)
+    monkeypatch.setattr("flsv.retraining.progress.Tqdm", Bar)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 
