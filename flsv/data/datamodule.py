@@ -24,7 +24,12 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.open_source import loader_options, open_source, source_name
+from flsv.data.sources.open_source import (
+    clients_by_name,
+    loader_options,
+    open_source,
+    source_name,
+)
 from flsv.data.sources.source_data import (
     TORCHVISION_SETS,
     Files,
@@ -164,7 +169,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._clients = None
         self._source_name = source_name(source)
         if clients is not None:
-            self._clients = _by_name(clients)
+            self._clients = clients_by_name(clients)
             if self._source_name != "digits" or groups is not None:
                 raise ConfigurationError(
                     "clients: the data are given by client, without source and groups. Remove these arguments."
@@ -197,7 +202,13 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
-        self._begin_without_setup()
+        #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
+        self.loader_in_fit: Callable[[], Any] | None = None
+        self._stages: set[str] = set()
+        self._needs_setup = True
+        self._is_shown = False
+        self._num_dropped = 0
+        self._has_grown = False
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
         self._read_only = _ARGUMENTS - {"batch_size"}
@@ -208,18 +219,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                 "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
                 "dictionary, or give the table as source."
             )
-        tables = from_wing("readers", "tables")
-        read_dictionary: DataDictionary = tables.as_dictionary(dictionary)
+        read_dictionary: DataDictionary = from_wing("readers", "tables").as_dictionary(dictionary)
         return read_dictionary
-
-    def _begin_without_setup(self) -> None:
-        #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
-        self.loader_in_fit: Callable[[], Any] | None = None
-        self._stages: set[str] = set()
-        self._needs_setup = True
-        self._is_shown = False
-        self._num_dropped = 0
-        self._has_grown = False
 
     def _check_corruptions(self) -> None:
         for corruption in self.corruptions:
@@ -571,22 +572,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _by_name(clients: Any) -> dict[str, Any]:
-    """Return the clients' data by name. The clients of a list have their positions as names."""
-    data_by_name: dict[str, Any] = {}
-    if isinstance(clients, Mapping):
-        data_by_name.update(clients)
-    elif isinstance(clients, list | tuple):
-        for position, data in enumerate(clients):
-            data_by_name[str(position)] = data
-    if len(data_by_name) < 2:
-        raise ConfigurationError(
-            f"clients: expected the data of at least 2 clients, as a dictionary {{name: data}} or a list, but got "
-            f"{source_name(clients)}."
-        )
-    return data_by_name
 
 
 def _current_length(dataset: Any) -> int:

@@ -184,7 +184,8 @@ def plot_partition(
         axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
     if client_names is None:
         client_names = list(map(str, range(num_bars)))
-    axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
+    shown_names = client_names[:num_bars]
+    axes.set_yticks(range(num_bars), list(map(label_text, shown_names)))
     if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes

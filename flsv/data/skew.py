@@ -181,7 +181,11 @@ class ShardPartitioner(Partitioner):
         self.shards_per_client = shards_per_client
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first, so that the order of the data set does not decide which samples of a class share a shard.
@@ -222,7 +226,11 @@ class SizePartitioner(Partitioner):
         self.proportions = list(proportions)
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         shares = torch.tensor(self.proportions, dtype=torch.float64)
         order = shuffled(torch.arange(len(labels)), generator)
@@ -304,7 +312,11 @@ class ProportionPartitioner(Partitioner):
         self.total = total
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         entries = _entries(self.matrix, num_classes)
         available = torch.bincount(labels, minlength=num_classes)
@@ -324,7 +336,8 @@ class ProportionPartitioner(Partitioner):
 
         mix = self._mix(entries)
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
-        boundaries = (mix * self._total_of(mix, available)).cumsum(1).round().long()
+        total = self._total_of(mix, available)
+        boundaries = (mix * total).cumsum(1).round().long()
         no_samples = torch.zeros(self.num_clients, 1, dtype=torch.long)
         counts = boundaries.diff(dim=1, prepend=no_samples)
         for label in range(len(available)):
@@ -391,7 +404,11 @@ class LongTail(Partitioner):
         self.seed = seed
 
     def partition(
-        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
+        self,
+        labels: Tensor,
+        num_classes: int,
+        groups: Tensor | None,
+        generator: Generator,
     ) -> list[Tensor]:
         samples = self._draw_tail(labels, num_classes, generator)
         if groups is not None:

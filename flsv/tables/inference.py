@@ -93,7 +93,9 @@ def infer(
         table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
-    columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
+    columns_by_site: dict[str, dict[str, Column]] = {}
+    for site in rows_by_site:
+        columns_by_site[site] = {}
     for name in _column_names(table, dictionary):
         try:
             column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
@@ -152,7 +154,11 @@ def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
     return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
-def _read_column(table: Table, name: str, column: Column) -> tuple[Column, pd.Series]:
+def _read_column(
+    table: Table,
+    name: str,
+    column: Column,
+) -> tuple[Column, pd.Series]:
     """Return a column with its kind, and the table's values in it. Raise Question if the kind is not clear."""
     kind = column.kind or kind_of(table, name, column)
     values = _values_of_kind(table, name, replace(column, kind=kind))
@@ -169,7 +175,11 @@ def _values_of_kind(table: Table, name: str, column: Column) -> pd.Series:
     """Return the values of a column whose kind is known. Raise Question if a field is not of this kind."""
     # Bounds and categories are inferred from the values, so at first all values fit that are of the kind.
     unlimited_column = replace(
-        column, low=None, high=None, other_words=True, gaps=column.gaps or True
+        column,
+        low=None,
+        high=None,
+        other_words=True,
+        gaps=column.gaps or True,
     )
     values, is_misfit = unlimited_column.values(table, name)
     if is_misfit.any():
@@ -298,7 +308,11 @@ def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False
             return column
         return _with_categories(column, known_values, min_rows=MIN_ROWS if leaves_site else 1)
     if known_values.empty:
-        return replace(column, mean=column.mean or 0.0, scale=column.scale or 1.0)
+        return replace(
+            column,
+            mean=column.mean or 0.0,
+            scale=column.scale or 1.0,
+        )
     return _with_numbers(column, known_values.to_numpy(dtype=float), leaves_site)
 
 

@@ -264,7 +264,8 @@ def _disagreements(
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
         if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
-            usual_column = pooled([other for other in all_columns if other is not column])
+            columns_elsewhere = [candidate for candidate in all_columns if candidate is not column]
+            usual_column = pooled(columns_elsewhere)
         if min(_num_rows(column), _num_rows(usual_column)) < MIN_COMPARED:
             continue
 

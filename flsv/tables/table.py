@@ -76,7 +76,11 @@ def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, n
 
 
 def _check_row(
-    path: Path, line: int, stripped_fields: list[str], names: list[str], separator: str
+    path: Path,
+    line: int,
+    stripped_fields: list[str],
+    names: list[str],
+    separator: str,
 ) -> None:
     if len(stripped_fields) != len(names):
         raise ConfigurationError(

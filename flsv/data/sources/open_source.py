@@ -203,15 +203,32 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in parts)
 
 
+def clients_by_name(clients: Any) -> dict[str, Any]:
+    """Return the clients' data by name. The clients of a list have their positions as names."""
+    data_by_name: dict[str, Any] = {}
+    if isinstance(clients, Mapping):
+        data_by_name.update(clients)
+    elif isinstance(clients, list | tuple):
+        for position, data in enumerate(clients):
+            data_by_name[str(position)] = data
+    if len(data_by_name) < 2:
+        raise ConfigurationError(
+            f"clients: expected the data of at least 2 clients, as a dictionary {{name: data}} or a list, but got "
+            f"{source_name(clients)}."
+        )
+    return data_by_name
+
+
 def _read_clients(
     clients: Mapping[str, Any], held_out: Mapping[str, Any], reading: Reading
 ) -> SourceData:
     names = client_names_of(clients, "site")
-    datasets, options = _open_loaders(dict(zip(names, clients.values())))
-    # The loaders' options are for samples.
-    has_columns = not options and _have_columns([*datasets.values(), *held_out.values()], reading)
+    data_by_client = dict(zip(names, clients.values()))
+    datasets, options = _open_loaders(data_by_client)
+    all_data = [*datasets.values(), *held_out.values()]
+    has_columns = not options and _have_columns(all_data, reading)  # loaders have samples
     reading = replace(reading, has_columns=has_columns)
-    parts = {}
+    parts: dict[str, Any] = {}
     for name, data in datasets.items():
         parts[name] = read_part(data, reading, f"client {name!r}", client=name)
     held_out_parts = _read_held_out(held_out, reading)
@@ -234,7 +251,7 @@ def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading)
     """Read the training data of all clients together."""
     has_columns = _have_columns([train, *held_out.values()], reading)
     reading = replace(reading, has_columns=has_columns)
-    source = read_part(train, reading, "source", is_whole=True)
+    source: Any = read_part(train, reading, "source", is_whole=True)
     if not isinstance(source, SourceData):
         source = SourceData(source, eval_options={"drop_last": False})
     held_out = _merge_held_out(held_out, {"val": source.val, "test": source.test})
@@ -247,13 +264,17 @@ def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading)
 
 
 def _read_held_out(held_out: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
-    parts = {}
+    parts: dict[str, Any] = dict.fromkeys(held_out)
     for name, data in held_out.items():
-        parts[name] = None if data is None else read_part(data, reading, name, client=name)
+        if data is not None:
+            parts[name] = read_part(data, reading, name, client=name)
     return parts
 
 
-def _are_tables(parts: Mapping[str, Any], held_out_parts: Mapping[str, Any]) -> bool:
+def _are_tables(
+    parts: Mapping[str, Any],
+    held_out_parts: Mapping[str, Any],
+) -> bool:
     """Return whether all data are tables. Raise ConfigurationError if only some are."""
     names_by_kind = {isinstance(part, TableRows): name for name, part in parts.items()}
     for name, part in held_out_parts.items():
