@@ -28,13 +28,12 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import make_cli
-from flsv.cli.runs_with_seeds import runs_with_seeds
+from flsv.cli.runs_with_seeds import runs_with_seeds, saved_summary
 from flsv.results.basis import preferred_basis, seed_summary
-from flsv.results.reading import SUMMARY_FILE, Run, open_run
+from flsv.results.reading import Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
-from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -66,9 +65,7 @@ def repeat(
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
         )
-    summary = seed_summary(open_run(out))
-    save_table(out / SUMMARY_FILE, summary)
-    return summary, out / SUMMARY_FILE
+    return saved_summary(out)
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
