@@ -73,8 +73,13 @@ class Compression(Upload):
         buffers = update[context.num_parameters :]
         if self.error_feedback and error_name in context.state:
             parameters = parameters + context.state[error_name]
-        generator_path = ("compression", context.position, context.round_index, context.client)
-        generator = generator_for(context.seed, *generator_path)
+        generator = generator_for(
+            context.seed,
+            "compression",
+            context.position,
+            context.round_index,
+            context.client,
+        )
         compressed = self.compress(parameters, generator)
         if self.error_feedback:
             context.state[error_name] = parameters - compressed

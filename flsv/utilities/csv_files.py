@@ -88,12 +88,7 @@ def read_rows(
     columns = []
     if lines:
         columns = _cells(path, skip + 1, lines[0])
-    is_complete = set(needed) <= set(columns)
-    if not is_complete or len(set(columns)) < len(columns):
-        columns_shown = ", ".join(map(repr, columns)) or "none"
-        raise ConfigurationError(
-            f"{path} has the columns {columns_shown}: expected {', '.join(needed)}, each once."
-        )
+    _check_columns(path, columns, needed)
     for number, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, number, line)
         if len(cells) != len(columns):
@@ -110,6 +105,15 @@ def read_rows(
                     f"{path}, line {number}: {name} is {cell[:60]!r}, expected {error}."
                 ) from None
         yield row
+
+
+def _check_columns(path: Path, columns: Sequence[str], needed: Mapping[str, Cell]) -> None:
+    is_complete = set(needed) <= set(columns)
+    if not is_complete or len(set(columns)) < len(columns):
+        columns_shown = ", ".join(map(repr, columns)) or "none"
+        raise ConfigurationError(
+            f"{path} has the columns {columns_shown}: expected {', '.join(needed)}, each once."
+        )
 
 
 def parse_int(cell: str) -> int:
