@@ -53,9 +53,6 @@ def for_one_client(
         misses_value = math.isnan(basis.values[client])
         notes = notes_on_values(basis, shares, misses_value)
         values = [_values_for_one(run, client, basis, shares), *notes]
-    other_bases = bases_beside(run, basis)
-    class_metrics = filter(run.columns_are_classes, run.metrics)
-    shows_means = _may_see_means(run, [0.0] * run.num_clients)
     return {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
@@ -66,17 +63,29 @@ def for_one_client(
             MESSAGES["findings"] if finding else "",
             class_count_heatmap(run, [client], ["samples"]),
         ],
-        "appendix": {
-            "Other measurements": [
-                _other_measurements(run, client, other_bases),
-                *sentences_on_intervals(other_bases),
-            ],
-            # Columns that are not classes may be other clients.
-            "Class by class": class_heatmaps(run, class_metrics, [client], ["you"]),
-            "How to read the values": [guide_table(run, basis)],
-            "What this page reveals": _sentences_on_privacy(run, shows_means, shares is not None),
-            "The run": [_settings_for_one(run, client, shows_means)],
-        },
+        "appendix": _appendix_for_one(run, client, basis, shows_shares=shares is not None),
+    }
+
+
+def _appendix_for_one(
+    run: Run,
+    client: int,
+    basis: Basis | None,
+    shows_shares: bool,
+) -> dict[str, Any]:
+    bases = bases_beside(run, basis)
+    # Columns that are not classes may be other clients.
+    class_metrics = filter(run.columns_are_classes, run.metrics)
+    shows_means = _may_see_means(run, [0.0] * run.num_clients)
+    return {
+        "Other measurements": [
+            _other_measurements(run, client, bases),
+            *sentences_on_intervals(bases),
+        ],
+        "Class by class": class_heatmaps(run, class_metrics, [client], ["you"]),
+        "How to read the values": [guide_table(run, basis)],
+        "What this page reveals": _sentences_on_privacy(run, shows_means, shows_shares),
+        "The run": [_settings_for_one(run, client, shows_means)],
     }
 
 
