@@ -189,8 +189,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
         key = option.removeprefix("--").removesuffix(".class_path")
         keys = key.split(".")
         is_part = key in _PART_OPTIONS or keys[-1] in _OPTIMIZERS
-        is_metrics = option == f"--{_METRICS}"
-        is_to_merge = option.startswith("--") and (is_part or is_metrics)
+        is_to_merge = option.startswith("--") and (is_part or option == f"--{_METRICS}")
         if not is_to_merge:
             merged.append(word)
             continue
