@@ -136,10 +136,7 @@ def record_head(
     version: str,
 ) -> dict[str, Any]:
     """Return the entries of ``run.json`` that depend on neither data nor Trainer."""
-    class_by_role = {}
-    for role, strategy in algorithm.items():
-        if strategy is not None:
-            class_by_role[role] = type(strategy).__name__
+    strategies = {role: part for role, part in algorithm.items() if part is not None}
     return {
         "version": RECORD_VERSION,
         "started": now(),
@@ -150,7 +147,7 @@ def record_head(
             "python": platform.python_version(),
         },
         "module": type(module).__name__,
-        "algorithm": class_by_role,
+        "algorithm": {role: type(strategy).__name__ for role, strategy in strategies.items()},
         "metrics": {name: _describe(metric) for name, metric in metrics.items()},
     }
 

@@ -204,8 +204,10 @@ class ResultBuilder:
             if tensor.ndim == 0:
                 rows.append(_federation_row(index, name, tensor.item()))
             elif part == OVERALL:
-                ends = tensors.get((name, ENDS))
-                intervals: Any = {} if ends is None else by_client(ends)
+                interval_ends = tensors.get((name, ENDS))
+                intervals: Any = {}
+                if interval_ends is not None:
+                    intervals = by_client(interval_ends)
                 rows += client_rows(
                     index, name, by_client(tensor), self._client_names, intervals=intervals
                 )

@@ -148,12 +148,7 @@ class CSV(Sink):
         else:
             loses_rows = self._has_rows()  # of another run
         if loses_rows:
-            # A copy, because the file must still exist if the new one cannot be written.
-            earlier_file = shutil.copyfile(self.path, numbered(self.path))
-            warnings.warn(
-                f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
-                stacklevel=2,
-            )
+            self._keep_earlier_file()
 
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
@@ -167,6 +162,14 @@ class CSV(Sink):
             stacklevel=3,
         )
         return []
+
+    def _keep_earlier_file(self) -> None:
+        # A copy, because the file must still exist if the new one cannot be written.
+        earlier_file = shutil.copyfile(self.path, numbered(self.path))
+        warnings.warn(
+            f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
+            stacklevel=3,
+        )
 
     def _has_rows(self) -> bool:
         """Return whether the file has anything below its header."""

@@ -69,14 +69,16 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
 def _print_clients(run: Run) -> None:
     rows = shown_clients(None, run.num_clients)
     title = "Clients" + _part_shown(rows, run)
-    columns = {"samples": _sample_counts(run), "rounds": format_numbers(run.final("rounds"))}
+    columns = {"samples": _sample_counts(run)}
+    columns["rounds"] = format_numbers(run.final("rounds"))
     print_table(title, run.client_names, columns, rows)
 
 
 def _print_values(run: Run, basis: Basis) -> None:
     rows = shown_clients(basis.estimates["value"], run.num_clients)
     title = "Contributions" + _part_shown(rows, run, order=f", by {basis.key}")
-    columns = {"samples": _sample_counts(run), basis.key: with_intervals(basis.estimates)}
+    columns = {"samples": _sample_counts(run)}
+    columns[basis.key] = with_intervals(basis.estimates)
     columns |= share_column(basis)
     print_table(title, run.client_names, columns, rows)
     if basis.inputs.unsuitable:
@@ -87,7 +89,8 @@ def _part_shown(rows: Sequence[int], run: Run, order: str = "") -> str:
     """Return the end of a table's title: how many of the clients the table shows, or "" if it shows all."""
     if len(rows) == run.num_clients:
         return ""
-    return f" of {len(rows)} of {run.num_clients} clients{order}; all are in contributions.csv"
+    part = f"{len(rows)} of {run.num_clients} clients"
+    return f" of {part}{order}; all are in contributions.csv"
 
 
 def _sample_counts(run: Run) -> list[str]:
