@@ -27,7 +27,7 @@ page and the table are compare.html and compare.csv in the first run's folder.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,10 +46,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     options = parser.parse_args(list(args))
-    terms_by_name = _given_terms(options)
-    if terms_by_name and options.budget is None:
-        names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
-        parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
+    terms_by_name = _given_terms(options, parser)
     from flsv.payment import Budget, write_report  # imported late: it imports torch
 
     run, *other_runs = options.run
@@ -70,12 +67,15 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     _report_with_budget(options, run, Budget(options.budget, **terms_by_name))
 
 
-def _given_terms(options: Namespace) -> dict[str, Any]:
+def _given_terms(options: Namespace, parser: ArgumentParser) -> dict[str, Any]:
     terms_by_name = {}
     for name in TERMS:
         value = getattr(options, name)
         if value:
             terms_by_name[name] = value
+    if terms_by_name and options.budget is None:
+        names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
+        parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
     return terms_by_name
 
 

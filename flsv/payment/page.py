@@ -333,15 +333,10 @@ def _values_table(
         bars = _waterfall_cells(basis, estimates)
     else:
         bars = bar_cells(estimates)
-    columns: dict[str, list[Any]] = {
-        "value": with_intervals(estimates, between=" to "),
-        _BARS: bars,
-    }
+    columns: dict[str, list[Any]] = {"value": with_intervals(estimates, between=" to ")}
+    columns[_BARS] = bars
     if shares is not None:
-        cells = [shares.cells(client) for client in clients]
-        columns["share"] = [share for share, _ in cells]
-        columns["amount"] = [amount for _, amount in cells]
-
+        columns |= _share_columns(shares, clients)
     if any(client_findings):
         columns["finding"] = [client_findings[client] or NO_NUMBER for client in clients]
     if not is_waterfall:
@@ -349,6 +344,14 @@ def _values_table(
 
     _add_scores_of_ends(columns, basis)
     return table_of_clients(["untrained model", *names, "model of all"], columns)
+
+
+def _share_columns(shares: Shares, clients: Sequence[int]) -> dict[str, list[str]]:
+    cells = [shares.cells(client) for client in clients]
+    return {
+        "share": [share for share, _ in cells],
+        "amount": [amount for _, amount in cells],
+    }
 
 
 def _add_scores_of_ends(columns: dict[str, list[Any]], basis: Basis) -> None:
