@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -43,15 +44,19 @@ def find_head(
     return FoundHead(None, "it has no nn.Linear layer that is trained")
 
 
-def _candidates(module: nn.Module) -> list[str]:
-    """Return the names of the layers that may be the head."""
+def _trained(layers: Mapping[str, nn.Linear], module: nn.Module) -> dict[str, nn.Linear]:
     trained_ids = _trained_ids(module)
-    layers = _linear_layers(module)
     trained_layers = {}
     for name, layer in layers.items():
         if any(id(parameter) in trained_ids for parameter in layer.parameters()):
             trained_layers[name] = layer
+    return trained_layers
 
+
+def _candidates(module: nn.Module) -> list[str]:
+    """Return the names of the layers that may be the head."""
+    layers = _linear_layers(module)
+    trained_layers = _trained(layers, module)
     timm_ids = _ids_of_timm_heads(module)
     timm_heads = [name for name, layer in trained_layers.items() if id(layer) in timm_ids]
     if timm_heads or not trained_layers:

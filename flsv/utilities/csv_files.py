@@ -91,20 +91,28 @@ def read_rows(
     _check_columns(path, columns, needed)
     for number, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, number, line)
+        place = f"{path}, line {number}"
         if len(cells) != len(columns):
+            raise ConfigurationError(f"{place}: {len(cells)} cells, expected {len(columns)}.")
+        yield _parsed_row(zip(columns, cells), needed, place)
+
+
+def _parsed_row(
+    cells: Iterable[tuple[str, str]],
+    needed: Mapping[str, Cell],
+    place: str,
+) -> dict[str, Any]:
+    """Return a row's values by column. An error names the row's place."""
+    row = {}
+    for name, cell in cells:
+        parse = needed.get(name, str)
+        try:
+            row[name] = parse(cell)
+        except ValueError as error:
             raise ConfigurationError(
-                f"{path}, line {number}: {len(cells)} cells, expected {len(columns)}."
-            )
-        row = {}
-        for name, cell in zip(columns, cells):
-            parse = needed.get(name, str)
-            try:
-                row[name] = parse(cell)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{path}, line {number}: {name} is {cell[:60]!r}, expected {error}."
-                ) from None
-        yield row
+                f"{place}: {name} is {cell[:60]!r}, expected {error}."
+            ) from None
+    return row
 
 
 def _check_columns(path: Path, columns: Sequence[str], needed: Mapping[str, Cell]) -> None:

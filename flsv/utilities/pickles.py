@@ -99,6 +99,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._position_of_shared: dict[int, int] = {}
         self._position_of_storage: dict[int, int] = {}
 
+    def dump_references(self, program: ProgramState, has_own_caches: bool) -> list[Reference]:
+        """Pickle the values of the program's references to the objects that are copied, and return the references."""
+        program.include_classes(self.shared)
+        ids_of_copied = self.memo.copy().keys()
+        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
+        self.dump([reference.value for reference in references])
+        return references
+
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
         if kind is str:
@@ -327,10 +335,7 @@ def pickled(
     pickler.dump(value)
     references: list[Reference] = []
     if program is not None:
-        program.include_classes(pickler.shared)
-        ids_of_copied = pickler.memo.copy().keys()
-        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
-        pickler.dump([reference.value for reference in references])
+        references = pickler.dump_references(program, has_own_caches)
     return Pickled(
         bytes=file.getvalue(),
         storages=pickler.storages,

@@ -159,11 +159,7 @@ def find_refused(
         error = _error_of(part, dump)
         if error is None:
             continue
-        unpicklable_parts = [
-            (name, nested_part)
-            for name, nested_part in _parts_of(part)
-            if _error_of(nested_part, dump) is not None
-        ]
+        unpicklable_parts = _unpicklable_parts(part, dump)
         if not unpicklable_parts:
             return Refused(path, part, error, attribute)
         for name, nested_part in unpicklable_parts:
@@ -176,6 +172,14 @@ def find_refused(
             pending.append((path + name, nested_part, nested_attribute))
     error = RuntimeError("each by itself can be pickled")
     return Refused("a combination of its parts", roots, error)
+
+
+def _unpicklable_parts(part: Any, dump: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+    return [
+        (name, nested_part)
+        for name, nested_part in _parts_of(part)
+        if _error_of(nested_part, dump) is not None
+    ]
 
 
 def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
