@@ -42,5 +42,7 @@ def _normal(count: int, key: bytes) -> Tensor:
     for_radius, for_angle = uniform.tensor_split(2)
     radius = (-2 * for_radius.log()).sqrt()
     angle = 2 * math.pi * for_angle
-    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    first_numbers = radius * angle.cos()
+    second_numbers = radius * angle.sin()
+    numbers = torch.cat([first_numbers, second_numbers])
     return numbers[:count]

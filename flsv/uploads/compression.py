@@ -61,12 +61,7 @@ class Compression(Upload):
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        if not context.start_sent:
-            raise ConfigurationError(
-                f"{self!r} compresses the difference between a client's model and the model that the server sent, but "
-                f"client {context.client} started from a model that the server did not send. Remove the compression, "
-                "or use a personalizer whose models the server sends."
-            )
+        self._check_start(context)
         # The position separates the errors of two compressions of one client.
         error_name = f"upload.{context.position}.error"
         parameters = update[: context.num_parameters]
@@ -84,6 +79,14 @@ class Compression(Upload):
         if self.error_feedback:
             context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
+
+    def _check_start(self, context: UploadContext) -> None:
+        if not context.start_sent:
+            raise ConfigurationError(
+                f"{self!r} compresses the difference between a client's model and the model that the server sent, but "
+                f"client {context.client} started from a model that the server did not send. Remove the compression, "
+                "or use a personalizer whose models the server sends."
+            )
 
     def traffic(self, previous: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         buffers = len(sent) - context.num_parameters

@@ -43,7 +43,8 @@ def mean_with_interval(
     # The usual difference between seeds and the error of predicted utilities are known.
     has_all = is_known.all(0)
     stderr = stderr_over_seeds(evidence)
-    half_widths[has_all] = interval_over_seeds(values[:, has_all], stderr[has_all])
+    known_values = values[:, has_all]
+    half_widths[has_all] = interval_over_seeds(known_values, stderr[has_all])
     return Estimates(mean, mean - half_widths, mean + half_widths)
 
 
