@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -44,19 +43,15 @@ def find_head(
     return FoundHead(None, "it has no nn.Linear layer that is trained")
 
 
-def _trained(layers: Mapping[str, nn.Linear], module: nn.Module) -> dict[str, nn.Linear]:
+def _candidates(module: nn.Module) -> list[str]:
+    """Return the names of the layers that may be the head."""
     trained_ids = _trained_ids(module)
+    layers = _linear_layers(module)
     trained_layers = {}
     for name, layer in layers.items():
         if any(id(parameter) in trained_ids for parameter in layer.parameters()):
             trained_layers[name] = layer
-    return trained_layers
 
-
-def _candidates(module: nn.Module) -> list[str]:
-    """Return the names of the layers that may be the head."""
-    layers = _linear_layers(module)
-    trained_layers = _trained(layers, module)
     timm_ids = _ids_of_timm_heads(module)
     timm_heads = [name for name, layer in trained_layers.items() if id(layer) in timm_ids]
     if timm_heads or not trained_layers:
@@ -92,14 +87,16 @@ def _trained_ids(module: nn.Module) -> set[int]:
 
 def _ids_of_timm_heads(module: nn.Module) -> set[int]:
     ids = set()
+    inner_ids: set[int] = set()  # of layers in a network that names its head
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
-        if not callable(get_classifier):
+        if id(layer) in inner_ids or not callable(get_classifier):
             continue
         try:
             ids.add(id(get_classifier()))
         except Exception:  # another package's method of this name may need arguments
             continue
+        inner_ids |= {id(inner_layer) for inner_layer in layer.modules()}
     return ids
 
 

@@ -91,16 +91,16 @@ def read_rows(
     _check_columns(path, columns, needed)
     for number, line in enumerate(lines[1:], skip + 2):
         cells = _cells(path, number, line)
-        place = f"{path}, line {number}"
+        row_label = f"{path}, line {number}"
         if len(cells) != len(columns):
-            raise ConfigurationError(f"{place}: {len(cells)} cells, expected {len(columns)}.")
-        yield _parsed_row(zip(columns, cells), needed, place)
+            raise ConfigurationError(f"{row_label}: {len(cells)} cells, expected {len(columns)}.")
+        yield _parsed_row(zip(columns, cells), needed, row_label)
 
 
 def _parsed_row(
     cells: Iterable[tuple[str, str]],
     needed: Mapping[str, Cell],
-    place: str,
+    row_label: str,
 ) -> dict[str, Any]:
     """Return a row's values by column. An error names the row's place."""
     row = {}
@@ -110,7 +110,7 @@ def _parsed_row(
             row[name] = parse(cell)
         except ValueError as error:
             raise ConfigurationError(
-                f"{place}: {name} is {cell[:60]!r}, expected {error}."
+                f"{row_label}: {name} is {cell[:60]!r}, expected {error}."
             ) from None
     return row
 

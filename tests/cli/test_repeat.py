@@ -95,7 +95,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     def refuse(*arguments):
         pytest.fail("a run that is done was started again")
 
-    monkeypatch.setattr(repeat, "_fit", refuse)
+    monkeypatch.setattr(repeat, "_fit_with_seed", refuse)
     # What changes no number is no other experiment.
     assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
