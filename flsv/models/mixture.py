@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.models.classifier import ClassifierClient, NotBuilt
+from flsv.utilities.classifier_head import find_head
 from flsv.utilities.declared import Count, check_arguments
 from flsv.utilities.errors import ConfigurationError
 
@@ -54,6 +55,14 @@ class Mixture(nn.Module):
         log_probabilities = logits.float().log_softmax(-1)
         log_weights = self.weights.log()
         return log_probabilities + log_weights[:, None, None]
+
+    def get_classifier(self) -> nn.Module | None:
+        """Return the head of the last component, by the name of timm's networks. All components have equal heads."""
+        last_component = self.components[-1]
+        name, _ = find_head(last_component)
+        if name is None:
+            return None
+        return last_component.get_submodule(name)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.joint(x).logsumexp(0)

@@ -20,6 +20,7 @@ from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.values.coalition_files import read_untrained
+from flsv.values.query import NUM_RECENT_ROUNDS
 from helpers import make_generator, warns
 from helpers.coalitions_by_hand import SEED, make_shadow_loop, make_three_clients
 from helpers.data import CLASSES, FEATURES
@@ -269,14 +270,16 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     )
     curve = whole.history().query("metric == 'shadow'")
 
-    assert curve["round"].nunique() == 4
+    assert (
+        curve["round"].nunique() == NUM_RECENT_ROUNDS
+    )  # of 4: scoring would cost more than training
     assert len(curve.query("round == 3")) == CLIENTS
 
     metric = whole.metrics["shadow"]
     low, high = metric.intervals()
 
     assert (low < high).all()
-    assert int(metric.evaluations) == 4 * (CLIENTS + 2)
+    assert int(metric.evaluations) == NUM_RECENT_ROUNDS * (CLIENTS + 2)
 
     # Predictions of several rounds do not follow each other: their spread over rounds is no error.
     fit_errors = prediction_stderr(torch.tensor(metric.evidence["disagreement"]))

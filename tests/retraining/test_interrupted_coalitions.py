@@ -92,18 +92,20 @@ def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_p
 
 @pytest.mark.slow
 def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
-    counts = set()
+    counts_by_title = {}
 
     class Bar(Tqdm):
         def close(self):
-            counts.add((self.n, self.total))
+            counts_by_title[self.desc.strip(": ")] = self.n, self.total
             super().close()
 
-    monkeypatch.setattr("flsv.retraining.after_the_run.Tqdm", Bar)
+    monkeypatch.setattr("flsv.retraining.progress.Tqdm", Bar)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 
-    assert counts == {(3, 3)}
+    assert counts_by_title["Groups of clients"] == (3, 3)
+    for num_done, total in counts_by_title.values():
+        assert num_done == total
 
 
 class InterruptsItself(Manual):

@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from flsv.models.mixture import Mixture
 from flsv.utilities.classifier_head import find_head
 
 
@@ -70,3 +71,15 @@ def test_copies_for_evaluation_have_the_same_head(network):
 
     with torch.no_grad():
         assert find_head(evaluated) == find_head(network)
+
+
+def test_head_of_a_mixture_is_that_of_its_last_component():
+    mixture = Mixture([make_mlp(), make_mlp(), make_mlp()])
+
+    assert find_head(nn.ModuleDict({"network": mixture})).name == "network.components.2.2"
+
+
+def test_head_of_a_mixture_of_timm_networks_is_that_of_its_last_component():
+    components = [timm.create_model("resnet10t", num_classes=3) for _ in range(2)]
+
+    assert find_head(Mixture(components)).name == "components.1.fc"
