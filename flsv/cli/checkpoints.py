@@ -92,18 +92,20 @@ class BestCheckpoint(ModelCheckpoint):
             )
             return
 
+        super().load_state_dict(self._relocated(state_dict))
+        self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
+        self._earlier_best = earlier_best
+
+    def _relocated(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a callback that saves its best model into this one's folder."""
         best = os.path.join(str(self.dirpath), BEST_FILE)
-        score = state_dict["best_model_score"]
-        relocated_state = {
+        return {
             **state_dict,
             "dirpath": self.dirpath,
             "best_model_path": best,
             "kth_best_model_path": best,
-            "best_k_models": {best: score},
+            "best_k_models": {best: state_dict["best_model_score"]},
         }
-        super().load_state_dict(relocated_state)
-        self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
-        self._earlier_best = earlier_best
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -126,6 +128,21 @@ def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
 
 def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
     """Return the path of the newest run's last checkpoint (``"last"``), or of ``best.ckpt`` beside it (``"best"``)."""
+    last_path = _last_checkpoint(kind, trainer)
+    if kind == "last":
+        return last_path
+
+    best_path = last_path.with_name(BEST_FILE)
+    if not best_path.is_file():
+        raise ConfigurationError(
+            f"--ckpt_path best: there is no {best_path}, which a fit saves if val_accuracy or val_loss is logged and "
+            "no callback of yours saves checkpoints. Use --ckpt_path last, or the path of a checkpoint."
+        )
+    return best_path
+
+
+def _last_checkpoint(kind: str, trainer: L.Trainer) -> Path:
+    """Return the last checkpoint of the newest run. The option ``kind`` of --ckpt_path is named in the error."""
     folders_of_callbacks = checkpoint_folders(trainer)
     paths: list[Path] = []
     for folder in [*_folders_of_runs(trainer), *folders_of_callbacks]:
@@ -140,17 +157,7 @@ def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
     newest = max(paths, key=modified)
     # Copying a folder changes the times of its files, so the names decide.
     last_checkpoints = newest.parent.glob("last*.ckpt")
-    last_path = max(last_checkpoints, key=modified, default=newest)
-    if kind == "last":
-        return last_path
-
-    best_path = last_path.with_name(BEST_FILE)
-    if not best_path.is_file():
-        raise ConfigurationError(
-            f"--ckpt_path best: there is no {best_path}, which a fit saves if val_accuracy or val_loss is logged and "
-            "no callback of yours saves checkpoints. Use --ckpt_path last, or the path of a checkpoint."
-        )
-    return best_path
+    return max(last_checkpoints, key=modified, default=newest)
 
 
 def _folders_of_runs(trainer: L.Trainer) -> list[Path]:
@@ -210,10 +217,7 @@ class WritePredictions(BasePredictionWriter):
         folder = self.folder or run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         if not _are_rows_of_one_table(predictions):
-            path = folder / "predictions.pt"
-            with replacing(path) as file:
-                torch.save(list(predictions), file)
-            self.where = f"{display_path(path)} ({len(predictions)} batches, for torch.load)"
+            self._write_batches(folder / "predictions.pt", predictions)
             return
         data: FederatedDataModule = data_of(trainer)
         outputs = torch.cat([batch.detach().cpu() for batch in predictions])
@@ -226,6 +230,11 @@ class WritePredictions(BasePredictionWriter):
         path = folder / "predictions.csv"
         save_table(path, DataFrame(columns).join(frame))
         self.where = f"{display_path(path)} ({num_samples} samples)"
+
+    def _write_batches(self, path: Path, predictions: Sequence[Any]) -> None:
+        with replacing(path) as file:
+            torch.save(list(predictions), file)
+        self.where = f"{display_path(path)} ({len(predictions)} batches, for torch.load)"
 
 
 def _row_names(trainer: L.Trainer, data: FederatedDataModule) -> Mapping[str, Sequence[str]]:

@@ -104,11 +104,7 @@ def _shortened(message: str) -> tuple[str, str, bool]:
         return "", message, True
     nested_option = _NESTED_OPTION_IN_MESSAGE.search(message)
     option = f"{keys[0]}.{nested_option[1]}" if nested_option else ".".join(keys)
-    problems = [
-        f": {class_path}: {problem}."
-        for class_path, problem in _PROBLEM_IN_MESSAGE.findall(message)
-        if "Parser key" not in problem
-    ]
+    problems = _problems_in_classes(message)
     if problems:
         return option, problems[-1], True
     ambiguous_name = _AMBIGUOUS_NAME.search(message)
@@ -120,6 +116,20 @@ def _shortened(message: str) -> tuple[str, str, bool]:
     value_match = _VALUE_GIVEN.search(message)
     if value_match is None:
         return option, ": expected a section of options.", False
+    problem, may_be_misspelt = _problem_with_value(message, value_match)
+    return option, problem, may_be_misspelt
+
+
+def _problems_in_classes(message: str) -> list[str]:
+    return [
+        f": {class_path}: {problem}."
+        for class_path, problem in _PROBLEM_IN_MESSAGE.findall(message)
+        if "Parser key" not in problem
+    ]
+
+
+def _problem_with_value(message: str, value_match: re.Match[str]) -> tuple[str, bool]:
+    """Return what was expected instead of a value, and whether that may be a name."""
     value = value_match[1]
     kinds: list[str] = []
     names: list[str] = []
@@ -132,7 +142,7 @@ def _shortened(message: str) -> tuple[str, str, bool]:
     if _PLAIN_VALUES["float"] in kinds:
         names.clear()  # the other choices are tensors and other objects that a number may be replaced by
     expected = " or ".join(dict.fromkeys([*kinds, *names]))
-    return option, f": expected {expected}, got {value}.", bool(names)
+    return f": expected {expected}, got {value}.", bool(names)
 
 
 def naming_options(message: str, words: Sequence[str]) -> str:

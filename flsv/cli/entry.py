@@ -70,31 +70,21 @@ def exit_status(
 
     It is 2 for a configuration that cannot work, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    # `python -m flsv` imports modules from the working folder, and a console script does not. The class paths of the
-    # user's own modules must work with both.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _import_from_working_folder()
     try:
         with ignore_closed_pipe(), terminable():
             return run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
             raise
-        advice = ""
-        if is_resumable:
-            advice = ". Finished work is kept: run the same command again to continue."
-        print(f"flsv: stopped{advice}", file=sys.stderr)
+        _print_stopped(is_resumable)
         if type(stopped) is KeyboardInterrupt:
             return 128 + signal.SIGINT
         return 128 + signal.SIGTERM
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        print(
-            f"flsv: error: {error}. Files that were saved before are complete. Free some space, and run the same "
-            "command again.",
-            file=sys.stderr,
-        )
+        _print_disk_error(error)
         return 1
     except ValueError as error:
         cause = _configuration_error(error)
@@ -103,6 +93,28 @@ def exit_status(
         message = naming_options(str(cause), words)
         print(f"flsv: error: {_origin(cause, words)}{message}", file=sys.stderr)
         return 2
+
+
+def _import_from_working_folder() -> None:
+    # `python -m flsv` imports modules from the working folder, and a console script does not. The class paths of the
+    # user's own modules must work with both.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _print_stopped(is_resumable: bool) -> None:
+    advice = ""
+    if is_resumable:
+        advice = ". Finished work is kept: run the same command again to continue."
+    print(f"flsv: stopped{advice}", file=sys.stderr)
+
+
+def _print_disk_error(error: OSError) -> None:
+    print(
+        f"flsv: error: {error}. Files that were saved before are complete. Free some space, and run the same "
+        "command again.",
+        file=sys.stderr,
+    )
 
 
 def _origin(error: ConfigurationError, words: list[str]) -> str:
@@ -137,15 +149,20 @@ def _run(words: list[str]) -> int:
             import_as_lightning()  # a configuration may name classes of packages that import it
         for path in config_files(arguments):
             check_file(path)
-        is_first_rank = int(os.environ.get("RANK", 0)) == 0
-        if not quiet and is_first_rank:
-            print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
+        if not quiet:
+            _print_loading(command)
     try:
         if command in FLSV_COMMANDS:
             return _run_flsv_command(command, arguments[1:], quiet)
         return _run_lightning_command(arguments, command, quiet)
     except OptionError as error:
         raise ConfigurationError(explain(error, config_files(arguments), arguments)) from None
+
+
+def _print_loading(command: str) -> None:
+    is_first_rank = int(os.environ.get("RANK", 0)) == 0
+    if is_first_rank:
+        print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
 
 
 def _needs_pytorch(command: str) -> bool:

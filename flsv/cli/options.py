@@ -87,10 +87,14 @@ class ConfigFile(ActionConfigFile):
         earlier_metrics = cfg.get(_METRICS)
         super().__call__(parser, cfg, values, option_string)
         _check_sections(parser, cfg)
-        metrics = cfg.get(_METRICS)
-        are_both_given = isinstance(earlier_metrics, dict) and isinstance(metrics, dict)
-        if are_both_given and metrics:
-            cfg[_METRICS] = {**earlier_metrics, **metrics}
+        _add_earlier_metrics(cfg, earlier_metrics)
+
+
+def _add_earlier_metrics(config: Any, earlier_metrics: Any) -> None:
+    metrics = config.get(_METRICS)
+    are_both_given = isinstance(earlier_metrics, dict) and isinstance(metrics, dict)
+    if are_both_given and metrics:
+        config[_METRICS] = {**earlier_metrics, **metrics}
 
 
 def _without_fit_options(parser: Any, config: Any) -> Any:
@@ -132,11 +136,19 @@ def with_sections_of_flsv(config: Any) -> Any:
         return config
     sections = dict(config)
     data = sections.get("data")
-    if isinstance(data, dict) and data.get("class_path") in _DATA_MODULES:
-        sections["data"] = data.get("init_args") or {}
-    elif isinstance(data, dict) and "class_path" in data:
-        sections["data"] = {"source": data}
+    if isinstance(data, dict) and "class_path" in data:
+        sections["data"] = _data_section(data)
+    return _with_federation_section(sections)
 
+
+def _data_section(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    if data["class_path"] in _DATA_MODULES:
+        return data.get("init_args") or {}
+    return {"source": data}
+
+
+def _with_federation_section(sections: dict[str, Any]) -> dict[str, Any]:
+    """Return sections in which the loop is no callback of the Trainer, but the section ``federation``."""
     trainer: Any = sections.get("trainer")
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
     if isinstance(callbacks, dict | str):
@@ -148,13 +160,14 @@ def with_sections_of_flsv(config: Any) -> Any:
             loops.append(callback)
         else:
             other_callbacks.append(callback)
+    if not loops:
+        return sections
+    federation = sections.get("federation") or {}
     for loop in loops:
         arguments = loop.get("init_args") if isinstance(loop, dict) else None
-        options_of_section = sections.get("federation") or {}
-        sections["federation"] = {**(arguments or {}), **options_of_section}
-    if loops:
-        sections["trainer"] = {**trainer, "callbacks": other_callbacks}
-    return sections
+        federation = {**(arguments or {}), **federation}
+    other_sections = {"trainer": {**trainer, "callbacks": other_callbacks}}
+    return {**sections, "federation": federation, **other_sections}
 
 
 def _is_loop(callback: Any) -> bool:
@@ -176,8 +189,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
         key = option.removeprefix("--").removesuffix(".class_path")
         keys = key.split(".")
         is_part = key in _PART_OPTIONS or keys[-1] in _OPTIMIZERS
-        is_metrics = option == f"--{_METRICS}"
-        is_to_merge = option.startswith("--") and (is_part or is_metrics)
+        is_to_merge = option.startswith("--") and (is_part or option == f"--{_METRICS}")
         if not is_to_merge:
             merged.append(word)
             continue
@@ -187,9 +199,8 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
         section = yaml.safe_load(text)
         names_class = is_part and _class_of(section) is not None
         if names_class or isinstance(section, Mapping):
-            merged += ["--config", _nested(keys, section)]
-        else:
-            merged += [option, text]
+            option, text = "--config", _nested(keys, section)
+        merged += [option, text]
     return merged
 
 

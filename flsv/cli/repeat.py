@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pandas import DataFrame
@@ -28,13 +29,13 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import make_cli
-from flsv.cli.runs_with_seeds import runs_with_seeds
+from flsv.cli.runs_with_seeds import runs_with_seeds, saved_summary
+from flsv.configuration.identity import Identity
 from flsv.results.basis import preferred_basis, seed_summary
-from flsv.results.reading import SUMMARY_FILE, Run, open_run
+from flsv.results.reading import Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
-from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -49,14 +50,10 @@ def repeat(
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
     if runs < 1:
         raise ConfigurationError(f"flsv repeat {runs}: expected 1 or more runs.")
-    # This seed and those below only complete the configuration: each run gets its own.
-    template = make_cli(
-        [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True
-    )
-    config = yaml.safe_load(template.parser.dump(template.config, skip_none=False))
+    config, identity = _config_and_identity(arguments)
     repetitions = runs_with_seeds(
         config,
-        template.identity(),
+        identity,
         range(runs),
         out,
         shows_bars=shows_bars,
@@ -66,9 +63,16 @@ def repeat(
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
         )
-    summary = seed_summary(open_run(out))
-    save_table(out / SUMMARY_FILE, summary)
-    return summary, out / SUMMARY_FILE
+    return saved_summary(out)
+
+
+def _config_and_identity(arguments: Sequence[str]) -> tuple[dict[str, Any], Identity]:
+    # This seed and those below only complete the configuration: each run gets its own.
+    template = make_cli(
+        [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True
+    )
+    config = yaml.safe_load(template.parser.dump(template.config, skip_none=False))
+    return config, template.identity()
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -42,13 +42,13 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.cli.runs_with_seeds import config_with_seeds, runs_with_seeds
+from flsv.cli.runs_with_seeds import config_with_seeds, runs_with_seeds, saved_summary
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
-from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining, seed_summary
+from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_config_of
-from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run
+from flsv.results.reading import CHANGED, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
@@ -57,7 +57,6 @@ from flsv.scores.class_scores import CLASS_SCORES
 from flsv.scores.performance import CLASSIFICATION, Evaluators
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
-from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.coalition_files import copy_coalitions
@@ -84,12 +83,7 @@ def retrain(
 ) -> tuple[DataFrame, Path]:
     """Repeat a run with seeds and :class:`ShadowShapley`. Return a table of the clients' mean values, and its file."""
     # None takes the run's own performance and evaluators, and its rounds.
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r} needs a logged value: add --metric NAME.")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(
-            "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
-        )
+    _check_metric(metric, mode)
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
@@ -97,19 +91,9 @@ def retrain(
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)
+    options += [f"--seed_everything={seed_of_data}", f"--trainer.default_root_dir={run}"]
     with config_with_seeds(config, seed_of_data) as arguments:
-        cli = make_cli(
-            [
-                *arguments,
-                *options,
-                f"--seed_everything={seed_of_data}",
-                f"--trainer.default_root_dir={run}",
-                "--trainer.logger=false",
-                *QUIET_FIT_ARGUMENTS,
-            ],
-            run=False,
-            quiet=True,
-        )
+        cli = _cli_without_outputs([*arguments, *options])
         run_identity = cli.identity()
         changes = _changed_settings(run_identity, arguments)
     _check_data(run, record, cli.datamodule.client_names, run_identity)
@@ -142,8 +126,7 @@ def retrain(
         **run_identity.settings,
         CHANGED: "; ".join(changes),
         "rounds": f"{num_rounds}",
-        "scores": f"{sorted(performances.values())} {mode} {game['evaluators']}",
-        COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
+        **_settings_of_game(game, performances),
     }
     identity = Identity(settings, run_identity.samples)
     _remove_runs_of_other_coalitions(out, identity)
@@ -156,9 +139,32 @@ def retrain(
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
-    summary = seed_summary(open_run(out))
-    save_table(out / SUMMARY_FILE, summary)
-    return summary, out / SUMMARY_FILE
+    return saved_summary(out)
+
+
+def _check_metric(metric: str | None, mode: str | None) -> None:
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r} needs a logged value: add --metric NAME.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(
+            "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
+        )
+
+
+def _cli_without_outputs(arguments: Sequence[str]) -> FederatedCLI:
+    """Return a command line that has read its arguments, and fits nothing."""
+    silent_arguments = ["--trainer.logger=false", *QUIET_FIT_ARGUMENTS]
+    return make_cli([*arguments, *silent_arguments], run=False, quiet=True)
+
+
+def _settings_of_game(
+    game: Mapping[str, Any],
+    performances: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the settings of the list of runs that tell which coalitions are trained, and how they are scored."""
+    scores = f"{sorted(performances.values())} {game['mode']} {game['evaluators']}"
+    coalitions = f"{game['coalitions']} {game['halvings']} {performances[RETRAINED_METRIC]}"
+    return {"scores": scores, COALITIONS_ASKED_FOR: coalitions}
 
 
 def _changed_settings(

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from pandas import DataFrame
 
 from flsv.cli.checkpoints import modified
 from flsv.cli.command import QUIET_FIT_ARGUMENTS
@@ -18,9 +19,11 @@ from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import SECTIONS
 from flsv.results import Run, open_run
+from flsv.results.basis import seed_summary
 from flsv.results.folder import RUNS, RUNS_SETTINGS, run_folder
+from flsv.results.reading import SUMMARY_FILE
 from flsv.utilities.atomic_files import write_json
-from flsv.utilities.csv_files import read_rows, save_csv
+from flsv.utilities.csv_files import read_rows, save_csv, save_table
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn_of_versions
 
@@ -64,12 +67,24 @@ def runs_with_seeds(
                 save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folders_by_run.items()])
 
             runs.append(run)
-            if run.record["hashes"] != runs[0].record["hashes"]:
-                raise ConfigurationError(
-                    "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
-                    "source that draws samples needs a seed of its own."
-                )
+            _check_same_samples(run, runs[0])
     return runs
+
+
+def _check_same_samples(run: Run, first_run: Run) -> None:
+    if run.record["hashes"] != first_run.record["hashes"]:
+        raise ConfigurationError(
+            "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
+            "source that draws samples needs a seed of its own."
+        )
+
+
+def saved_summary(out: Path) -> tuple[DataFrame, Path]:
+    """Save the clients' mean values over the runs below ``out``. Return the table, and its file."""
+    summary = seed_summary(open_run(out))
+    path = out / SUMMARY_FILE
+    save_table(path, summary)
+    return summary, path
 
 
 def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
@@ -120,6 +135,12 @@ def _fit_with_seed(
         options.append(f"--ckpt_path={checkpoint}")
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
     run = open_run(run_folder(cli.trainer))
+    _check_complete(run, folder)
+    return run
+
+
+def _check_complete(run: Run, folder: Path) -> None:
+    """Raise an error if a run was stopped before its last round, or before its coalitions were trained."""
     if not run.ended:
         raise ConfigurationError(
             f"the run in {folder} was stopped before its last round. Run the same command again."
@@ -131,7 +152,6 @@ def _fit_with_seed(
             raise ConfigurationError(
                 f"the run in {folder} has no values. {performance['why_no_values']} Run the same command again."
             )
-    return run
 
 
 @contextmanager

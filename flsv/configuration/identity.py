@@ -236,12 +236,7 @@ def hyperparameters(
     }
     if config.share != "all":
         parameters["share"] = described(config.share)
-    for role, strategy in config.strategies.items():
-        parameters[role] = repr(strategy)
-    if config.uploads:
-        parameters["uploads"] = repr(list(config.uploads))
-    if config.filters:
-        parameters["filters"] = repr(list(config.filters))
+    parameters |= _described_strategies(config)
     for name, metric in metrics.items():
         parameters[f"metric/{name}"] = repr(metric)
     for name, value in data.describe().items():
@@ -251,3 +246,12 @@ def hyperparameters(
         # This includes validation samples that are not among the clients' data.
         parameters["data/server_val_samples"] = validation["rows"]
     return parameters
+
+
+def _described_strategies(config: FederationConfig) -> dict[str, str]:
+    strategies: dict[str, Any] = dict(config.strategies)
+    if config.uploads:
+        strategies["uploads"] = list(config.uploads)
+    if config.filters:
+        strategies["filters"] = list(config.filters)
+    return {role: repr(strategy) for role, strategy in strategies.items()}

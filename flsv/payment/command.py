@@ -27,11 +27,16 @@ page and the table are compare.html and compare.csv in the first run's folder.
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
+
+if TYPE_CHECKING:
+    from flsv.payment import Budget
 
 #: Options that only a page with a budget has.
 TERMS = ("by", "rule", "currency", "evaluated_by_partners")
@@ -41,18 +46,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     options = parser.parse_args(list(args))
-    terms_by_name = {}
-    for name in TERMS:
-        value = getattr(options, name)
-        if value:
-            terms_by_name[name] = value
-    if terms_by_name and options.budget is None:
-        names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
-        parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
+    terms_by_name = _given_terms(options, parser)
     from flsv.payment import Budget, write_report  # imported late: it imports torch
-    from flsv.payment.shares import shares_file, shares_of
-    from flsv.results import open_run
-    from flsv.results.terminal import print_lines
 
     run, *other_runs = options.run
     out_folder = run
@@ -69,7 +64,27 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         page = write_report(run, options.client, out=options.out)
         print(f"Report: {display_path(page)}")
         return
-    budget = Budget(options.budget, **terms_by_name)
+    _report_with_budget(options, run, Budget(options.budget, **terms_by_name))
+
+
+def _given_terms(options: Namespace, parser: ArgumentParser) -> dict[str, Any]:
+    terms_by_name = {}
+    for name in TERMS:
+        value = getattr(options, name)
+        if value:
+            terms_by_name[name] = value
+    if terms_by_name and options.budget is None:
+        names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
+        parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
+    return terms_by_name
+
+
+def _report_with_budget(options: Namespace, run: Path, budget: Budget) -> None:
+    from flsv.payment import write_report
+    from flsv.payment.shares import shares_file, shares_of
+    from flsv.results import open_run
+    from flsv.results.terminal import print_lines
+
     page = write_report(run, options.client, out=options.out, budget=budget)
     files = [display_path(page)]
     if not options.client:

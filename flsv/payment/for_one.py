@@ -46,37 +46,56 @@ def for_one_client(
     shares: Shares | None,
 ) -> dict[str, Any]:
     """Return the content of the page for one client."""
-    finding = findings(run, for_one_client=True)[client]
-    values: list[str | Table] = [MESSAGES["no_metric"]]
     if basis is not None:
         basis = basis.for_one_client()
-        misses_value = math.isnan(basis.values[client])
-        notes = notes_on_values(basis, shares, misses_value)
-        values = [_values_for_one(run, client, basis, shares), *notes]
-    other_bases = bases_beside(run, basis)
-    class_metrics = filter(run.columns_are_classes, run.metrics)
-    shows_means = _may_see_means(run, [0.0] * run.num_clients)
     return {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
         "verdict": None if verdict is None else verdict.for_one_client(),
-        "front": [
-            *values,
-            _participation(run, client, finding),
-            MESSAGES["findings"] if finding else "",
-            class_count_heatmap(run, [client], ["samples"]),
+        "front": _front_for_one(run, client, basis, shares),
+        "appendix": _appendix_for_one(run, client, basis, shows_shares=shares is not None),
+    }
+
+
+def _front_for_one(
+    run: Run,
+    client: int,
+    basis: Basis | None,
+    shares: Shares | None,
+) -> list[str | Table | None]:
+    finding = findings(run, for_one_client=True)[client]
+    values: list[str | Table] = [MESSAGES["no_metric"]]
+    if basis is not None:
+        misses_value = math.isnan(basis.values[client])
+        notes = notes_on_values(basis, shares, misses_value)
+        values = [_values_for_one(run, client, basis, shares), *notes]
+    return [
+        *values,
+        _participation(run, client, finding),
+        MESSAGES["findings"] if finding else "",
+        class_count_heatmap(run, [client], ["samples"]),
+    ]
+
+
+def _appendix_for_one(
+    run: Run,
+    client: int,
+    basis: Basis | None,
+    shows_shares: bool,
+) -> dict[str, Any]:
+    bases = bases_beside(run, basis)
+    # Columns that are not classes may be other clients.
+    class_metrics = filter(run.columns_are_classes, run.metrics)
+    shows_means = _may_see_means(run, [0.0] * run.num_clients)
+    return {
+        "Other measurements": [
+            _other_measurements(run, client, bases),
+            *sentences_on_intervals(bases),
         ],
-        "appendix": {
-            "Other measurements": [
-                _other_measurements(run, client, other_bases),
-                *sentences_on_intervals(other_bases),
-            ],
-            # Columns that are not classes may be other clients.
-            "Class by class": class_heatmaps(run, class_metrics, [client], ["you"]),
-            "How to read the values": [guide_table(run, basis)],
-            "What this page reveals": _sentences_on_privacy(run, shows_means, shares is not None),
-            "The run": [_settings_for_one(run, client, shows_means)],
-        },
+        "Class by class": class_heatmaps(run, class_metrics, [client], ["you"]),
+        "How to read the values": [guide_table(run, basis)],
+        "What this page reveals": _sentences_on_privacy(run, shows_means, shows_shares),
+        "The run": [_settings_for_one(run, client, shows_means)],
     }
 
 

@@ -175,22 +175,7 @@ def bar_cells(
     numbers = [*bases, *chain.from_iterable(rows)]
     numbers_on_scale = [0.0, *filter(math.isfinite, numbers)]
     scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
-    cells = []
-    for base, (end, low_bound, high_bound) in zip(bases, rows):
-        value = end - base
-        if not math.isfinite(value):
-            cells.append(Cell(NO_NUMBER))
-            continue
-        layers = []  # the first is on top
-        if math.isfinite(low_bound) and math.isfinite(high_bound):
-            line = scale.bar(low_bound, high_bound, "var(--ink)", height="2px")
-            layers.append(line)
-        left_edge, right_edge = sorted((base, end))
-        bar = scale.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
-        layers.append(bar)
-        style = f"background: {', '.join(layers)}"
-        cells.append(Cell("", style, title=format_number(value), css="bar"))
-    return cells
+    return [scale.cell(base, *row) for base, row in zip(bases, rows)]
 
 
 class _Scale(NamedTuple):
@@ -198,6 +183,21 @@ class _Scale(NamedTuple):
 
     lowest: float
     highest: float
+
+    def cell(self, base: float, end: float, low_bound: float, high_bound: float) -> Cell:
+        """Return a cell with a bar from ``base`` to ``end``, and a line between the bounds if they are known."""
+        value = end - base
+        if not math.isfinite(value):
+            return Cell(NO_NUMBER)
+        layers = []  # the first is on top
+        if math.isfinite(low_bound) and math.isfinite(high_bound):
+            line = self.bar(low_bound, high_bound, "var(--ink)", height="2px")
+            layers.append(line)
+        left_edge, right_edge = sorted((base, end))
+        bar = self.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
+        layers.append(bar)
+        style = f"background: {', '.join(layers)}"
+        return Cell("", style, title=format_number(value), css="bar")
 
     def bar(self, begin: float, end: float, color: str, height: str) -> str:
         """Return a CSS background that is colored between two numbers."""

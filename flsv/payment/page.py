@@ -94,10 +94,9 @@ def write_report(
     """
     run = open_run(path)
     client_id = None
-    folder = run.folder
     if client is not None:
         client_id = client_number(client, run.client_names)
-        folder = run.folder / "clients" / client_folders(run.client_names)[client_id]
+    folder = _folder_of_page(run, client_id)
     file = folder / "report.html" if out is None else Path(out)
 
     if budget is None:
@@ -122,6 +121,12 @@ def write_report(
     return file
 
 
+def _folder_of_page(run: Run, client: int | None) -> Path:
+    if client is None:
+        return run.folder
+    return run.folder / "clients" / client_folders(run.client_names)[client]
+
+
 def _subtitle(run: Run) -> str:
     rounds = run.rounds_text
     if not run.ended:
@@ -142,54 +147,82 @@ def _for_all(
         values = basis.estimates["value"]
     clients = ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
     names = list(map(run.label, clients))
-    client_findings = findings(run)
-
-    misses_value = bool(values.isna().any())
-    sentences: list[str | Table] = [MESSAGES["no_metric"]]
-    if basis is not None:
-        sentences = [
-            _values_table(basis, clients, names, shares, client_findings),
-            *notes_on_values(basis, shares, misses_value),
-            *_sentences_on_other_scores(run, basis),
-        ]
-    if len(clients) < run.num_clients:
-        sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
-    if any(client_findings):
-        sentences.append(MESSAGES["findings"])
-    if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
-        sentences.append(MESSAGES["steps"])
-    sentences += _sentences_on_performance(run, basis)
-    sentences += _sentences_on_missing_values(run, basis)
-    sentences.append(
-        "With other partners or other validation samples the values would be different."
-    )
-
-    other_bases = bases_beside(run, basis)
-    other_values = {}
-    for other_basis in other_bases:
-        other_values[other_basis.key] = with_intervals(other_basis.estimates.loc[clients], " to ")
-    has_dash = any(NO_NUMBER in cells for cells in other_values.values())
     return {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
         "verdict": verdict,
-        "front": sentences,
+        "front": _front_for_all(run, basis, shares, clients),
         "appendix": {
             "Who took part": [
                 _participation_table(run, clients, names),
                 class_count_heatmap(run, clients, names),
             ],
             "Other values": [
-                MESSAGES["other_values"] if other_values else "",
-                table_of_clients(names, other_values) if other_values else "",
-                *sentences_on_intervals(other_bases),
-                MESSAGES["dash"] if has_dash else "",
+                *_values_beside(run, basis, clients),
                 *class_heatmaps(run, run.metrics, clients, names),
             ],
             "How to read the values": [guide_table(run, basis)],
             "Settings": _settings_section(run, basis, clients),
         },
     }
+
+
+def _front_for_all(
+    run: Run,
+    basis: Basis | None,
+    shares: Shares | None,
+    clients: Sequence[int],
+) -> list[str | Table]:
+    """Return the page's main table, and the sentences below it."""
+    client_findings = findings(run)
+    front: list[str | Table] = [MESSAGES["no_metric"]]
+    if basis is not None:
+        misses_value = bool(basis.estimates["value"].isna().any())
+        names = list(map(run.label, clients))
+        front = [
+            _values_table(basis, clients, names, shares, client_findings),
+            *notes_on_values(basis, shares, misses_value),
+            *_sentences_on_other_scores(run, basis),
+        ]
+    if len(clients) < run.num_clients:
+        front.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
+    if any(client_findings):
+        front.append(MESSAGES["findings"])
+    return [*front, *_sentences_on_values(run, basis)]
+
+
+def _sentences_on_values(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences on how the page's values are to be read."""
+    steps = []
+    if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
+        steps.append(MESSAGES["steps"])
+    return [
+        *steps,
+        *_sentences_on_performance(run, basis),
+        *_sentences_on_missing_values(run, basis),
+        "With other partners or other validation samples the values would be different.",
+    ]
+
+
+def _values_beside(
+    run: Run,
+    basis: Basis | None,
+    clients: Sequence[int],
+) -> list[str | Table]:
+    """Return a table of the values that the page is not about, and sentences on it."""
+    bases = bases_beside(run, basis)
+    if not bases:
+        return []
+    columns = {}
+    for basis_beside in bases:
+        columns[basis_beside.key] = with_intervals(basis_beside.estimates.loc[clients], " to ")
+    has_dash = any(NO_NUMBER in cells for cells in columns.values())
+    return [
+        MESSAGES["other_values"],
+        table_of_clients(list(map(run.label, clients)), columns),
+        *sentences_on_intervals(bases),
+        MESSAGES["dash"] if has_dash else "",
+    ]
 
 
 def _sentences_on_other_scores(run: Run, basis: Basis) -> list[str]:
@@ -300,21 +333,29 @@ def _values_table(
         bars = _waterfall_cells(basis, estimates)
     else:
         bars = bar_cells(estimates)
-    columns: dict[str, list[Any]] = {
-        "value": with_intervals(estimates, between=" to "),
-        _BARS: bars,
-    }
+    columns: dict[str, list[Any]] = {"value": with_intervals(estimates, between=" to ")}
+    columns[_BARS] = bars
     if shares is not None:
-        cells = [shares.cells(client) for client in clients]
-        columns["share"] = [share for share, _ in cells]
-        columns["amount"] = [amount for _, amount in cells]
-
+        columns |= _share_columns(shares, clients)
     if any(client_findings):
         columns["finding"] = [client_findings[client] or NO_NUMBER for client in clients]
     if not is_waterfall:
         return table_of_clients(names, columns)
 
-    # A row before the clients' rows, and one after them. The bars have these already.
+    _add_scores_of_ends(columns, basis)
+    return table_of_clients(["untrained model", *names, "model of all"], columns)
+
+
+def _share_columns(shares: Shares, clients: Sequence[int]) -> dict[str, list[str]]:
+    cells = [shares.cells(client) for client in clients]
+    return {
+        "share": [share for share, _ in cells],
+        "amount": [amount for _, amount in cells],
+    }
+
+
+def _add_scores_of_ends(columns: dict[str, list[Any]], basis: Basis) -> None:
+    """Add a row before the clients' rows, and one after them. The bars have these already."""
     initial_score = performance(basis.by, basis.initial_score)
     final_score = performance(basis.by, basis.final_score)
     for column, texts in columns.items():
@@ -322,7 +363,6 @@ def _values_table(
             columns[column] = [initial_score, *texts, final_score]
         elif column != _BARS:
             columns[column] = ["", *texts, ""]
-    return table_of_clients(["untrained model", *names, "model of all"], columns)
 
 
 def _waterfall_cells(basis: Basis, estimates: DataFrame) -> list[Cell]:

@@ -34,11 +34,15 @@ def _normal(count: int, key: bytes) -> Tensor:
     num_pairs = (count + 1) // 2
     random_bytes = shake_256(key).digest(16 * num_pairs)  # two words of 8 bytes for each pair
     words = torch.frombuffer(bytearray(random_bytes), dtype=torch.int64)
-    low_bits = words & (2**_MANTISSA_BITS - 1)
-    uniform = (low_bits.double() + 0.5) * 2.0**-_MANTISSA_BITS  # in (0, 1]
+    num_values = 2**_MANTISSA_BITS
+    low_bits = words & (num_values - 1)
+    uniform = (low_bits.double() + 0.5) / num_values  # in (0, 1]
 
     # Box and Muller: two independent normal numbers from two uniform ones.
-    radius = (-2 * uniform[:num_pairs].log()).sqrt()
-    angle = 2 * math.pi * uniform[num_pairs:]
-    numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    for_radius, for_angle = uniform.tensor_split(2)
+    radius = (-2 * for_radius.log()).sqrt()
+    angle = 2 * math.pi * for_angle
+    first_numbers = radius * angle.cos()
+    second_numbers = radius * angle.sin()
+    numbers = torch.cat([first_numbers, second_numbers])
     return numbers[:count]

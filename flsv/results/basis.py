@@ -208,26 +208,14 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 
 def basis_by_metric(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over its repetitions."""
-    metric_info = run.metric_info(metric)
     estimates = run.estimates(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
-    recorded_inputs = {
-        "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
-        **performance_inputs(run.record, metric),  # replaces the default above
-        **inputs_of_events(run.record["events"], run.client_names),
-    }
     errors = _errors_by_metric(run, metric, estimates)
     performance = run.performances.get(metric, {})
     inputs = PaymentInputs(
         values=estimates["value"].tolist(),
         errors=errors,
-        seeds=run.seeds,
-        unsuitable="" if metric_info["to_pay_by"] else metric,
-        of_rounds=run.record.get("of_rounds", ""),
-        stopped_after="" if run.ended else run.rounds_text,
-        evaluated_by_clients=metric_info.get("evaluators") == "clients",
-        margin=_margin_of_best_alone(run, metric),
-        **recorded_inputs,
+        **_payment_inputs(run, metric),
     )
     return Basis(
         metric,
@@ -240,6 +228,22 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
         initial_score=_number(performance.get("start")),
         final_score=_number(performance.get("end")),
     )
+
+
+def _payment_inputs(run: Run, metric: str) -> dict[str, Any]:
+    """Return the inputs of :class:`PaymentInputs` besides the values and their errors."""
+    metric_info = run.metric_info(metric)
+    return {
+        "seeds": run.seeds,
+        "unsuitable": "" if metric_info["to_pay_by"] else metric,
+        "of_rounds": run.record.get("of_rounds", ""),
+        "stopped_after": "" if run.ended else run.rounds_text,
+        "evaluated_by_clients": metric_info.get("evaluators") == "clients",
+        "margin": _margin_of_best_alone(run, metric),
+        "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
+        **performance_inputs(run.record, metric),  # replaces the default above
+        **inputs_of_events(run.record["events"], run.client_names),
+    }
 
 
 def _margin_of_best_alone(run: Run, metric: str) -> float:
@@ -270,28 +274,30 @@ def _margin_of_best_alone(run: Run, metric: str) -> float:
 
 def seed_summary(run: Run, metrics: Iterable[str] | None = None) -> DataFrame:
     """Summarize the last values of a run's repetitions with different seeds, in a row per metric and client."""
-    summaries = []
-    for metric in metrics or run.metrics:
-        values = final_values(run.runs, metric)
-        basis = basis_by_metric(run, metric)
-        summary = DataFrame(
-            {
-                "metric": metric,
-                "client": values.columns,
-                "client_name": run.client_names,
-                "runs": values.count(),
-                "mean": basis.estimates["value"],
-                "std": values.std(),
-                "low": basis.estimates["low"],
-                "high": basis.estimates["high"],
-                "share": NAN,
-            }
-        )
-        only_ranks = run.performances.get(metric, {}).get("ranks_only")
-        if not basis.inputs.unsuitable and not only_ranks:
-            summary["share"] = shares_in(summary["mean"])
-        summaries.append(summary)
+    summaries = [_summary_by_metric(run, metric) for metric in metrics or run.metrics]
     return pandas.concat(summaries, ignore_index=True)
+
+
+def _summary_by_metric(run: Run, metric: str) -> DataFrame:
+    values = final_values(run.runs, metric)
+    basis = basis_by_metric(run, metric)
+    summary = DataFrame(
+        {
+            "metric": metric,
+            "client": values.columns,
+            "client_name": run.client_names,
+            "runs": values.count(),
+            "mean": basis.estimates["value"],
+            "std": values.std(),
+            "low": basis.estimates["low"],
+            "high": basis.estimates["high"],
+            "share": NAN,
+        }
+    )
+    only_ranks = run.performances.get(metric, {}).get("ranks_only")
+    if not basis.inputs.unsuitable and not only_ranks:
+        summary["share"] = shares_in(summary["mean"])
+    return summary
 
 
 def _number(recorded: float | None) -> float:

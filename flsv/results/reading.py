@@ -267,26 +267,13 @@ def _mean_run(folder: Path, runs: Sequence[Run]) -> Run:
     if len(runs) == 1:
         return run
     for repetition in runs:
-        differences = _differences_of_experiments(run, repetition)
-        if differences:
-            raise ConfigurationError(
-                f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
-                f"computed: {listed(differences)}. To read one run, name its folder."
-            )
+        _check_repetition(run, repetition)
 
     # The run's record, in which two entries are means over all runs: "paid_in", the performances that metrics' values
     # distribute, and "logged".
     mean_performances = {}
-    for metric, performance in run.performances.items():
-        performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
-        means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
-        alone_by_run = [of_run.get("alone") or [] for of_run in performance_by_run]
-        means["alone"] = DataFrame(alone_by_run).mean().tolist()
-        for of_run in performance_by_run:
-            if "why_no_values" in of_run:
-                means["why_no_values"] = of_run["why_no_values"]
-        mean_performances[metric] = {**performance, **means}
-
+    for metric in run.performances:
+        mean_performances[metric] = _mean_performance(metric, runs)
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
     record = {
         **run.record,
@@ -295,6 +282,27 @@ def _mean_run(folder: Path, runs: Sequence[Run]) -> Run:
         "events": _events_of_all(runs),
     }
     return Run(folder, record, table=run.table, repetitions=runs)
+
+
+def _check_repetition(run: Run, repetition: Run) -> None:
+    differences = _differences_of_experiments(run, repetition)
+    if differences:
+        raise ConfigurationError(
+            f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
+            f"computed: {listed(differences)}. To read one run, name its folder."
+        )
+
+
+def _mean_performance(metric: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the first run's performance by a metric, with means over all runs."""
+    performance_by_run = [run.performances.get(metric, {}) for run in runs]
+    means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
+    alone_by_run = [performance.get("alone") or [] for performance in performance_by_run]
+    means["alone"] = DataFrame(alone_by_run).mean().tolist()
+    for performance in performance_by_run:
+        if "why_no_values" in performance:
+            means["why_no_values"] = performance["why_no_values"]
+    return {**performance_by_run[0], **means}
 
 
 def _events_of_all(runs: Sequence[Run]) -> list[Event]:

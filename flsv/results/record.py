@@ -101,6 +101,18 @@ def record_of(
     version: str,
 ) -> dict[str, Any]:
     """Return the content of ``run.json`` for a fit that begins, without its events."""
+    return {
+        **record_head(trainer.lightning_module, algorithm, metrics, version),
+        "first_round": first_round,
+        "rounds": trainer.max_epochs,
+        **_entries_of_data(data),
+        "settings": dict(settings),
+        "hashes": dict(identity["samples"]),
+        "fingerprint": dict(identity["settings"]),
+    }
+
+
+def _entries_of_data(data: FederatedDataModule) -> dict[str, Any]:
     class_names = None
     class_counts = None
     if data.no_classes is None:
@@ -108,18 +120,12 @@ def record_of(
         if data.known_class_counts is not None:
             class_counts = data.known_class_counts.tolist()
     return {
-        **record_head(trainer.lightning_module, algorithm, metrics, version),
-        "first_round": first_round,
-        "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
         "classes": class_names,
         "samples": data.num_samples.tolist(),
         "class_counts": class_counts,
         "validation": data.validation(),
         "dictionary": None if data.dictionary is None else data.dictionary.to_plain(),
-        "settings": dict(settings),
-        "hashes": dict(identity["samples"]),
-        "fingerprint": dict(identity["settings"]),
     }
 
 
@@ -130,10 +136,7 @@ def record_head(
     version: str,
 ) -> dict[str, Any]:
     """Return the entries of ``run.json`` that depend on neither data nor Trainer."""
-    class_by_role = {}
-    for role, strategy in algorithm.items():
-        if strategy is not None:
-            class_by_role[role] = type(strategy).__name__
+    strategies = {role: part for role, part in algorithm.items() if part is not None}
     return {
         "version": RECORD_VERSION,
         "started": now(),
@@ -144,7 +147,7 @@ def record_head(
             "python": platform.python_version(),
         },
         "module": type(module).__name__,
-        "algorithm": class_by_role,
+        "algorithm": {role: type(strategy).__name__ for role, strategy in strategies.items()},
         "metrics": {name: _describe(metric) for name, metric in metrics.items()},
     }
 

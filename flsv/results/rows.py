@@ -117,6 +117,14 @@ def changed_numbers(
     return changed_tensors
 
 
+def _names_of_federation_numbers(tensors: Mapping[TensorKey, Tensor]) -> set[str]:
+    return {name for (name, _part), tensor in tensors.items() if tensor.ndim == 0}
+
+
+def _federation_row(index: int, metric: str, number: float) -> Row:
+    return Row(index, metric, client=None, column="", value=number)
+
+
 class ResultBuilder:
     """Builder of each round's result, which is passed to all sinks."""
 
@@ -194,32 +202,31 @@ class ResultBuilder:
         rows: list[Row] = []
         for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
-                row = Row(
-                    index,
-                    name,
-                    client=None,
-                    column="",
-                    value=tensor.item(),
-                )
-                rows.append(row)
+                rows.append(_federation_row(index, name, tensor.item()))
             elif part == OVERALL:
+                interval_ends = tensors.get((name, ENDS))
                 intervals: Any = {}
-                if (name, ENDS) in tensors:
-                    intervals = by_client(tensors[name, ENDS])
+                if interval_ends is not None:
+                    intervals = by_client(interval_ends)
                 rows += client_rows(
                     index, name, by_client(tensor), self._client_names, intervals=intervals
                 )
             elif part == COLUMNS:
-                columns = self._named_columns(name, num_columns=tensor.shape[1])
-                for position, (column, class_name) in enumerate(columns.items()):
-                    rows += client_rows(
-                        index,
-                        name,
-                        by_client(tensor[:, position]),
-                        self._client_names,
-                        column=column,
-                        class_name=class_name,
-                    )
+                rows += self._column_rows(index, name, tensor)
+        return rows
+
+    def _column_rows(self, index: int, metric: str, values: Tensor) -> list[Row]:
+        rows: list[Row] = []
+        columns = self._named_columns(metric, num_columns=values.shape[1])
+        for position, (column, class_name) in enumerate(columns.items()):
+            rows += client_rows(
+                index,
+                metric,
+                by_client(values[:, position]),
+                self._client_names,
+                column=column,
+                class_name=class_name,
+            )
         return rows
 
     def _named_columns(self, name: str, num_columns: int) -> dict[str, str]:
@@ -270,7 +277,7 @@ class ResultBuilder:
             numbers = by_client(score.cpu())
             rows += client_rows(index, name, numbers, self._client_names)
         for name, number in score_summary(scores).items():
-            rows.append(Row(index, name, client=None, column="", value=number))
+            rows.append(_federation_row(index, name, number))
         return rows
 
     def round_result(
@@ -286,19 +293,16 @@ class ResultBuilder:
         draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        tensors = {}
-        for (name, part), tensor in self._metric_tensors(values).items():
-            if tensor.ndim > 0 or name not in self._written_numbers:
-                tensors[name, part] = tensor
-            if tensor.ndim == 0:
-                self._federation_numbers.add(name)
+        all_tensors = self._metric_tensors(values)
+        tensors = self._without_written_numbers(all_tensors)
+        self._federation_numbers |= _names_of_federation_numbers(all_tensors)
         changes = self._metric_rows(index, changed_numbers(tensors, self._earlier_tensors))
         self._earlier_tensors = tensors
 
-        numbers_without_columns = {
+        tensors_without_columns = {
             (name, part): tensor for (name, part), tensor in tensors.items() if part != COLUMNS
         }
-        metric_rows = self._metric_rows(index, numbers_without_columns)
+        metric_rows = self._metric_rows(index, tensors_without_columns)
 
         weight_by_client = {} if weights is None else by_client(weights.cpu())
         rows_of_round = [
@@ -318,6 +322,15 @@ class ResultBuilder:
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )
+
+    def _without_written_numbers(
+        self, tensors: Mapping[TensorKey, Tensor]
+    ) -> dict[TensorKey, Tensor]:
+        return {
+            (name, part): tensor
+            for (name, part), tensor in tensors.items()
+            if tensor.ndim > 0 or name not in self._written_numbers
+        }
 
     def pictures(
         self,

@@ -136,13 +136,8 @@ class CSV(Sink):
         """
         earlier_path = earlier or self.path
         rows: list[Row] = []
-        if first_round > 0 and earlier_path.is_file():
-            rows = _read(earlier_path)
-        elif first_round > 0:
-            warnings.warn(
-                f"{earlier_path} no longer exists, so {self.path} starts at round {first_round + 1}.",
-                stacklevel=2,
-            )
+        if first_round > 0:
+            rows = self._rows_of_earlier_run(earlier_path, first_round)
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
         continues_own_file = first_round > 0 and earlier_path == self.path
@@ -151,19 +146,34 @@ class CSV(Sink):
             later_rounds = {row.round for row in rows if row.round >= first_round}
             loses_rows = len(later_rounds) > 1
         else:
-            # The file may have rows of another run, below its header.
-            loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
+            loses_rows = self._has_rows()  # of another run
         if loses_rows:
-            # A copy, because the file must still exist if the new one cannot be written.
-            earlier_file = shutil.copyfile(self.path, numbered(self.path))
-            warnings.warn(
-                f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
-                stacklevel=2,
-            )
+            self._keep_earlier_file()
 
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
         return earlier_rows
+
+    def _rows_of_earlier_run(self, path: Path, first_round: int) -> list[Row]:
+        if path.is_file():
+            return _read(path)
+        warnings.warn(
+            f"{path} no longer exists, so {self.path} starts at round {first_round + 1}.",
+            stacklevel=3,
+        )
+        return []
+
+    def _keep_earlier_file(self) -> None:
+        # A copy, because the file must still exist if the new one cannot be written.
+        earlier_file = shutil.copyfile(self.path, numbered(self.path))
+        warnings.warn(
+            f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
+            stacklevel=3,
+        )
+
+    def _has_rows(self) -> bool:
+        """Return whether the file has anything below its header."""
+        return self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
 
     def write_round(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""

@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
 
 from flsv.results.folder import run_folder, where_results_are
 from flsv.results.round_result import RunResult, Sink
@@ -48,29 +49,12 @@ _TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 def print_contributions(run: Run, where: Sequence[str]) -> None:
     """Print a table of the values that the run's page shows, the verdict on them, and the lines ``where``."""
     basis = resolve_name("flsv.results.basis:preferred_basis")(run)
-    columns = {"samples": list(map(str, run.record["samples"]))}
     if basis is None:
-        values = None
-        title = "Clients"
-        order = ""
-        columns["rounds"] = format_numbers(run.final("rounds"))
+        _print_clients(run)
         lines = [f"{MESSAGES['no_metric']} {MESSAGES['name_one']}"]
     else:
-        values = basis.estimates["value"]
-        title = "Contributions"
-        order = f", by {basis.key}"
-        columns[basis.key] = with_intervals(basis.estimates)
-        columns |= share_column(basis)
+        _print_values(run, basis)
         lines = basis.lines
-
-    rows = shown_clients(values, run.num_clients)
-    if len(rows) < run.num_clients:
-        title += (
-            f" of {len(rows)} of {run.num_clients} clients{order}; all are in contributions.csv"
-        )
-    print_table(title, run.client_names, columns, rows)
-    if basis is not None and basis.inputs.unsuitable:
-        print_values_by_class(run, basis.key, rows)
 
     lines += performance_lines(run.record)
     logged_values = run.record.get("logged", {})
@@ -80,6 +64,37 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
     print_lines(lines)
     for line in where:
         print(line)
+
+
+def _print_clients(run: Run) -> None:
+    rows = shown_clients(None, run.num_clients)
+    title = "Clients" + _part_shown(rows, run)
+    columns = {"samples": _sample_counts(run)}
+    columns["rounds"] = format_numbers(run.final("rounds"))
+    print_table(title, run.client_names, columns, rows)
+
+
+def _print_values(run: Run, basis: Basis) -> None:
+    rows = shown_clients(basis.estimates["value"], run.num_clients)
+    title = "Contributions" + _part_shown(rows, run, order=f", by {basis.key}")
+    columns = {"samples": _sample_counts(run)}
+    columns[basis.key] = with_intervals(basis.estimates)
+    columns |= share_column(basis)
+    print_table(title, run.client_names, columns, rows)
+    if basis.inputs.unsuitable:
+        print_values_by_class(run, basis.key, rows)
+
+
+def _part_shown(rows: Sequence[int], run: Run, order: str = "") -> str:
+    """Return the end of a table's title: how many of the clients the table shows, or "" if it shows all."""
+    if len(rows) == run.num_clients:
+        return ""
+    part = f"{len(rows)} of {run.num_clients} clients"
+    return f" of {part}{order}; all are in contributions.csv"
+
+
+def _sample_counts(run: Run) -> list[str]:
+    return list(map(str, run.record["samples"]))
 
 
 def print_values_by_class(run: Run, metric: str, rows: Sequence[int]) -> None:
@@ -178,6 +193,20 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def _show_progress_on(bar: ProgressBar, progress: Callable[[], dict[str, str]]) -> None:
+    """Let this bar alone show the progress of the training, too."""
+    get_metrics = bar.get_metrics
+
+    def metrics_and_progress(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        items = dict(get_metrics(trainer, module))
+        items.pop("v_num", None)  # the number of the run's folder
+        if trainer.training:
+            items |= progress()
+        return items
+
+    bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]
+
+
 class Terminal(Sink):
     """Sink that adds round and client to the trainer's progress bar, and prints a table at the end."""
 
@@ -193,19 +222,8 @@ class Terminal(Sink):
         self._prints_table = table
         self._writes_files = files
         self._result: RunResult | None = None
-        if self._bar is None:
-            return
-        get_metrics = self._bar.get_metrics
-
-        def metrics_and_progress(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-            items = dict(get_metrics(trainer, module))
-            items.pop("v_num", None)  # the number of the run's folder
-            if trainer.training:
-                items |= progress()
-            return items
-
-        # Replaced on this bar alone.
-        self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]
+        if self._bar is not None:
+            _show_progress_on(self._bar, progress)
 
     def finish(self, result: RunResult) -> None:
         """Store the result for :meth:`show_table`, since a live progress bar would erase a table."""

@@ -196,12 +196,17 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together - inputs.margin,
         "small_gain": are_trained_values and has_gain and is_small_gain(inputs.by, inputs.values),
     }
+    return Verdict(_sentences(detail_by_reason), inputs.seeds)
+
+
+def _sentences(detail_by_reason: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sentence of each reason that has a detail, those that forbid a payment first."""
     reasons = {}
     for name, detail in detail_by_reason.items():
         if detail:
             reasons[name] = MESSAGES["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
-    return Verdict({**forbidding, **reasons}, inputs.seeds)
+    return {**forbidding, **reasons}
 
 
 def _joint(inputs: PaymentInputs, rule: Negatives) -> JointShares:
@@ -270,28 +275,33 @@ def inputs_of_events(
     shared_samples = []
     descriptions = []
     for data_warning in data_warnings_in(events):
-        owners = []
-        if data_warning.client is not None:
-            owners = [
-                client_label(client, client_names)
-                for client in (data_warning.client, *data_warning.others)
-            ]
+        owners = _owners(data_warning, client_names)
         if data_warning.others:
             shared_samples.append(f"{joined(owners)} ({data_warning.text})")
         else:
             column_at_owners = ", ".join([*owners, data_warning.column])
             descriptions.append(f"{column_at_owners} ({data_warning.text})")
 
+    return {
+        "shared_samples": listed(shared_samples, MAX_WARNINGS_SHOWN),
+        "data_warnings": listed(descriptions, MAX_WARNINGS_SHOWN),
+        "incidents": listed(_incidents(events, client_names), MAX_WARNINGS_SHOWN),
+        "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
+    }
+
+
+def _owners(data_warning: Event, client_names: Sequence[str]) -> list[str]:
+    """Return the names of the clients that a warning is about, none if it is about all."""
+    if data_warning.client is None:
+        return []
+    clients = [data_warning.client, *data_warning.others]
+    return [client_label(client, client_names) for client in clients]
+
+
+def _incidents(events: Sequence[Event], client_names: Sequence[str]) -> list[str]:
     incidents = []
     for event in events:
         if event.kind == OF_VALUES and event.client is not None:
             site = client_label(event.client, client_names)
             incidents.append(f"{site} {event.what} ({event.times} times)")
-
-    text = listed(descriptions, MAX_WARNINGS_SHOWN)
-    return {
-        "shared_samples": listed(shared_samples, MAX_WARNINGS_SHOWN),
-        "data_warnings": text,
-        "incidents": listed(incidents, MAX_WARNINGS_SHOWN),
-        "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
-    }
+    return incidents

@@ -61,24 +61,32 @@ class Compression(Upload):
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        if not context.start_sent:
-            raise ConfigurationError(
-                f"{self!r} compresses the difference between a client's model and the model that the server sent, but "
-                f"client {context.client} started from a model that the server did not send. Remove the compression, "
-                "or use a personalizer whose models the server sends."
-            )
+        self._check_start(context)
         # The position separates the errors of two compressions of one client.
         error_name = f"upload.{context.position}.error"
         parameters = update[: context.num_parameters]
         buffers = update[context.num_parameters :]
         if self.error_feedback and error_name in context.state:
             parameters = parameters + context.state[error_name]
-        generator_path = ("compression", context.position, context.round_index, context.client)
-        generator = generator_for(context.seed, *generator_path)
+        generator = generator_for(
+            context.seed,
+            "compression",
+            context.position,
+            context.round_index,
+            context.client,
+        )
         compressed = self.compress(parameters, generator)
         if self.error_feedback:
             context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
+
+    def _check_start(self, context: UploadContext) -> None:
+        if not context.start_sent:
+            raise ConfigurationError(
+                f"{self!r} compresses the difference between a client's model and the model that the server sent, but "
+                f"client {context.client} started from a model that the server did not send. Remove the compression, "
+                "or use a personalizer whose models the server sends."
+            )
 
     def traffic(self, previous: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         buffers = len(sent) - context.num_parameters

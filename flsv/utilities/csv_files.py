@@ -88,28 +88,40 @@ def read_rows(
     columns = []
     if lines:
         columns = _cells(path, skip + 1, lines[0])
+    _check_columns(path, columns, needed)
+    for number, line in enumerate(lines[1:], skip + 2):
+        cells = _cells(path, number, line)
+        row_label = f"{path}, line {number}"
+        if len(cells) != len(columns):
+            raise ConfigurationError(f"{row_label}: {len(cells)} cells, expected {len(columns)}.")
+        yield _parsed_row(zip(columns, cells), needed, row_label)
+
+
+def _parsed_row(
+    cells: Iterable[tuple[str, str]],
+    needed: Mapping[str, Cell],
+    row_label: str,
+) -> dict[str, Any]:
+    """Return a row's values by column. An error names the row's place."""
+    row = {}
+    for name, cell in cells:
+        parse = needed.get(name, str)
+        try:
+            row[name] = parse(cell)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{row_label}: {name} is {cell[:60]!r}, expected {error}."
+            ) from None
+    return row
+
+
+def _check_columns(path: Path, columns: Sequence[str], needed: Mapping[str, Cell]) -> None:
     is_complete = set(needed) <= set(columns)
     if not is_complete or len(set(columns)) < len(columns):
         columns_shown = ", ".join(map(repr, columns)) or "none"
         raise ConfigurationError(
             f"{path} has the columns {columns_shown}: expected {', '.join(needed)}, each once."
         )
-    for number, line in enumerate(lines[1:], skip + 2):
-        cells = _cells(path, number, line)
-        if len(cells) != len(columns):
-            raise ConfigurationError(
-                f"{path}, line {number}: {len(cells)} cells, expected {len(columns)}."
-            )
-        row = {}
-        for name, cell in zip(columns, cells):
-            parse = needed.get(name, str)
-            try:
-                row[name] = parse(cell)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{path}, line {number}: {name} is {cell[:60]!r}, expected {error}."
-                ) from None
-        yield row
 
 
 def parse_int(cell: str) -> int:

@@ -240,20 +240,26 @@ def _choices(hint: Any) -> list[_Choice]:
     if _is_list(hint):
         hint_of_entries = type_arguments[0]
         return [_list_of(_choices(hint_of_entries))]
+    return [_single_choice(hint)]
+
+
+def _single_choice(hint: Any) -> _Choice:
+    """Return a converter and its description for an annotation that allows one kind of values."""
+    kind = get_origin(hint)
     require_object = _require(lambda value: not isinstance(value, str | Number | None))
     if kind is dict:
-        values_in_words = _in_words(_choices(type_arguments[1]))
-        return [(require_object, f"a mapping of names to {values_in_words}")]
+        _name_hint, value_hint = get_args(hint)
+        return require_object, f"a mapping of names to {_in_words(_choices(value_hint))}"
     if kind is Callable:
-        return [(_require(callable), "a function")]
+        return _require(callable), "a function"
     if hint in _PLAIN_CHOICES:
-        return [_PLAIN_CHOICES[hint]]
+        return _PLAIN_CHOICES[hint]
 
     is_protocol = getattr(hint, "_is_protocol", False)
     if isinstance(hint, type) and hint is not Any and not is_protocol:
         require_instance = _require(lambda value: isinstance(value, hint))
-        return [(require_instance, f"a {hint.__name__}")]
-    return [(require_object, str(hint))]
+        return require_instance, f"a {hint.__name__}"
+    return require_object, str(hint)
 
 
 def _require(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -336,22 +342,16 @@ def _within_bounds(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
     # A marker is annotated_types' Gt, Ge, Lt or Le. Two of them are the ends of an interval.
     convert, description = choice
-    is_interval = len(markers) == 2
-    limits = []
     conditions = []
+    words = []
     for marker in markers:
         attribute, is_within, word = _COMPARISONS[type(marker)]
         limit = getattr(marker, attribute)
-        limits.append(limit)
         conditions.append((is_within, limit))
-        if not is_interval:
-            description += f" {word} {limit:g}"
-
-    if is_interval:
-        low, high = markers
-        opening = "[" if isinstance(low, Ge) else "("
-        closing = "]" if isinstance(high, Le) else ")"
-        description += f" in {opening}{limits[0]:g}, {limits[1]:g}{closing}"
+        words.append(f" {word} {limit:g}")
+    if len(markers) == 2:
+        limits = [limit for _is_within, limit in conditions]
+        words = [f" in {_interval(markers, limits)}"]
 
     def convert_and_check(value: Any) -> Any:
         converted = convert(value)
@@ -360,7 +360,14 @@ def _within_bounds(choice: _Choice, markers: Sequence[Any]) -> _Choice:
                 raise ValueError
         return converted
 
-    return convert_and_check, description
+    return convert_and_check, description + "".join(words)
+
+
+def _interval(markers: Sequence[Any], limits: Sequence[float]) -> str:
+    low, high = markers
+    opening = "[" if isinstance(low, Ge) else "("
+    closing = "]" if isinstance(high, Le) else ")"
+    return f"{opening}{limits[0]:g}, {limits[1]:g}{closing}"
 
 
 def _advice_in(hint: Any) -> list[str]:

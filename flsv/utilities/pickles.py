@@ -99,6 +99,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._position_of_shared: dict[int, int] = {}
         self._position_of_storage: dict[int, int] = {}
 
+    def dump_references(self, program: ProgramState, has_own_caches: bool) -> list[Reference]:
+        """Pickle the values of the program's references to the objects that are copied, and return the references."""
+        program.include_classes(self.shared)
+        ids_of_copied = self.memo.copy().keys()
+        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
+        self.dump([reference.value for reference in references])
+        return references
+
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
         if kind is str:
@@ -111,23 +119,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return "users data"
         if id(value) in self._stand_ins:
             return SHARED, self._share(self._stand_ins[id(value)])
-        if kind is StandIn:  # of a copy that is copied again
-            return SHARED, self._share(value)
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
-        # By value, cloudpickle would set the attributes of classes again, also of the run's own classes.
-        is_of_shared_type = issubclass(kind, self._shared_types)
-        is_shared = is_of_shared_type and id(value) not in self._copied_ids
-        if is_shared or id(value) in self._shared_ids:
-            return SHARED, self._share(value)
-        if kind is FunctionType and not _has_state(value):
-            return SHARED, self._share(value)
-        if kind is torch.jit.ScriptFunction:  # it has no state
-            return SHARED, self._share(value)
         if kind is _Original:
             return SHARED, self._share(value.function)
+        if self._is_shared(value, kind):
+            return SHARED, self._share(value)
         return None
+
+    def _is_shared(self, value: Any, kind: type) -> bool:
+        """Return whether copies have an object in common with the original."""
+        if id(value) in self._shared_ids:
+            return True
+        # By value, cloudpickle would set the attributes of classes again, also of the run's own classes.
+        if issubclass(kind, self._shared_types) and id(value) not in self._copied_ids:
+            return True
+        if kind is FunctionType:
+            return not _has_state(value)
+        # A stand-in is that of a copy that is copied again. A scripted function has no state.
+        return kind is StandIn or kind is torch.jit.ScriptFunction
 
     def _persistent_path(self, text: str) -> tuple[str, str] | None:
         """Return where a path in one of the run's folders leads, below the folder in which a copy is loaded."""
@@ -163,33 +174,46 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if reduction is not None:
             return reduction
         kind = type(value)
-        if kind is FunctionType:
-            cells = value.__closure__ or ()
-            state = value.__defaults__, value.__kwdefaults__, vars(value)
-            return _empty_function, (_Original(value), cells), state, None, None, _fill_function
-        if kind is CellType:
-            return CellType, (), contents_of_cell(value), None, None, _fill_cell
-        if kind is CACHE_TYPE:
-            return _empty_cache, (value.__wrapped__, value.cache_parameters())
-        if kind is random.SystemRandom:  # it has no state
-            return kind, ()
-        if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
-            return _LOCK_MAKERS[kind], ()
-        if issubclass(kind, PurePath):
-            return kind, (str(value),)
-        if kind is weakref.ref:
-            return _reference, (value(),)
-        if isinstance(value, torch.Tensor) and _has_hooks(value):
-            # torch leaves them out. As a state they may refer to the tensor.
-            make_tensor, arguments, *_ = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-            hooks = (value._backward_hooks, value._post_accumulate_grad_hooks)
-            return make_tensor, arguments, hooks, None, None, _set_hooks
-        if issubclass(kind, torch.jit.ScriptModule):
-            return _load_scripted, (_saved_scripted(value),)
-        # torch refuses these, since a class is made for each. Here it is pickled, too.
-        if issubclass(kind, nn.Module) and is_parametrized(value):
-            return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
+        reduction = _reduction_of_python(value, kind) or _reduction_of_torch(value, kind)
+        if reduction is not None:
+            return reduction
         return super().reducer_override(value)
+
+
+def _reduction_of_python(value: Any, kind: type) -> Any:
+    """Return how an object of Python's own types is pickled, None if as usual."""
+    if kind is FunctionType:
+        cells = value.__closure__ or ()
+        state = value.__defaults__, value.__kwdefaults__, vars(value)
+        return _empty_function, (_Original(value), cells), state, None, None, _fill_function
+    if kind is CellType:
+        return CellType, (), contents_of_cell(value), None, None, _fill_cell
+    if kind is CACHE_TYPE:
+        return _empty_cache, (value.__wrapped__, value.cache_parameters())
+    if kind is random.SystemRandom:  # it has no state
+        return kind, ()
+    if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
+        return _LOCK_MAKERS[kind], ()
+    if issubclass(kind, PurePath):
+        return kind, (str(value),)
+    if kind is weakref.ref:
+        return _reference, (value(),)
+    return None
+
+
+def _reduction_of_torch(value: Any, kind: type) -> Any:
+    """Return how a tensor or module that torch pickles wrongly or refuses is pickled, None if as usual."""
+    if isinstance(value, torch.Tensor) and _has_hooks(value):
+        # torch leaves them out. As a state they may refer to the tensor.
+        make_tensor, arguments, *_ = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        hooks = (value._backward_hooks, value._post_accumulate_grad_hooks)
+        return make_tensor, arguments, hooks, None, None, _set_hooks
+    if issubclass(kind, torch.jit.ScriptModule):
+        return _load_scripted, (_saved_scripted(value),)
+    # torch refuses these, since a class is made for each. Here it is pickled, too.
+    if issubclass(kind, nn.Module) and is_parametrized(value):
+        return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,10 +335,7 @@ def pickled(
     pickler.dump(value)
     references: list[Reference] = []
     if program is not None:
-        program.include_classes(pickler.shared)
-        ids_of_copied = pickler.memo.copy().keys()
-        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
-        pickler.dump([reference.value for reference in references])
+        references = pickler.dump_references(program, has_own_caches)
     return Pickled(
         bytes=file.getvalue(),
         storages=pickler.storages,

@@ -254,12 +254,7 @@ def digest(value: Any) -> bytes:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             sha256.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
-            entries = part.detach().cpu().reshape(-1)
-            # A copy, since torch does not view every tensor as bytes: it refuses a single entry with a stride above 1.
-            dense_entries = torch.empty(len(entries), dtype=entries.dtype)
-            dense_entries.copy_(entries)
-            entry_bytes = dense_entries.view(torch.uint8)
-            sha256.update(entry_bytes.numpy().data)
+            sha256.update(_bytes_of(part).numpy().data)
         elif isinstance(part, Mapping):
             sha256.update(f"mapping {len(part)}:".encode())
             for name in sorted(part, key=repr):
@@ -277,3 +272,12 @@ def digest(value: Any) -> bytes:
 
     add(value)
     return sha256.digest()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return a tensor's entries as bytes, on the host."""
+    entries = tensor.detach().cpu().reshape(-1)
+    # A copy, since torch does not view every tensor as bytes: it refuses a single entry with a stride above 1.
+    dense_entries = torch.empty(len(entries), dtype=entries.dtype)
+    dense_entries.copy_(entries)
+    return dense_entries.view(torch.uint8)

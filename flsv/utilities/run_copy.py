@@ -62,17 +62,12 @@ class RunCopy:
         self._data.trainer = None
         self._program = ProgramState()
 
-        all_reductions: dict[int, Reduction] = dict(reductions or {})
-        all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
-        for logger in trainer.loggers:
-            all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
-
         dump = partial(
             pickled,
             data=data,
             program=self._program,
             has_own_caches=True,
-            reductions=all_reductions,
+            reductions={**(reductions or {}), **_reductions_of_parts(trainer)},
             locations=locations or {},
         )
 
@@ -85,12 +80,8 @@ class RunCopy:
         try:
             self._pickled = dump_and_load((trainer, module))
         except Exception as error:
-            roots = {"the module": module}
-            for callback in trainer.callbacks:
-                roots[type(callback).__name__] = callback
-            roots["the Trainer"] = trainer
             reason = "the run cannot be copied, and a coalition is a fit of a copy"
-            raise pickle_error(reason, roots, dump_and_load) from error
+            raise pickle_error(reason, _named_parts(trainer, module), dump_and_load) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.
@@ -140,6 +131,22 @@ def pickle_error(
 _PARTS_OF_LAYERS = ("._modules", "._parameters", "._buffers")
 
 
+def _reductions_of_parts(trainer: Any) -> dict[int, Reduction]:
+    """Return how the parts of a Trainer that write are pickled: without what they write to."""
+    reductions: dict[int, Reduction] = {id(trainer.profiler): (PassThroughProfiler, ())}
+    for logger in trainer.loggers:
+        reductions[id(logger)] = (silent_logger, silent_arguments(logger))
+    return reductions
+
+
+def _named_parts(trainer: Any, module: Any) -> dict[str, Any]:
+    parts = {"the module": module}
+    for callback in trainer.callbacks:
+        parts[type(callback).__name__] = callback
+    parts["the Trainer"] = trainer
+    return parts
+
+
 def find_refused(
     roots: Mapping[str, Any],
     dump: Callable[[Any], Any],
@@ -152,10 +159,7 @@ def find_refused(
         error = _error_of(part, dump)
         if error is None:
             continue
-        unpicklable_parts = []
-        for name, nested_part in _parts_of(part):
-            if _error_of(nested_part, dump) is not None:
-                unpicklable_parts.append((name, nested_part))
+        unpicklable_parts = _unpicklable_parts(part, dump)
         if not unpicklable_parts:
             return Refused(path, part, error, attribute)
         for name, nested_part in unpicklable_parts:
@@ -168,6 +172,14 @@ def find_refused(
             pending.append((path + name, nested_part, nested_attribute))
     error = RuntimeError("each by itself can be pickled")
     return Refused("a combination of its parts", roots, error)
+
+
+def _unpicklable_parts(part: Any, dump: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+    return [
+        (name, nested_part)
+        for name, nested_part in _parts_of(part)
+        if _error_of(nested_part, dump) is not None
+    ]
 
 
 def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:

@@ -32,25 +32,27 @@ def mean_with_interval(
             seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
-    is_known = ~values.isnan()
     if evidence is None:
-        num_seeds = is_known.sum(0)
-        squared_deviations = (values - mean).square().nansum(0)
-        variances_of_means = squared_deviations / (num_seeds - 1) / num_seeds
-        half_widths = half_width(
-            variances_of_means,
-            num_seeds - 1,
-            confidence_level=INTERVAL_LEVEL,
-        )
-    else:
-        half_widths = torch.full_like(mean, torch.nan)
-        if not is_known.any(1).all():  # a coalition of some seed has no finite performance
-            return Estimates(half_widths, half_widths, half_widths)
-        # The usual difference between seeds and the error of predicted utilities are known.
-        has_all = is_known.all(0)
-        stderr = stderr_over_seeds(evidence)
-        half_widths[has_all] = interval_over_seeds(values[:, has_all], stderr[has_all])
+        half_widths = _students_half_widths(values)
+        return Estimates(mean, mean - half_widths, mean + half_widths)
+
+    is_known = ~values.isnan()
+    half_widths = torch.full_like(mean, torch.nan)
+    if not is_known.any(1).all():  # a coalition of some seed has no finite performance
+        return Estimates(half_widths, half_widths, half_widths)
+    # The usual difference between seeds and the error of predicted utilities are known.
+    has_all = is_known.all(0)
+    stderr = stderr_over_seeds(evidence)
+    known_values = values[:, has_all]
+    half_widths[has_all] = interval_over_seeds(known_values, stderr[has_all])
     return Estimates(mean, mean - half_widths, mean + half_widths)
+
+
+def _students_half_widths(values: Tensor) -> Tensor:
+    num_seeds = (~values.isnan()).sum(0)
+    squared_deviations = (values - values.nanmean(0)).square().nansum(0)
+    variances_of_means = squared_deviations / (num_seeds - 1) / num_seeds
+    return half_width(variances_of_means, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
 
 
 def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
