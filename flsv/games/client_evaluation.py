@@ -38,7 +38,11 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import MIN_HELD_OUT, range_of_score
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, PredictedGame
+from flsv.functional.shapley.predicted_outputs import (
+    MAX_PREDICTED_PLAYERS,
+    PredictedGame,
+    PredictionScore,
+)
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
@@ -181,8 +185,7 @@ def score_coalitions(
         utilities=scores.values["correct"],  # [T, M]
         outputs=scores.outputs,
         weights=weights.cpu(),
-        score=correct_by_class,
-        logits=True,
+        scoring=PredictionScore(correct_by_class, logits=True),
     )
     num_clients = trained.shape[1]
     # The game has a column per class for the outputs by interpolation, and one for those by an ensemble.

@@ -15,6 +15,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
+    PredictionScore,
     values_of_rounds,
     values_of_tables,
 )
@@ -29,21 +30,13 @@ from flsv.utilities.seeding import isolated_rngs
 
 
 @dataclass(frozen=True, eq=False)
-class OutputScore:
+class OutputScore(PredictionScore):
     """Score of coalitions' predicted outputs by a performance measure. It also computes the Shapley values."""
 
-    # Function from outputs [c, V, ...], with the samples in this order, to utilities [c] or [c, M].
-    score: Callable[[Tensor], Tensor]
-    # Whether the outputs are logits.
-    logits: bool
     # The evaluator at the clients, if the clients predict and score. Then the "outputs" are models [T, P].
     client_evaluator: ClientEvaluator | None = None
-    # Whether predicted outputs are limited to the range of the trained coalitions' outputs.
-    is_bounded: bool = False
     # The scores on each validation sample. None: they cannot be computed.
     scores_by_sample: SampleScores | None = None
-    # int64 [V]. None: the order of the validation samples.
-    order: Tensor | None = None
 
     def shapley(
         self,
@@ -56,16 +49,7 @@ class OutputScore:
         of :func:`flsv.functional.predicted_shapley`.
         """
         if self.client_evaluator is None:
-            return values_of_rounds(
-                trained,
-                utilities=utilities,
-                outputs=outputs,
-                weights=weights,
-                score=self.score,
-                logits=self.logits,
-                bounded=self.is_bounded,
-                order=self.order,
-            )
+            return values_of_rounds(trained, utilities, outputs, weights, scoring=self)
         values = []
         for utilities_of_round, models in zip(utilities, outputs):
             tables = self.client_evaluator.predict(models, trained, weights)
@@ -81,9 +65,7 @@ class OutputScore:
         """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if this is not possible."""
         if self.scores_by_sample is None:
             return None
-        return self.scores_by_sample.values(
-            trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
-        )
+        return self.scores_by_sample.values(trained, outputs, weights, scoring=self)
 
     @staticmethod
     def for_evaluator(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:

@@ -266,7 +266,9 @@ class _PermutationGroups:
 
 def _is_budget_spent(num_affordable: int, num_drawn: int, truncation: object) -> bool:
     """Return whether sampling ends after a batch of which only ``num_affordable`` fitted into the budget."""
-    if truncation is None:  # the number of evaluations is exact: the next ones would exceed the budget
+    if (
+        truncation is None
+    ):  # the number of evaluations is exact: the next ones would exceed the budget
         return num_affordable < num_drawn
     return num_affordable == 0
 
