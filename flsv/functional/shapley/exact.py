@@ -170,13 +170,7 @@ def leave_one_out(
         >>> leave_one_out(glove, 3).values
         tensor([1., 0., 0.])
     """
-    game = Sampling(
-        "leave_one_out",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=num_players + 1,
-    )
+    game = Sampling("leave_one_out", utility, num_players, budget, minimum=num_players + 1)
     grand_coalition = torch.ones(1, num_players, dtype=torch.bool)
     all_but_one = ~torch.eye(num_players, dtype=torch.bool)
     utilities = game(torch.cat([grand_coalition, all_but_one]))
