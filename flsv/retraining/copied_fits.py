@@ -68,7 +68,20 @@ def copy_of_run(
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. ``excluded``
     callbacks do nothing in a copy.
     """
-    # {id of an object: the constructor and its arguments by which copies create the object}
+    folder = ProgramFolder(_folders_of(trainer))
+    run_copy = CopyOfRun(
+        trainer,
+        module,
+        data=data,
+        reductions=_reductions(trainer, excluded),
+        locations=folder.locations,
+    )
+    run_copy.folder = folder
+    return run_copy
+
+
+def _reductions(trainer: L.Trainer, excluded: Collection[L.Callback]) -> dict[int, Any]:
+    """Return ``{id of an object: the constructor and its arguments by which copies create the object}``."""
     reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in excluded}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -79,17 +92,7 @@ def copy_of_run(
             strategy.precision_plugin,
         )
         reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
-
-    folder = ProgramFolder(_folders_of(trainer))
-    run_copy = CopyOfRun(
-        trainer,
-        module,
-        data=data,
-        reductions=reductions,
-        locations=folder.locations,
-    )
-    run_copy.folder = folder
-    return run_copy
+    return reductions
 
 
 def _folders_of(trainer: L.Trainer) -> list[str]:
@@ -263,10 +266,7 @@ class CopiedFits:
             train_at_worker(program_state, self._run_copy, self._measures, job, index)
             for index, job in enumerate(jobs)
         )
-        parallel = joblib.Parallel(
-            return_as="generator_unordered",
-            pre_dispatch="n_jobs",
-        )
+        parallel = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")
         try:
             for index, result in parallel(calls):
                 if isinstance(result, ConfigurationError):

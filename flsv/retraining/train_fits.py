@@ -87,30 +87,32 @@ class CoalitionTraining:
         """Train those of ``coalitions`` that have no models in ``store``. Successful results are stored, even if other
         fits fail. ``count`` is called after each coalition.
         """
-        seed = self.job.seed
-        missing = store.missing(seed, coalitions)
+        missing = store.missing(self.job.seed, coalitions)
         members_to_fit = [members for members in missing if members]
         if missing and not members_to_fit:
             # The empty coalition's model is that of any fit before training, and the fit of one client is cheap.
             members_to_fit = [(0,)]
 
         failures: dict[Members, FitFailed] = {}
-        needs_untrained = EMPTY in missing
-        for members, result in self._results(members_to_fit, needs_untrained, store.ranks):
+        for members, result in self._results(members_to_fit, EMPTY in missing, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result
-                continue
-            self._check_start(result.start_hash)
-            self.changed_tensors.update(result.changed_tensors)
-            self.first_updates[members] = result.first_updates
-            if members in missing:
-                store.add(seed, members, dict(zip(store.rounds, result.scored)))
-            if needs_untrained and result.untrained is not None:
-                store.add(seed, EMPTY, {NO_ROUND: result.untrained})
-                needs_untrained = False
-            count()
+            else:
+                self._add(members, result, store)
+                count()
         if failures:
             raise FitsFailed(failures)
+
+    def _add(self, members: Members, result: FitResult, store: CoalitionStore) -> None:
+        """Store the scores of a fit that are missing."""
+        self._check_start(result.start_hash)
+        self.changed_tensors.update(result.changed_tensors)
+        self.first_updates[members] = result.first_updates
+        missing = store.missing(self.job.seed, [members, EMPTY])
+        if members in missing:
+            store.add(self.job.seed, members, dict(zip(store.rounds, result.scored)))
+        if EMPTY in missing and result.untrained is not None:
+            store.add(self.job.seed, EMPTY, {NO_ROUND: result.untrained})
 
     def _check_start(self, start_hash: str) -> None:
         """Raise ConfigurationError if a fit has started from other weights than the run or earlier fits."""
@@ -126,32 +128,42 @@ class CoalitionTraining:
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks
     ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
         """Train coalitions, divided among the ranks by their samples. Yield the results of all ranks."""
-        jobs = []
-        for members in coalitions:
-            job = replace(self.job, members=members, scores_untrained=scores_untrained)
-            jobs.append(job)
+        jobs = [
+            replace(self.job, members=members, scores_untrained=scores_untrained)
+            for members in coalitions
+        ]
         if ranks.size == 1:
             yield from self._results_of_rank(jobs)
             return
-
-        costs = [sum(self._num_samples[client] for client in members) for members in coalitions]
-        jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(ranks.size)]
-        for job, rank in zip(jobs, balance_load(costs, ranks.size)):
-            jobs_by_rank[rank].append(job)
         # Results are gathered after each coalition, so that a killed run loses at most one coalition of each rank. A
         # rank that has no coalition left takes part, too.
+        jobs_by_rank = self._divided(jobs, ranks.size)
         num_turns = max(map(len, jobs_by_rank))
         for turn in range(num_turns):
             jobs_of_turn = jobs_by_rank[ranks.rank][turn : turn + 1]
-            results_or_error: dict[Members, FitResult | FitFailed] | Exception
-            try:
-                results_or_error = dict(self._results_of_rank(jobs_of_turn))
-            except Exception as error:
-                results_or_error = error  # raised below: the other ranks wait for this one
-            for results_of_rank in ranks.all_gather(results_or_error, "coalitions' trainings"):
-                if isinstance(results_of_rank, Exception):
-                    raise results_of_rank
-                yield from results_of_rank.items()
+            yield from self._results_of_turn(jobs_of_turn, ranks)
+
+    def _divided(self, jobs: Sequence[TrainingJob], num_ranks: int) -> list[list[TrainingJob]]:
+        """Divide jobs among the ranks by their members' numbers of samples."""
+        costs = [sum(self._num_samples[client] for client in job.members) for job in jobs]
+        jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(num_ranks)]
+        for job, rank in zip(jobs, balance_load(costs, num_ranks)):
+            jobs_by_rank[rank].append(job)
+        return jobs_by_rank
+
+    def _results_of_turn(
+        self, jobs: Sequence[TrainingJob], ranks: Ranks
+    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+        """Train this rank's ``jobs``. Yield the results of all ranks, or raise the error of one."""
+        results_or_error: dict[Members, FitResult | FitFailed] | Exception
+        try:
+            results_or_error = dict(self._results_of_rank(jobs))
+        except Exception as error:
+            results_or_error = error  # raised below: the other ranks wait for this one
+        for results_of_rank in ranks.all_gather(results_or_error, "coalitions' trainings"):
+            if isinstance(results_of_rank, Exception):
+                raise results_of_rank
+            yield from results_of_rank.items()
 
     def _results_of_rank(
         self, jobs: Sequence[TrainingJob]
