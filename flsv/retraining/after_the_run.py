@@ -208,7 +208,7 @@ class TrainingAfterTheRun:
             training.train(self._coalitions_to_train(), self.store)
 
     def _repeat_rounds(self, training: CoalitionTraining) -> tuple[str | None, bool]:
-        """Return how the run's first rounds, trained again, differ, and whether they differ only without validations."""
+        """Return how the run's repeated rounds differ, and whether they differ only without validations."""
         difference = self._difference_by_repetition(training, training.job.validates)
         if difference is None or training.job.validates:
             return difference, False
@@ -237,7 +237,7 @@ class TrainingAfterTheRun:
     def _different_parameters(
         self, training: CoalitionTraining, norms_of_run: Mapping[int, Tensor]
     ) -> dict[int, str]:
-        """Return a parameter of each client in which its first update in a coalition has another norm than in the run."""
+        """Return a parameter by client in which its first update in a coalition has another norm than in the run."""
         tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
         parameter_by_client = {}
         for norms_by_client in training.first_updates.values():

@@ -302,17 +302,23 @@ if less is.
     if isinstance(performance, Metric):
         return _score_by_metric(owner_name, performance, mode, argument)
     if performance in CLASSIFICATION:
-        if mode == "min":
-            raise ConfigurationError(
-                f'{owner_name}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value '
-                "of this name that the module logs needs another name.)"
-            )
+        _check_mode_of_classification(owner_name, performance, mode, argument)
         return performance
     if mode is not None:
         return ModelScore(performance, mode)
     if performance in CLASS_SCORES:
         return ModelScore(ClassScore(performance), "max", performance)
     raise _unknown_performance(owner_name, performance, argument)
+
+
+def _check_mode_of_classification(
+    owner: str, performance: str, mode: Mode | None, argument: str
+) -> None:
+    if mode == "min":
+        raise ConfigurationError(
+            f'{owner}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value '
+            "of this name that the module logs needs another name.)"
+        )
 
 
 def _score_of_outputs(

@@ -214,52 +214,46 @@ def value_after_round(
             are not known.
         recent_estimates: the values ``[n, 1]`` or ``[n, M]`` of the rounds just before, each after the other.
     """
-    num_clients = game.masks.shape[1]
-    shape = num_clients, utilities.shape[1]
+    shape = game.masks.shape[1], utilities.shape[1]
     broken = coalitions_not_finite(game.masks, utilities, outputs)
     if broken:
         no_values = torch.full(shape, torch.nan).double()
         evidence = {"why_no_values": f"The coalitions {broken} come to no finite performance."}
         return RoundValues(no_values, no_values, no_values, evidence)
 
-    utilities = game.without_class_axis(utilities)
-    estimate, stderr, evidence = _estimate(game, utilities, predicted)
+    estimate, stderr, evidence = _estimate(game, game.without_class_axis(utilities), predicted)
     estimate = estimate.reshape(shape).double()
-    last_estimates: Tensor | None
-    last_estimates = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
+    recent_values = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
     values = estimate
     if game.averages:
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-        values = last_estimates.nanmean(0)
-
-    # Predictions of several rounds differ by what is predicted, too.
-    has_spread = len(last_estimates) == NUM_RECENT_ROUNDS and not game.predicts
-    if not (has_spread and last_estimates.isfinite().all()):
-        last_estimates = None
-    if untrained is not None and not untrained.isfinite().all():
-        untrained = None
+        values = recent_values.nanmean(0)
     stderr = one_seed_stderr(
         values,
         stderr.reshape(shape),
-        untrained_utilities=untrained,
-        recent_values=last_estimates,
+        untrained_utilities=untrained if _is_finite(untrained) else None,
+        recent_values=recent_values if _has_spread(recent_values, game) else None,
     )
-    case_values = None
-    if game.score is not None and outputs is not None and not game.per_class:
-        assert game.weights is not None
-        case_values = partial(
-            game.score.case_values,
-            game.masks,
-            outputs=outputs,
-            weights=game.weights,
-        )
-    return RoundValues(
-        values,
-        stderr,
-        estimate=estimate,
-        evidence=evidence,
-        case_values=case_values,
-    )
+    return RoundValues(values, stderr, estimate, evidence, _case_values(game, outputs))
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    return tensor is not None and bool(tensor.isfinite().all())
+
+
+def _has_spread(recent_values: Tensor, game: Game) -> bool:
+    """Return whether the spread of a game's recent values is that of its trainings."""
+    # Predictions of several rounds differ by what is predicted, too.
+    if game.predicts or len(recent_values) < NUM_RECENT_ROUNDS:
+        return False
+    return _is_finite(recent_values)
+
+
+def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues | None] | None:
+    if game.score is None or outputs is None or game.per_class:
+        return None
+    assert game.weights is not None
+    return partial(game.score.case_values, game.masks, outputs=outputs, weights=game.weights)
 
 
 def _estimate(
@@ -276,13 +270,7 @@ def _estimate(
         source = "trainings" if game.are_all_trained else "scores"
         estimate = few_coalitions_shapley(game.masks, utilities)
 
-    evidence = evidence_of(
-        game.masks,
-        utilities,
-        source=source,
-        per_class=game.per_class,
-        design=game.design,
-    )
+    evidence = evidence_of(game.masks, utilities, source, game.per_class, game.design)
     if isinstance(estimate, PredictedValues):
         evidence["disagreement"] = estimate.disagreement.flatten().tolist()
         return estimate.values, prediction_stderr(estimate.disagreement), evidence
