@@ -50,11 +50,7 @@ from flsv.games.validation_batches import (
     outputs_of_stacked,
     read_batches,
 )
-from flsv.games.vector_evaluator import (
-    Build,
-    Scores,
-    row_builder,
-)
+from flsv.games.vector_evaluator import Build, Scores, row_builder
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError

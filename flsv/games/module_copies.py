@@ -27,13 +27,7 @@ from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.file_writes import files_put_back
-from flsv.utilities.pickles import (
-    Pickled,
-    Redirection,
-    StandIn,
-    checked_stand_ins,
-    pickled,
-)
+from flsv.utilities.pickles import Pickled, Redirection, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import digest, is_dense
 from flsv.utilities.program_state import present_state, restored_program
 from flsv.utilities.run_copy import find_refused

@@ -89,10 +89,7 @@ def write_coalition(folder: Path, training: Training, models: Models) -> None:
             "utilities": dict(model.utilities),
             "outputs": dict(model.outputs),
         }
-    content = {
-        "members": list(training.members),
-        "rounds": rounds,
-    }
+    content = {"members": list(training.members), "rounds": rounds}
     with replacing(path) as file:
         torch.save(content, file)
 

@@ -43,12 +43,7 @@ from flsv.functional.shapley.exact import (
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.halving_games import halving_predictions
 from flsv.functional.shapley.halvings import has_halvings
-from flsv.functional.shapley.mixtures import (
-    Prediction,
-    TrainedOutputs,
-    ensemble,
-    interpolation,
-)
+from flsv.functional.shapley.mixtures import Prediction, TrainedOutputs, ensemble, interpolation
 from flsv.functional.shapley.surrogate import joint_shapley
 
 #: Up to this number of players all 2^n coalitions are predicted. With more players so many coalitions are drawn.
@@ -372,10 +367,7 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     return _mean_of_predictions(estimate, tables.shape[2:])
 
 
-def _mean_of_predictions(
-    estimate: ShapleyEstimate,
-    game_shape: Sequence[int],
-) -> PredictedValues:
+def _mean_of_predictions(estimate: ShapleyEstimate, game_shape: Sequence[int]) -> PredictedValues:
     """Average the values ``[n, P * M]`` of a game by P predictions. The game has the shape ``[M]``, or ``[]`` if M is
     1.
     """
