@@ -124,27 +124,32 @@ def _evaluators_of_scores(
         )
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
-            pairs = _inputs_and_labels(trainer, batches, name)
-            evaluators[measure.evaluator_key] = _metric_evaluator(
-                trainer, space, pairs, measure, requester=name, seed=seed, effects=effects
+            evaluators[measure.evaluator_key] = _model_evaluator(
+                trainer,
+                space,
+                _inputs_and_labels(trainer, batches, name),
+                effects,
+                metric=measure.of,
+                logits=measure.logits,
+                seed=seed,
+                requester=name,
             )
     return evaluators
 
 
-def _metric_evaluator(
+def _model_evaluator(
     trainer: L.Trainer,
     space: ParameterSpace,
-    pairs: Iterable[Any],
-    measure: ModelScore,
+    batches: Iterable[Any],
+    effects: ScoringEffects | None,
     **options: Any,
 ) -> ModelEvaluator:
     return ModelEvaluator(
         trainer.lightning_module,
         space,
-        pairs,
-        metric=measure.of,
-        logits=measure.logits,
+        batches,
         context=trainer.strategy.precision_plugin.forward_context,
+        effects=effects,
         **options,
     )
 
@@ -189,14 +194,7 @@ def classifier_evaluator(
     """Create the evaluator of a classifier of ``num_classes`` classes. None: the number of logits."""
     if num_classes is None:
         batches, num_classes = _with_counted_classes(trainer, batches)
-    return ModelEvaluator(
-        trainer.lightning_module,
-        space,
-        batches,
-        num_classes=num_classes,
-        context=trainer.strategy.precision_plugin.forward_context,
-        effects=effects,
-    )
+    return _model_evaluator(trainer, space, batches, effects, num_classes=num_classes)
 
 
 def _with_counted_classes(trainer: L.Trainer, batches: Iterable[Any]) -> tuple[Iterable[Any], int]:

@@ -28,7 +28,7 @@ from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
@@ -270,7 +270,7 @@ class TrainingAfterTheRun:
             "variable, a file or a data set that changes"
         )
 
-    def _repeated(self, training: CoalitionTraining, validates: bool) -> FitResult | FitFailed:
+    def _repeated(self, training: CoalitionTraining, validates: bool) -> FitOutcome:
         job = replace(
             training.job,
             rounds=(self.checked_round,),

@@ -33,7 +33,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.own_folder import ProgramFolder
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
@@ -136,7 +136,7 @@ def train_coalition(
     run_copy: CopyOfRun,
     measures: Measures,
     job: TrainingJob,
-) -> FitResult | FitFailed:
+) -> FitOutcome:
     """Train one coalition in this process. Return its result, or the error that ended its fit."""
     try:
         with in_quiet() as changed_tensors:
@@ -242,9 +242,7 @@ class CopiedFits:
         self._measures = measures
         run_copy.folder.take_over_run()
 
-    def train(
-        self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[tuple[TrainingJob, FitOutcome]]:
         """Train the coalitions. Yield each job with its result or error, as soon as it is done."""
         if self._run_copy.folder.shares_files or not _has_workers():
             for job in jobs:
@@ -254,7 +252,7 @@ class CopiedFits:
 
     def _train_at_workers(
         self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
+    ) -> Iterator[tuple[TrainingJob, FitOutcome]]:
         train_at_worker = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
             import_path=sys.path,
@@ -321,7 +319,7 @@ def _train_at_worker(
     measures: Measures,
     job: TrainingJob,
     index: int,
-) -> tuple[int, FitResult | FitFailed | ConfigurationError]:
+) -> tuple[int, FitOutcome | ConfigurationError]:
     program_state.enter()
     try:
         return index, train_coalition(run_copy, measures, job)

@@ -12,7 +12,7 @@ from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
 from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import NO_ROUND
 
@@ -26,6 +26,9 @@ NOT_THE_RUNS_START = (
     "coalitions do not start from the initial weights of the run, because the module draws other weights now. Create "
     "the module as for the run, after the same seed_everything."
 )
+
+#: The coalitions that are trained, each with what its fit comes to.
+Outcomes = Iterator[tuple[Members, FitOutcome]]
 
 
 class FitsFailed(ConfigurationError):
@@ -126,7 +129,7 @@ class CoalitionTraining:
 
     def _results(
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks
-    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+    ) -> Outcomes:
         """Train coalitions, divided among the ranks by their samples. Yield the results of all ranks."""
         jobs = [
             replace(self.job, members=members, scores_untrained=scores_untrained)
@@ -151,11 +154,9 @@ class CoalitionTraining:
             jobs_by_rank[rank].append(job)
         return jobs_by_rank
 
-    def _results_of_turn(
-        self, jobs: Sequence[TrainingJob], ranks: Ranks
-    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+    def _results_of_turn(self, jobs: Sequence[TrainingJob], ranks: Ranks) -> Outcomes:
         """Train this rank's ``jobs``. Yield the results of all ranks, or raise the error of one."""
-        results_or_error: dict[Members, FitResult | FitFailed] | Exception
+        results_or_error: dict[Members, FitOutcome] | Exception
         try:
             results_or_error = dict(self._results_of_rank(jobs))
         except Exception as error:
@@ -165,8 +166,6 @@ class CoalitionTraining:
                 raise results_of_rank
             yield from results_of_rank.items()
 
-    def _results_of_rank(
-        self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+    def _results_of_rank(self, jobs: Sequence[TrainingJob]) -> Outcomes:
         for job, result in self.trainer.train(jobs):
             yield job.members, result

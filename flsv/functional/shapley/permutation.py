@@ -200,7 +200,7 @@ class _PermutationGroups:
     generator: Generator | None
     truncation: float | None
     moments: Moments = field(default_factory=Moments)
-    distinct_permutations: set[tuple[int, ...]] = field(default_factory=set)
+    distinct_groups: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def cost_of_group(self) -> int:
@@ -209,19 +209,18 @@ class _PermutationGroups:
 
     def draw_samples(self, max_permutations: int) -> None:
         """Sample groups until they have ``max_permutations``, rounded up, or the budget is spent."""
-        self.game.empty_and_grand()
         max_groups = (max_permutations + self.group_size - 1) // self.group_size
         max_batch = max(_COALITIONS_PER_BATCH // self.cost_of_group, 1)
         num_sampled = 0
+        self.game.empty_and_grand()
         while self.moments.count < max_groups:
-            num_safe = self._num_safe_groups(max_groups)
-            batch_size = max(num_safe, 2 * num_sampled, _MIN_BATCH)
+            batch_size = max(self._num_safe_groups(max_groups), 2 * num_sampled, _MIN_BATCH)
             batch_size = min(batch_size, max_groups - self.moments.count, max_batch)
             groups = self._draw_groups(batch_size)
-            num_sampled = batch_size
-            if batch_size > num_safe:
-                num_sampled = self._num_affordable(groups)
-            self._add(groups[:num_sampled])
+            coalitions = prefixes(groups.flatten(0, 1)).unflatten(0, groups.shape[:2])
+            num_sampled = self.game.affordable(coalitions.flatten(1, 2))
+            if num_sampled > 0:
+                self._add(groups[:num_sampled])
             if _is_budget_spent(num_sampled, batch_size, self.truncation):
                 break
 
@@ -230,10 +229,6 @@ class _PermutationGroups:
         if self.game.budget >= 2**self.game.num_players:
             return max_groups
         return self.game.left // self.cost_of_group
-
-    def _num_affordable(self, groups: Tensor) -> int:
-        coalitions = prefixes(groups.flatten(0, 1))
-        return self.game.affordable(coalitions.view(len(groups), -1, self.game.num_players))
 
     def _draw_groups(self, count: int) -> Tensor:
         """Draw groups of permutations, int ``[count, group_size, n]``."""
@@ -244,22 +239,15 @@ class _PermutationGroups:
 
     def _add(self, groups: Tensor) -> None:
         """Add the mean marginal contributions of each group."""
-        if len(groups) == 0:
-            return
         samples = marginals_along(self.game, groups.flatten(0, 1), self.truncation)
-        samples = samples.view(-1, self.group_size, *samples.shape[1:])
-        self.moments.add(samples.mean(dim=1))
-
-        representatives = groups[:, 0]
-        if self.group_size == 2:
-            # Both permutations of a pair are drawn equally often. The one with the lower first player represents it.
-            is_ascending = representatives[:, :1] <= representatives[:, -1:]
-            representatives = representatives.where(is_ascending, groups[:, 1])
-        self.distinct_permutations |= set(map(tuple, representatives.tolist()))
+        samples_by_group = samples.unflatten(0, groups.shape[:2])
+        self.moments.add(samples_by_group.mean(dim=1))
+        # Both permutations of a pair are drawn equally often. The one with the lower first player represents it.
+        self.distinct_groups |= {min(map(tuple, group)) for group in groups.tolist()}
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN below two distinct groups, since repetitions tell nothing new."""
-        if len(self.distinct_permutations) < 2 and self.game.num_players > 2:
+        if len(self.distinct_groups) < 2 and self.game.num_players > 2:
             return torch.full_like(self.moments.mean, torch.nan)
         return self.moments.stderr
 
