@@ -136,14 +136,10 @@ def score_models(
     return local.utility(models, performance)
 
 
-def _counts_of_models(num_models: int, num_classes: int) -> int:
-    return (1 + num_models) * (num_classes + 1)
-
-
 def _numbers_of_models(num_clients: int, num_classes: int) -> int:
     # For more clients, estimators and designs do not evaluate more coalitions.
     num_coalitions = 2 ** min(num_clients, MAX_PREDICTED_PLAYERS)
-    return _counts_of_models(num_coalitions, num_classes)
+    return (1 + num_coalitions) * (num_classes + 1)
 
 
 def _numbers_of_coalitions(num_clients: int, num_classes: int) -> int:

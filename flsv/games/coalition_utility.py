@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.vector_evaluator import Build, Scores, UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore, undefined_untrained
+from flsv.scores.performance import ModelScore, PerformanceMeasure, undefined_untrained
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -284,7 +284,7 @@ class CoalitionUtility:
         round: Round,
         evaluator: VectorEvaluator,
         *,
-        metric: UtilityMetric | str | ModelScore = "accuracy",
+        metric: UtilityMetric | PerformanceMeasure = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
@@ -322,7 +322,7 @@ class CoalitionUtility:
         return utility_of(scores, self.metric)
 
 
-def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
+def utility_of(scores: Scores, metric: PerformanceMeasure) -> Tensor:
     """Convert the scores of K models to utilities, of which more is better, ``[K]``, or ``[K, M]`` for a score per
     class.
     """
@@ -331,7 +331,7 @@ def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
     return scores.value(metric)
 
 
-def check_untrained(requester: str, measure: str | ModelScore, scores: Scores) -> None:
+def check_untrained(requester: str, measure: PerformanceMeasure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite. All values would be NaN."""
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:

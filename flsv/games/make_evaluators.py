@@ -22,7 +22,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures, ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -40,7 +40,7 @@ def make_evaluators(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
-    measures: Mapping[str, str | ModelScore],
+    measures: Measures,
     *,
     num_classes: int | None = None,
     seed: int = 0,
@@ -76,7 +76,7 @@ def make_evaluators(
     return evaluators
 
 
-def _scores_at_server(measures: Mapping[str, str | ModelScore]) -> dict[str, ModelScore]:
+def _scores_at_server(measures: Measures) -> dict[str, ModelScore]:
     scores = {}
     for name, measure in measures.items():
         if isinstance(measure, ModelScore) and not measure.at_clients:
@@ -88,7 +88,7 @@ def _evaluators_of_names(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
-    measures: Mapping[str, str | ModelScore],
+    measures: Measures,
     num_classes: int | None,
     effects: ScoringEffects | None,
 ) -> dict[Hashable, VectorEvaluator]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
     PredictionScore,
@@ -25,7 +24,7 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_scorer import OutputScorer
 from flsv.games.sample_scores import SampleScores, sample_scores
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import ModelScore, PerformanceMeasure
 from flsv.utilities.seeding import isolated_rngs
 
 
@@ -56,19 +55,8 @@ class OutputScore(PredictionScore):
             values.append(_values_with_trained(tables, trained, utilities_of_round))
         return values
 
-    def case_values(
-        self,
-        trained: Tensor,
-        outputs: Tensor,
-        weights: Tensor,
-    ) -> CaseValues | None:
-        """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if this is not possible."""
-        if self.scores_by_sample is None:
-            return None
-        return self.scores_by_sample.values(trained, outputs, weights, scoring=self)
-
     @staticmethod
-    def for_evaluator(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
+    def for_evaluator(evaluator: Any, measure: PerformanceMeasure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
             # The clients predict the outputs and return scores, so `score` is not used.
@@ -89,7 +77,7 @@ class OutputScore(PredictionScore):
 
 def _score_of_outputs(
     scorer: OutputScorer,
-    measure: str | ModelScore,
+    measure: PerformanceMeasure,
     by_sample: SampleScores | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""

@@ -16,7 +16,7 @@ from flsv.functional.shapley.predicted_outputs import (
     case_values,
 )
 from flsv.games.output_scorer import OutputScorer
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import ModelScore, PerformanceMeasure
 
 #: Number of bootstrap resamples of the validation samples, for a measure that is not a mean over samples.
 NUM_RESAMPLES = 20
@@ -75,7 +75,7 @@ class SampleScores:
         return self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
 
 
-def sample_scores(scorer: OutputScorer, measure: str | ModelScore) -> SampleScores | None:
+def sample_scores(scorer: OutputScorer, measure: PerformanceMeasure) -> SampleScores | None:
     """Return the scores on each validation sample by a measure that ``scorer`` computes. None for values per
     class.
     """

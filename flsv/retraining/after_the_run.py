@@ -29,7 +29,7 @@ from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
-from flsv.scores.performance import CLASSIFICATION, ModelScore
+from flsv.scores.performance import CLASSIFICATION, PerformanceMeasure
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
@@ -44,7 +44,7 @@ _CHANGED_RUN = (
 )
 
 
-def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
+def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, PerformanceMeasure]:
     """Return the performance measures by which the metrics score coalitions' models, ``{name: measure}``."""
     measures = {measure_name(metric.measured_by): metric.measured_by for metric in metrics}
     # If one is a measure of a classifier, all of these are added, since flsv retrain reports shares by each of them.

@@ -37,7 +37,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures, PerformanceMeasure
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -62,9 +62,7 @@ class CoalitionScoring(L.Callback):
     training.
     """
 
-    def __init__(
-        self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], job: TrainingJob
-    ) -> None:
+    def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
         self._data = data
         self._job = job
         self._measures = measures if job.scores_rounds else {}
@@ -107,7 +105,7 @@ class CoalitionScoring(L.Callback):
             self._untrained = self._scoring.score(module)
 
     def _make_evaluator(
-        self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
+        self, trainer: L.Trainer, loop: Any, measure: PerformanceMeasure
     ) -> VectorEvaluator:
         device = trainer.lightning_module.device
         evaluators = make_evaluators(
@@ -211,7 +209,7 @@ def prepare_coalition_fit(
     trainer: L.Trainer,
     module: L.LightningModule,
     data: FederatedDataModule,
-    measures: Mapping[str, str | ModelScore],
+    measures: Measures,
     job: TrainingJob,
     folder: str,
 ) -> CoalitionScoring:

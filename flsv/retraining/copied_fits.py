@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,16 +34,13 @@ from flsv.engines.ranks import FederatedStrategy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.own_folder import ProgramFolder
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures
 from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.run_copy import RunCopy
-
-#: The performance measures by which models of coalitions are scored, by name.
-Measures = Mapping[str, str | ModelScore]
 
 #: Advice for programs that cannot create or read a file or folder a second time.
 HOW_TO_MAKE_AGAIN = (

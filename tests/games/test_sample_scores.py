@@ -51,7 +51,7 @@ def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
 
 def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
     """The covariance of values between draws of the validation samples."""
-    values = score.case_values(masks, outputs, weights)
+    values = score.scores_by_sample.values(masks, outputs, weights, scoring=score)
     assert values is not None
     return values.covariance()
 
