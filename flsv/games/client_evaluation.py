@@ -184,7 +184,8 @@ def score_coalitions(
         scoring=PredictionScore(correct_by_class, logits=True),
     )
     # The game has a column per class for the outputs by interpolation, and one for those by an ensemble.
-    predicted_counts = game(all_coalitions(trained.shape[1])).round().long()  # [2^n, 2 * M]
+    masks = all_coalitions(num_players=trained.shape[1])
+    predicted_counts = game(masks).round().long()  # [2^n, 2 * M]
     counts_by_method = predicted_counts.chunk(2, dim=1)
     responses = [_without_rare_classes(scores.support, counts) for counts in counts_by_method]
     return torch.stack(responses)  # [2, 1 + 2^n, M + 1]
@@ -218,7 +219,10 @@ def _class_to_hide(support: Tensor) -> Tensor:
     return torch.cat([later_classes, other_classes])[:1]
 
 
-def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
+def hits_by_class(
+    responses: Sequence[Tensor],
+    samples: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Sum the numbers of correctly classified samples that clients report, see :func:`score_models` without a
     ``performance``.
 
@@ -280,7 +284,9 @@ class ClientEvaluator(VectorEvaluator):
                 "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger fraction."
             )
         self._held_out_counts = torch.tensor(sizes)  # int64 [n], by client id
-        self._clients = [client for client in clients if sizes[client.id] >= MIN_HELD_OUT]
+        self._clients = [
+            client for client in clients if self._held_out_counts[client.id] >= MIN_HELD_OUT
+        ]
         # {client's id: its last response}, as score_models returns it.
         self.responses: dict[int, Tensor] = {}
         self._function = partial(score_models, **_function_arguments(measure))
@@ -349,10 +355,15 @@ class ClientEvaluator(VectorEvaluator):
         utilities = []
         for counts_of_clients in zip(*counts_by_client.values()):
             scores = self._scores_by_class(counts_of_clients, list(counts_by_client))
-            utilities.append(self._measure.utility(scores.value(self._measure.name)))
+            values = scores.value(self._measure.name)
+            utilities.append(self._measure.utility(values))
         return torch.stack(utilities, 1)
 
-    def _scores_by_class(self, counts_of_clients: Sequence[Tensor], ids: list[int]) -> Scores:
+    def _scores_by_class(
+        self,
+        counts_of_clients: Sequence[Tensor],
+        ids: list[int],
+    ) -> Scores:
         hits, held_out = hits_by_class(counts_of_clients, self._data.num_samples[ids])
         return Scores({"correct": hits}, held_out)
 
@@ -370,7 +381,8 @@ class ClientEvaluator(VectorEvaluator):
         chunks_of_models: list[Tensor] = []
         chunks_of_responses: list[list[Tensor | None]] = []
         for first_row in range(0, max(count, 1), chunk_size):
-            models = self._built(build, range(first_row, min(first_row + chunk_size, count)))
+            last_row = min(first_row + chunk_size, count)
+            models = self._built(build, range(first_row, last_row))
             request = partial(self._request, self._function, [models])
             chunks_of_models.append(models)
             chunks_of_responses.append(map_clients(self._clients, request))

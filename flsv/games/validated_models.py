@@ -202,7 +202,11 @@ class ValidatedModels(CopyEvaluator):
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 
-    def _value_and_gradient(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def _value_and_gradient(
+        self,
+        vector: Tensor,
+        name: str,
+    ) -> tuple[Tensor, Tensor]:
         """Return the value that ``validation_step`` logs under ``name`` for a model ``[P]``, and its gradient
         ``[P']``.
         """
@@ -223,7 +227,12 @@ class ValidatedModels(CopyEvaluator):
                     total_weight += weight
         return total / total_weight, gradient / total_weight
 
-    def _gradient_of_value(self, value: Tensor, name: str, parameters: list[Tensor]) -> Tensor:
+    def _gradient_of_value(
+        self,
+        value: Tensor,
+        name: str,
+        parameters: list[Tensor],
+    ) -> Tensor:
         """Return the gradient of a logged value, float64 ``[P']``."""
         if not value.requires_grad:
             raise ConfigurationError(
@@ -232,7 +241,8 @@ class ValidatedModels(CopyEvaluator):
                 "and torch.no_grad(), or choose a metric that evaluates models instead of gradients."
             )
         gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
-        return torch.cat([tensor.flatten() for tensor in gradients]).double()
+        parts = [tensor.flatten() for tensor in gradients]
+        return torch.cat(parts).double()
 
     def _trainable_parameters(self, module: nn.Module) -> list[Tensor]:
         """Let a module's parameters require gradients. Return them in the order that they have in vectors."""
@@ -300,7 +310,10 @@ def _arguments_of_log(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return log_call.arguments
 
 
-def _names_of_logged(logged: Mapping[str, Any], loader_index: int | None) -> list[str]:
+def _names_of_logged(
+    logged: Mapping[str, Any],
+    loader_index: int | None,
+) -> list[str]:
     """Return the names under which a value can be found."""
     names = [logged["name"]]
     if loader_index is not None and logged["add_dataloader_idx"]:

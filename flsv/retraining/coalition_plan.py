@@ -73,6 +73,7 @@ from flsv.values.coalition_files import (
     measure_name,
     remove_coalitions,
 )
+from flsv.values.query import are_singles_only
 
 #: From this number of rounds on, the coalition of all clients trains two first rounds of the run again, to check the
 #: training of coalitions. In a shorter run, where two rounds are more than a tenth, it trains one.
@@ -223,23 +224,22 @@ class CoalitionPlan(RunExtension):
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
         self._check_outputs(run.games)
         self._open_store(run)
-        num_clients = run.data.num_clients
         if self._why_no_values:
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there will be no values. {self._why_no_values}"
             )
             return
-        plan = self._plan_in_words(num_clients)
-        estimation = self._estimation_in_words(num_clients, run.games)
-        duration = self._duration_in_words(run)
+        masks = self._planned_masks(run.data.num_clients)
+        plan = self._plan_in_words(masks)
+        estimation = self._estimation_in_words(masks, run.games)
+        duration = self._duration_in_words(masks, run)
         self._untrained_outputs = {}
         rank_zero_info(f"flsv: {plan}{estimation}{duration}")
 
-    def _duration_in_words(self, run: MeasuredRun) -> str:
+    def _duration_in_words(self, masks: Tensor, run: MeasuredRun) -> str:
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
-        masks = self._planned_masks(run.data.num_clients)
         scoring = 0.0
         estimation = 0.0
         for metric in self._metrics.values():
@@ -297,9 +297,9 @@ class CoalitionPlan(RunExtension):
         data = run.data
         masks = self._planned_masks(data.num_clients)
         # The number of trainings of one client in a round of all coalitions.
-        num_trainings = (
-            _inner_sizes(masks).clamp_max(self._mean_cohort_size or data.num_clients).sum()
-        )
+        sizes = masks.sum(1)
+        trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
+        num_trainings = trained_sizes.clamp_max(self._mean_cohort_size or data.num_clients).sum()
         work = map(self.config.work_of, data.client_names)
         # A local training of a number of steps counts as an epoch.
         num_epochs = torch.tensor([client_work.epochs or 1 for client_work in work])
@@ -346,8 +346,7 @@ class CoalitionPlan(RunExtension):
         if not has_coalitions:
             copy_coalitions(Path(earlier_folder), run.folder)
 
-    def _plan_in_words(self, num_clients: int) -> str:
-        masks = self._planned_masks(num_clients)
+    def _plan_in_words(self, masks: Tensor) -> str:
         coalitions = f"{', '.join(self._metrics)}: {self._coalitions_in_words(masks)} trained"
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
@@ -359,9 +358,8 @@ class CoalitionPlan(RunExtension):
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
         return f"{coalitions} after the run{excluded} ({cost})."
 
-    def _estimation_in_words(self, num_clients: int, games: Any) -> str:
-        masks = self._planned_masks(num_clients)
-        if len(masks) == 2**num_clients:
+    def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
+        if _are_all(masks):
             return ""
         scores = [output_score(metric, games) for metric in self._metrics.values()]
         if all(scores) and favors_nobody(masks):
@@ -385,7 +383,7 @@ class CoalitionPlan(RunExtension):
             )
         return f"models of {num_coalitions} groups of clients are"
 
-    def _lines(self, num_clients: int) -> list[str]:
+    def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
         pending_lines = []
         for name, metric in metrics.items():
@@ -394,10 +392,8 @@ class CoalitionPlan(RunExtension):
         if pending_lines or not metrics:
             return pending_lines
 
-        lines = [self._plan_in_words(num_clients)]
-        masks = self._planned_masks(num_clients)
-        has_all = len(masks) == 2**num_clients
-        trains_singles_only = not has_all and bool((_inner_sizes(masks) == 1).all())
+        lines = [self._plan_in_words(masks)]
+        trains_singles_only = are_singles_only(masks) and not _are_all(masks)
         if trains_singles_only and self._shares_no_class:
             lines.append(
                 f"{', '.join(metrics)}: no two clients have a class in common, so a client that trains alone learns "
@@ -472,7 +468,7 @@ class CoalitionPlan(RunExtension):
                 )
         if self._store is not None:
             self._store.write_table(run.data.client_names)
-        return values, self._lines(run.data.num_clients)
+        return values, self._lines(self._planned_masks(run.data.num_clients))
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
         metrics = self._valued_metrics
@@ -568,10 +564,8 @@ def _fitted_before(num_rounds: int) -> ConfigurationError:
     )
 
 
-def _inner_sizes(masks: Tensor) -> Tensor:
-    """Return the sizes of the coalitions that are trained: all but the empty one and that of all clients."""
-    sizes = masks.sum(1)
-    return sizes[(sizes > 0) & (sizes < masks.shape[1])]
+def _are_all(masks: Tensor) -> bool:
+    return len(masks) == 2 ** masks.shape[1]
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class FitsFailed(ConfigurationError):
         return type(self), (self.failed,)
 
 
+@dataclass(eq=False)
 class CoalitionTraining:
     """Training of coalitions with one seed.
 
@@ -66,20 +67,13 @@ class CoalitionTraining:
         changed_tensors: paths of the tensors outside of the module that fits have changed.
     """
 
-    def __init__(
-        self,
-        trainer: CopiedFits,
-        job: TrainingJob,
-        num_samples: Sequence[int],
-        start_hash: str | None = None,
-    ) -> None:
-        self.trainer = trainer
-        self.job = job
-        self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
-        self.changed_tensors: set[str] = set()
-        self._num_samples = num_samples
-        self._start_hash = start_hash
-        self._is_start_of_run = start_hash is not None
+    trainer: CopiedFits
+    job: TrainingJob
+    num_samples: Sequence[int]
+    start_hash: str | None = None
+    first_updates: dict[Members, Mapping[int, Tensor]] = field(default_factory=dict)
+    changed_tensors: set[str] = field(default_factory=set)
+    _hash_of_fits: str = ""
 
     def train(
         self,
@@ -106,26 +100,28 @@ class CoalitionTraining:
         if failures:
             raise FitsFailed(failures)
 
-    def _add(self, members: Members, result: FitResult, store: CoalitionStore) -> None:
+    def _add(
+        self,
+        members: Members,
+        result: FitResult,
+        store: CoalitionStore,
+    ) -> None:
         """Store the scores of a fit that are missing."""
         self._check_start(result.start_hash)
         self.changed_tensors.update(result.changed_tensors)
         self.first_updates[members] = result.first_updates
         missing = store.missing(self.job.seed, [members, EMPTY])
         if members in missing:
-            store.add(self.job.seed, members, dict(zip(store.rounds, result.scored)))
+            models = dict(zip(store.rounds, result.scored))
+            store.add(self.job.seed, members, models)
         if EMPTY in missing and result.untrained is not None:
             store.add(self.job.seed, EMPTY, {NO_ROUND: result.untrained})
 
     def _check_start(self, start_hash: str) -> None:
         """Raise ConfigurationError if a fit has started from other weights than the run or earlier fits."""
-        if self._start_hash is None:
-            self._start_hash = start_hash
-        if start_hash == self._start_hash:
-            return
-        raise ConfigurationError(
-            NOT_THE_RUNS_START if self._is_start_of_run else NOT_THE_SAME_START
-        )
+        self._hash_of_fits = self._hash_of_fits or self.start_hash or start_hash
+        if start_hash != self._hash_of_fits:
+            raise ConfigurationError(NOT_THE_RUNS_START if self.start_hash else NOT_THE_SAME_START)
 
     def _results(
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks
@@ -146,9 +142,13 @@ class CoalitionTraining:
             jobs_of_turn = jobs_by_rank[ranks.rank][turn : turn + 1]
             yield from self._results_of_turn(jobs_of_turn, ranks)
 
-    def _divided(self, jobs: Sequence[TrainingJob], num_ranks: int) -> list[list[TrainingJob]]:
+    def _divided(
+        self,
+        jobs: Sequence[TrainingJob],
+        num_ranks: int,
+    ) -> list[list[TrainingJob]]:
         """Divide jobs among the ranks by their members' numbers of samples."""
-        costs = [sum(self._num_samples[client] for client in job.members) for job in jobs]
+        costs = [sum(self.num_samples[client] for client in job.members) for job in jobs]
         jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(num_ranks)]
         for job, rank in zip(jobs, balance_load(costs, num_ranks)):
             jobs_by_rank[rank].append(job)

@@ -50,8 +50,9 @@ def mean_with_interval(
 
 def _students_half_widths(values: Tensor) -> Tensor:
     num_seeds = (~values.isnan()).sum(0)
-    squared_deviations = (values - values.nanmean(0)).square().nansum(0)
-    variances_of_means = squared_deviations / (num_seeds - 1) / num_seeds
+    deviations = values - values.nanmean(0)
+    variances = deviations.square().nansum(0) / (num_seeds - 1)
+    variances_of_means = variances / num_seeds
     return half_width(variances_of_means, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
 
 

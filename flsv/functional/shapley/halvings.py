@@ -56,23 +56,30 @@ def choose_halvings(
         tensor([[1, 1, 0, 0],
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
-    if len(names) != len(outputs) or len(set(names)) < len(names):
-        raise ValueError(f"expected {len(outputs)} distinct names, but got {list(names)}.")
+    num_players = len(outputs)
+    if not len(names) == len(set(names)) == num_players:
+        raise ValueError(f"expected {num_players} distinct names, but got {list(names)}.")
     # The computation uses the order of names. The result is in the players' order.
-    order = torch.tensor(sorted(range(len(names)), key=names.__getitem__))
+    players_by_name = sorted(range(num_players), key=names.__getitem__)
+    order = torch.tensor(players_by_name)
     similarity = output_similarity(outputs[order], logits=logits)
     candidates = _candidates(similarity, sorted(names), seed)
     cheapest = _costs(candidates, similarity).argsort(stable=True)[:count]
 
     first_halves = candidates[cheapest]
-    halves = torch.stack([first_halves, ~first_halves], 1).flatten(0, 1)  # [2 * count, n]
+    halves = torch.stack([first_halves, ~first_halves], 1)  # [count, 2, n], players by name
+    halves = halves.flatten(0, 1)
     masks = torch.empty_like(halves)
     masks[:, order] = halves
     has_several_players = masks.sum(1) > 1
     return masks[has_several_players]
 
 
-def _candidates(similarity: Tensor, names: Sequence[str], seed: int) -> Tensor:
+def _candidates(
+    similarity: Tensor,
+    names: Sequence[str],
+    seed: int,
+) -> Tensor:
     """Return the halves to compare, bool ``[P, n]``: all, or the best that are found if there are too many."""
     num_players = len(names)
     num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)

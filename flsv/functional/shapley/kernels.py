@@ -89,7 +89,12 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     return torch.where(coalitions, value_of_member, value_of_outsider)
 
 
-def _value_of_player(kernel: Kernel, num_players: int, size: int, num_own: int) -> Tensor:
+def _value_of_player(
+    kernel: Kernel,
+    num_players: int,
+    size: int,
+    num_own: int,
+) -> Tensor:
     """Return a player's value in the game S -> k(S, T), where T has ``size`` members. ``num_own`` is 1 if the player is
     one of them, otherwise 0.
     """
@@ -99,7 +104,8 @@ def _value_of_player(kernel: Kernel, num_players: int, size: int, num_own: int) 
     s = torch.arange(num_players).double().unsqueeze(1)
     t = torch.tensor(size).double()
     j = torch.arange(size + 1).double()
-    marginal_contribution = kernel(j + num_own, s + 1, t) - kernel(j, s, t)  # [s, j]
+    predecessors = kernel(j, s, t)  # [s, j]
+    marginal_contribution = kernel(j + num_own, s + 1, t) - predecessors
     probability = _hypergeometric(num_players - 1, marked=size - num_own, max_hits=size)
     return (probability * marginal_contribution).sum() / num_players
 
@@ -126,4 +132,5 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
     """Return the logarithm of the binomial coefficient of n and k, which is limited to 0 to n."""
     k = k.clamp(0, n)
     log_factorial = torch.lgamma(torch.tensor(n + 1).double())
-    return log_factorial - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    log_quotient = log_factorial - torch.lgamma(k + 1)
+    return log_quotient - torch.lgamma(n - k + 1)

@@ -120,10 +120,12 @@ def _fill_truncated(
     running = torch.arange(len(path_utilities))  # the permutations that are not truncated
     for size in range(num_players):
         utilities = path_utilities[running, size]  # of the first players of each permutation
-        is_close = ((grand - utilities).abs() <= truncation).all(dim=1)
+        gap = (grand - utilities).abs()
+        is_close = (gap <= truncation).all(dim=1)
 
         # The utilities of a truncated permutation stay equal, so that its later players contribute 0.
-        path_utilities[running[is_close], size + 1 :] = utilities[is_close].unsqueeze(1)
+        truncated = running[is_close]
+        path_utilities[truncated, size + 1 :] = utilities[is_close].unsqueeze(1)
         running = running[~is_close]
         if len(running) == 0 or size + 1 == num_players:
             return
@@ -217,8 +219,7 @@ class _PermutationGroups:
             batch_size = max(self._num_safe_groups(max_groups), 2 * num_sampled, _MIN_BATCH)
             batch_size = min(batch_size, max_groups - self.moments.count, max_batch)
             groups = self._draw_groups(batch_size)
-            coalitions = prefixes(groups.flatten(0, 1)).unflatten(0, groups.shape[:2])
-            num_sampled = self.game.affordable(coalitions.flatten(1, 2))
+            num_sampled = self.game.affordable(_coalitions_of_groups(groups))
             if num_sampled > 0:
                 self._add(groups[:num_sampled])
             if _is_budget_spent(num_sampled, batch_size, self.truncation):
@@ -235,21 +236,30 @@ class _PermutationGroups:
         permutations = random_permutations(count, self.game.num_players, self.generator)
         if self.group_size == 1:
             return permutations[:, None]
-        return torch.stack([permutations, permutations.flip(1)], dim=1)
+        reversed_permutations = permutations.flip(1)
+        return torch.stack([permutations, reversed_permutations], dim=1)
 
     def _add(self, groups: Tensor) -> None:
         """Add the mean marginal contributions of each group."""
-        samples = marginals_along(self.game, groups.flatten(0, 1), self.truncation)
+        permutations = groups.flatten(0, 1)
+        samples = marginals_along(self.game, permutations, self.truncation)
         samples_by_group = samples.unflatten(0, groups.shape[:2])
         self.moments.add(samples_by_group.mean(dim=1))
         # Both permutations of a pair are drawn equally often. The one with the lower first player represents it.
-        self.distinct_groups |= {min(map(tuple, group)) for group in groups.tolist()}
+        for group in groups.tolist():
+            self.distinct_groups.add(min(map(tuple, group)))
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN below two distinct groups, since repetitions tell nothing new."""
         if len(self.distinct_groups) < 2 and self.game.num_players > 2:
             return torch.full_like(self.moments.mean, torch.nan)
         return self.moments.stderr
+
+
+def _coalitions_of_groups(groups: Tensor) -> Tensor:
+    """Return the proper prefixes of each group's permutations, bool ``[G, K, n]``."""
+    coalitions = prefixes(groups.flatten(0, 1))
+    return coalitions.unflatten(0, groups.shape[:2]).flatten(1, 2)
 
 
 def _is_budget_spent(num_affordable: int, num_drawn: int, truncation: object) -> bool:
@@ -323,7 +333,8 @@ def gtg_shapley(
     if truncation is not None:
         tolerance = truncation * magnitude
     samples, leaders = _sample_guided(game, tolerance, convergence, generator)
-    return game.estimate(samples.mean(dim=0), _stderr_of_mean(samples, leaders))
+    stderr = _stderr_of_mean(samples, leaders)
+    return game.estimate(samples.mean(dim=0), stderr)
 
 
 def _sample_guided(
@@ -404,7 +415,8 @@ def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
 
     totals = samples.new_zeros(num_players, *samples.shape[1:])
     totals.index_add_(0, leaders, samples)
-    means = totals / num_led.clamp_min(1).view(-1, 1, 1)
+    divisors = num_led.clamp_min(1).view(-1, 1, 1)
+    means = totals / divisors
     squares = (samples - means[leaders]).square()
     pooled_variance = squares.sum(dim=0) / degrees_of_freedom
     variance = pooled_variance / count

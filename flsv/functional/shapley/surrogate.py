@@ -250,7 +250,10 @@ class Surrogate:
         return self.kernel.shapley().T @ self.coefficients
 
 
-def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surrogate, Tensor]:
+def fit_surrogate(
+    kernels: list[ScaledKernel],
+    utilities: Tensor,
+) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[K, M]``.
 
     One of the ``kernels`` and the ridge penalty maximize the marginal likelihood of the utilities ``[K, M]``.
@@ -373,11 +376,15 @@ def adjusted_values(
     return values, variance.sqrt().expand_as(values)
 
 
-def _residuals_of_pairs(surrogate: JointSurrogate, halves: list[Tensor]) -> Sequence[Tensor]:
+def _residuals_of_pairs(
+    surrogate: JointSurrogate,
+    halves: list[Tensor],
+) -> Sequence[Tensor]:
     """Return the leave-one-out residuals of each stratum's fitted pairs: a half's minus its complement's."""
     residuals = surrogate.residuals[2:]  # without the empty and the grand coalition
     of_halves, of_complements = residuals.chunk(2)
-    return (of_halves - of_complements).split([len(half) for half in halves])
+    sizes = [len(half) for half in halves]
+    return (of_halves - of_complements).split(sizes)
 
 
 def _terms_of_pairs(stratum: Stratum, residuals: Tensor) -> Tensor:
