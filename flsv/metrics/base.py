@@ -367,8 +367,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
-            val = self.compute()
-            intervals = self.error_bars(val) if intervals is None else intervals
+            current_value = self.compute()
+            val = current_value
+            if intervals is None:
+                intervals = self.error_bars(current_value)
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round

@@ -218,7 +218,7 @@ def prepare_coalition_fit(
     """
     data.restrict_to(job.members)
     scoring = CoalitionScoring(data, measures, job)
-    trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, job)]
+    vars(trainer)["callbacks"] = [scoring, *_callbacks_of_copy(trainer, job)]
     # The trainer's callbacks already contain those that the module has configured.
     vars(module)["configure_callbacks"] = list
     write_into(folder, trainer)
@@ -234,7 +234,7 @@ def prepare_coalition_fit(
 def write_into(folder: str, trainer: L.Trainer) -> None:
     """Let a copied Trainer, its loggers and its checkpoint callbacks write into ``folder``."""
     if not _is_in(folder, trainer.default_root_dir):
-        trainer._default_root_dir = folder
+        vars(trainer)["_default_root_dir"] = folder
     # A callback may save checkpoints by an absolute path, where the run's checkpoints lie.
     vars(trainer)["save_checkpoint"] = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:

@@ -286,6 +286,7 @@ def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues 
     score = game.score
     if score is None or outputs is None or game.per_class or score.scores_by_sample is None:
         return None
+    assert game.weights is not None
     return partial(score.scores_by_sample.values, game.masks, outputs, game.weights, scoring=score)
 
 

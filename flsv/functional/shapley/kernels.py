@@ -101,13 +101,19 @@ def _value_of_player(
     # A player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
     # hypergeometric. With o = num_own the value is
     #  1/n sum_s sum_j C(t-o, j) C(n-1-t+o, s-j) / C(n-1, s) [k(j+o, s+1, t) - k(j, s, t)]
-    s = torch.arange(num_players).double().unsqueeze(1)
+    s = torch.arange(num_players).double()
+    s = s.unsqueeze(1)
     t = torch.tensor(size).double()
     j = torch.arange(size + 1).double()
     predecessors = kernel(j, s, t)  # [s, j]
     marginal_contribution = kernel(j + num_own, s + 1, t) - predecessors
-    probability = _hypergeometric(num_players - 1, marked=size - num_own, max_hits=size)
-    return (probability * marginal_contribution).sum() / num_players
+    probability = _hypergeometric(
+        num_elements=num_players - 1,
+        marked=size - num_own,
+        max_hits=size,
+    )
+    total = (probability * marginal_contribution).sum()
+    return total / num_players
 
 
 @lru_cache(maxsize=128)
@@ -118,19 +124,24 @@ def _hypergeometric(
 ) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
     # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
-    num_drawn = torch.arange(num_elements + 1).double().unsqueeze(1)
+    num_drawn = torch.arange(num_elements + 1).double()
+    num_drawn = num_drawn.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
     misses = num_drawn - hits  # [drawn, hits]
     unmarked = num_elements - marked
     is_possible = (hits <= marked) & (misses >= 0) & (misses <= unmarked)
-    log_of_choices = _log_choose(marked, hits) + _log_choose(unmarked, misses)
-    log_probability = log_of_choices - _log_choose(num_elements, num_drawn)
+    log_probability = (
+        _log_choose(marked, hits)
+        + _log_choose(unmarked, misses)
+        - _log_choose(num_elements, num_drawn)
+    )
     return torch.where(is_possible, log_probability.exp(), 0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
     """Return the logarithm of the binomial coefficient of n and k, which is limited to 0 to n."""
     k = k.clamp(0, n)
-    log_factorial = torch.lgamma(torch.tensor(n + 1).double())
+    n_plus_1 = torch.tensor(n + 1).double()
+    log_factorial = torch.lgamma(n_plus_1)
     log_quotient = log_factorial - torch.lgamma(k + 1)
     return log_quotient - torch.lgamma(n - k + 1)
