@@ -156,6 +156,8 @@ class CoalitionTable:
         evaluations: the number of models evaluated so far.
     """
 
+    _scores: Scores | None = None
+
     def __init__(
         self,
         round: Round,
@@ -167,7 +169,6 @@ class CoalitionTable:
         self._ranks = ALONE if evaluator.requests_from_clients else ranks
         # {coalition: row of the scores}
         self._row_by_coalition: dict[CoalitionKey, int] = {}
-        self._scores: Scores | None = None
 
     @property
     def evaluations(self) -> int:

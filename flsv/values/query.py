@@ -284,7 +284,9 @@ def _has_spread(recent_values: Tensor, game: Game) -> bool:
 
 def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues | None] | None:
     score = game.score
-    if score is None or outputs is None or game.per_class or score.scores_by_sample is None:
+    if score is None or score.scores_by_sample is None:
+        return None
+    if outputs is None or game.per_class:
         return None
     assert game.weights is not None
     return partial(score.scores_by_sample.values, game.masks, outputs, game.weights, scoring=score)
