@@ -38,7 +38,7 @@ LIMITS = {option.name for option in fields(SitePolicy)}
 OWN_OPTIONS = {"folder", "policy", "site", "partition-id", "num-partitions"}
 
 #: Names that the site's owner may have meant by an option, and the similarity from which on.
-OWNERS_NAMES = ["folder", "policy", *LIMITS]
+OWNERS_NAMES = ["folder", "policy", *LIMITS, *(name.removeprefix("max_") for name in LIMITS)]
 MIN_SIMILARITY = 0.8
 
 ReportWaiting = Callable[[str | None], None]
