@@ -167,6 +167,7 @@ class Site:
             self._check_size(packet.plain)
             self._check_policy(packet)
             self._set_up(packet.plain["client"])
+            self._count_sizes(packet.plain)
             self._check_samples(packet)
             reply = handlers[packet.kind](packet)
         except Exception as error:
@@ -252,21 +253,24 @@ class Site:
         dictionary = self._data.dictionary
         if dictionary is not None:
             _check_classes(dictionary, packet.plain.get("classes"))
-        sizes = self._sizes()
-        # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
-        self._budget.spend(
-            f"sizes {packet.plain['client']} {sizes}",
-            len(sizes),
-            plain=packet.plain,
-            limit=self.policy.max_answers,
-            first_of="sizes",
-        )
         reply = {
-            "sizes": sizes,
+            "sizes": self._sizes(),
             "dictionary": None if dictionary is None else dictionary.hash,
             "contents": self._contents(),
         }
         return Packet("handshake", reply)
+
+    def _count_sizes(self, plain: Mapping[str, Any]) -> None:
+        """Count the sizes of the splits of the message's client id. An update tells them, too."""
+        sizes = self._sizes()
+        # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
+        self._budget.spend(
+            f"sizes {plain['client']} {sizes}",
+            len(sizes),
+            plain=plain,
+            limit=self.policy.max_answers,
+            first_of="sizes",
+        )
 
     def _sizes(self) -> dict[str, int]:
         data: Any = self._data

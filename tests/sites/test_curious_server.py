@@ -401,6 +401,20 @@ def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, d
     assert server.responded == 6
 
 
+@pytest.mark.parametrize("data_type", [FederatedDataModule, DataOfEachClient])
+def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_type):
+    """An update tells the size of a split of the client id."""
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    data = partial(data_type, SiteData(), OneClient(), splits=splits)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=3), data)
+    train = partial(server.send, "train", model=server.untrained_model(), continue_from=None)
+
+    replies = [train(client=client, run=f"{client:016x}") for client in range(NUM_SITES)]
+
+    assert [reply.kind for reply in replies] == ["update", "failed", "failed"]
+    assert server.responded == 3
+
+
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     powers = 2.0 ** torch.arange(-4, NUM_SAMPLES - 4)
