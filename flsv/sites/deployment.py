@@ -154,6 +154,7 @@ class RemoteServer:
             class_names=self.class_names,
             server_data=server_data,
             dictionary_hash=directory.dictionary_hash,
+            class_names_hash=directory.class_names_hash,
         )
 
     def _trainer_options(self, folder: Path, loop: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ from flsv.sites.site_memory import (
     own_secret,
 )
 from flsv.sites.site_training import SiteTraining, restore_state
-from flsv.sites.transport import agreement, check_agreement
+from flsv.sites.transport import agreement, check_agreement, hash_of_class_names
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
@@ -253,9 +253,11 @@ class Site:
         dictionary = self._data.dictionary
         if dictionary is not None:
             _check_classes(dictionary, packet.plain.get("classes"))
+        rank_zero_info(f"flsv: this site's classes are {', '.join(self._data.class_names):.600}.")
         reply = {
             "sizes": self._sizes(),
             "dictionary": None if dictionary is None else dictionary.hash,
+            "class_names": hash_of_class_names(self._data),
             "contents": self._contents(),
         }
         return Packet("handshake", reply)
