@@ -22,7 +22,7 @@ from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, Numbers, RespondingClient, opened
 from flsv.core.needs import needs_of
-from flsv.core.responses import MIN_HELD_OUT, expected_response, numbers_of_round
+from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.games.module_copies import ModuleCopies
@@ -50,6 +50,7 @@ from flsv.sites.requests import (
     TRAINING_LOSS,
     ResponseScore,
     function_of,
+    numbers_of_request,
     numbers_of_run,
     requested_functions,
     score_of_response,
@@ -443,7 +444,9 @@ class Site:
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
         """Return what a response must be, None for a model."""
         num_clients = self._size_of_app.get("clients", packet.plain["clients"])
-        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
+        max_numbers = numbers_of_request(
+            self._config, packet.plain["function"], num_clients, self._num_classes
+        )
         if max_numbers == 0:
             return None
         expectation = expected_response(function)

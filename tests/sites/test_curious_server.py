@@ -34,6 +34,9 @@ LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 SCORE_MODELS = "flsv.games.client_evaluation:score_models"
 SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
 EVALUATED_BY_CLIENTS = {"metrics": {"sv": PartialFederatedShapley(evaluators="clients")}}
+EVALUATED_BY_F1 = {
+    "metrics": {"sv": PartialFederatedShapley(evaluators="clients", performance="f1")}
+}
 BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
 BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
 MIX_MODELS = "flsv.personalization.fedfomo:mix_models"
@@ -167,9 +170,8 @@ def score_models(server, samples, *arguments, **fields):
     return server.request(SCORE_MODELS, models, *arguments, **fields)
 
 
-def score_other_coalitions(server):
+def score_other_coalitions(server, num_clients=6):
     """Of as many clients as the server likes."""
-    num_clients = 6
     trained = torch.eye(num_clients, dtype=torch.bool)
     models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
     return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
@@ -253,9 +255,17 @@ REFUSED_ATTEMPTS = {
         EVALUATED_BY_CLIENTS,
         lambda server: [score_models(server, range(9))],
     ),
+    "more scores than coalitions": (
+        EVALUATED_BY_F1,
+        lambda server: [score_models(server, range(10), "f1")],
+    ),
     "coalitions of more clients": (
         EVALUATED_BY_CLIENTS,
         lambda server: [score_other_coalitions(server)],
+    ),
+    "counts by class of coalitions that are scored by F1": (
+        EVALUATED_BY_F1,
+        lambda server: [score_other_coalitions(server, num_clients=3)],
     ),
     "scores by more classes": (
         EVALUATED_BY_CLIENTS,
@@ -347,8 +357,9 @@ def test_all_responses_about_a_table_count_against_one_budget(tmp_path, options,
         (BY_OTHERS, 4),
         # The counts of eight coalitions' models and of the samples, of two classes and of the rare ones.
         (EVALUATED_BY_CLIENTS, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
+        (EVALUATED_BY_F1, 4 * (1 + 8)),
     ],
-    ids=["none", "tests", "losses", "others", "evaluators"],
+    ids=["none", "tests", "losses", "others", "evaluators", "evaluators by F1"],
 )
 def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     tmp_path, options, numbers_of_run
@@ -560,9 +571,8 @@ def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_
 
 def test_refusal_without_numbers_counts_if_it_depends_on_samples(tmp_path):
     """A request for the scores of no model tells whether the site has a rare class."""
-    evaluated = PartialFederatedShapley(evaluators="clients", performance="f1")
     for name, data in {"rare": make_rare_data, "usual": make_data}.items():
-        server = CuriousServer(tmp_path / name, data=data, metrics={"sv": evaluated})
+        server = CuriousServer(tmp_path / name, data=data, **EVALUATED_BY_F1)
         no_models = torch.zeros(0, len(server.untrained_model()))
 
         server.request(SCORE_MODELS, no_models, "f1")
