@@ -172,8 +172,10 @@ def score_models(server, samples, *arguments, **fields):
 
 def score_other_coalitions(server, num_clients=6):
     """Of as many clients as the server likes."""
-    trained = torch.eye(num_clients, dtype=torch.bool)
-    models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
+    alone = torch.eye(num_clients, dtype=torch.bool)
+    nobody, everybody = alone[:1] & False, alone[:1] | True
+    trained = torch.cat([nobody, alone, everybody])
+    models = torch.stack([model_that_picks(sample) for sample in range(len(trained))])
     return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
 
 
