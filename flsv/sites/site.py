@@ -493,12 +493,15 @@ class Site:
             )
         if score in SCORES_OF_CLASSES and self._has_rare_class(split):
             raise Refused(
-                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, so it does not report {score!r}, in "
-                "which each class has a weight of its own"
+                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, or does not know its classes, so it "
+                f"does not report {score!r}, in which each class has a weight of its own"
             )
 
     def _has_rare_class(self, split: str) -> bool:
+        """Return whether a class has fewer samples than the minimum, or may have, since nobody knows the classes."""
         data: Any = self._data
+        if data.no_classes:
+            return True
         _, counts = data.client_labels(0, split).unique(return_counts=True)
         return bool((counts < MIN_HELD_OUT).any())
 

@@ -458,14 +458,18 @@ def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, send_
 
 
 class RareClass(SiteData):
+    def __init__(self, dtype=torch.long):
+        super().__init__()
+        self.dtype = dtype
+
     def train_dataloader(self):
-        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).long()  # 8 of 40
+        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).to(self.dtype)  # 8 of 40
         return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
 
 
-def make_rare_data():
+def make_rare_data(**options):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    return FederatedDataModule(RareClass(), OneClient(), splits=splits)
+    return FederatedDataModule(RareClass(**options), OneClient(), splits=splits)
 
 
 def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):
@@ -481,6 +485,28 @@ def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_p
     options = {"metrics": {"fedce": ContributionEstimation(performance="balanced_accuracy")}}
     server = CuriousServer(tmp_path / "b", data=make_rare_data, **options)
     assert score_of_others(server, 3, "balanced_accuracy") is None
+
+
+class FloatLabels(OneWeightPerSample):
+    """Its labels are numbers with a point, which may be values to predict, so that the site knows no classes."""
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return super().training_step((inputs, labels.long()), batch_idx)
+
+
+class FloatLabelsServer(CuriousServer):
+    make_module = FloatLabels
+
+
+def test_site_that_does_not_know_its_classes_tells_no_score_of_classes(tmp_path):
+    data = partial(make_rare_data, dtype=torch.float)
+    server = FloatLabelsServer(tmp_path, data=data, **EVALUATED)
+
+    reply = server.send("test", model=model_that_picks(3))
+
+    assert reply.plain["withheld"] == ["balanced_accuracy", "auroc"]
+    assert reply.plain["auroc"] != reply.plain["auroc"]
 
 
 def test_size_of_a_rare_class_is_not_the_difference_of_reported_sizes(tmp_path):
