@@ -15,32 +15,45 @@ from helpers.sites import NAMES, SitesInProcess, data_at_sites, make_mlp_module,
 WELL_FIRST = ("well", "ill")
 ILL_FIRST = ("ill", "well")
 WORDS = ["well", "ill"] * 10
-TOKENS = [[index, index + 1] for index in range(len(WORDS))]
+TOKENS = [[1, 2]] * len(WORDS)
+NO_VALIDATION = Splits(server_val=0)
 
 
 def make_hugging_face(names):
     """Texts as tokens, of which every second one is ill."""
-    numbers = [names.index(word) for word in WORDS]
-    return HuggingFace({"tokens": TOKENS, "label": numbers}, label=SimpleNamespace(names=names))
+    columns = {
+        "tokens": TOKENS,
+        "label": [names.index(word) for word in WORDS],
+    }
+    feature = SimpleNamespace(names=names)
+    return HuggingFace(columns, label=feature)
 
 
 def make_folders(names):
     """Images of the classes ``names``, as in folders of these names."""
     image = torch.zeros(1, 8, 8)
-    samples = [(image, index % len(names)) for index in range(20)]
-    return Items(samples, class_to_idx={name: number for number, name in enumerate(names)})
+    index_of_name = {}
+    samples = []
+    for index, name in enumerate(names):
+        index_of_name[name] = index
+        samples += [(image, index)] * 10
+    return Items(samples, class_to_idx=index_of_name)
 
 
 def make_tokens_data(names):
-    splits = Splits(server_val=0)
     return FederatedDataModule(
-        make_hugging_face(names), labels="label", splits=splits, partitioner=OneClient()
+        make_hugging_face(names),
+        labels="label",
+        splits=NO_VALIDATION,
+        partitioner=OneClient(),
     )
 
 
 def make_folders_data(names):
     return FederatedDataModule(
-        make_folders(names), splits=Splits(server_val=0), partitioner=OneClient()
+        make_folders(names),
+        splits=NO_VALIDATION,
+        partitioner=OneClient(),
     )
 
 
@@ -53,8 +66,10 @@ class SitesWithNames(SitesInProcess):
         super().__init__(folder, make_shapfed_loop)
 
     def make_site(self, client):
-        make_data = partial(self.make_data, self.orders[client])
-        return Site(make_mlp_module, make_data, self.make, self.tmp / NAMES[client])
+        order = self.orders[client]
+        make_data = partial(self.make_data, order)
+        folder = self.tmp / NAMES[client]
+        return Site(make_mlp_module, make_data, self.make, folder)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +90,8 @@ def test_sites_whose_numbers_stand_for_other_classes_are_refused(tmp_path, make_
 
 def test_site_without_names_joins_sites_with_the_same_names(tmp_path):
     numbers = ("0", "1")
-    remote = SitesWithNames(tmp_path, (WELL_FIRST, numbers, WELL_FIRST), make_folders_data)
+    orders = (WELL_FIRST, numbers, WELL_FIRST)
+    remote = SitesWithNames(tmp_path, orders, make_folders_data)
 
     assert remote.directory().class_names_hash is not None
 
@@ -93,4 +109,4 @@ def test_words_as_labels_of_texts_are_refused_with_the_way_to_number_them():
     texts = HuggingFace({"tokens": TOKENS, "label": WORDS})
 
     with refused(r"Words get numbers by dataset.class_encode_column\('label'\)"):
-        set_up_data(texts, labels="label", splits=Splits(server_val=0))
+        set_up_data(texts, labels="label", splits=NO_VALIDATION)
