@@ -87,20 +87,24 @@ class CohortLoader(Iterable[Any]):
         self.round_index = round_index
         self._seed = seed
         self._data = data
-        self.epochs: list[LocalEpoch] = []
         self.left_out: dict[int, tuple[int, int]] = {}
-        self.local_epochs = []
-        for client in cohort:
-            loader = self._make_loader(client, index=0)
-            epoch_lengths = lengths(client, len(loader), round_index)
-            epochs_of_client = []
-            for index, num_batches in enumerate(epoch_lengths):
-                if index > 0:
-                    loader = self._make_loader(client, index)
-                epochs_of_client.append(LocalEpoch(client, index, loader, num_batches=num_batches))
-            self.epochs += epochs_of_client
-            self.local_epochs.append(ClientBatches(client, epoch_lengths, epochs_of_client))
+        self.local_epochs = [self._batches_of_client(client, lengths) for client in cohort]
+        self.epochs: list[LocalEpoch] = []
+        for client_batches in self.local_epochs:
+            self.epochs += client_batches.epochs
         self.select(None)
+
+    def _batches_of_client(
+        self, client: int, lengths: Callable[[int, int, int], list[int]]
+    ) -> ClientBatches:
+        loader = self._make_loader(client, index=0)
+        epoch_lengths = lengths(client, len(loader), self.round_index)
+        epochs = []
+        for index, num_batches in enumerate(epoch_lengths):
+            if index > 0:
+                loader = self._make_loader(client, index)
+            epochs.append(LocalEpoch(client, index, loader, num_batches=num_batches))
+        return ClientBatches(client, epoch_lengths, epochs)
 
     def _make_loader(self, client: int, index: int) -> Any:
         stream = shuffle_stream(self._seed, self.round_index, client, index)

@@ -111,6 +111,14 @@ class Optimizers:
             client_state["optimizer"] = {
                 swapped_optimizer.name: swapped_optimizer.state() for swapped_optimizer in entered
             }
+        pace = self._leave_schedules(entered)
+        if pace:
+            client_state["pace"] = pace
+        self._leave_optimizers(entered)
+        return client_state
+
+    def _leave_schedules(self, entered: Iterable[SwappedOptimizer]) -> dict[str, Any]:
+        """Reset the schedules. Return the client's schedules and options, empty if they are the federation's."""
         options_by_name = {}
         has_options = False
         for swapped_optimizer in entered:
@@ -118,9 +126,12 @@ class Optimizers:
             options_by_name[swapped_optimizer.name] = options_of_groups
             has_options = has_options or any(options_of_groups)
         scheduler_states = self._schedules.leave()
-        if scheduler_states or has_options:
-            client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
+        if not scheduler_states and not has_options:
+            return {}
+        return {"schedulers": scheduler_states, "options": options_by_name}
 
+    def _leave_optimizers(self, entered: Iterable[SwappedOptimizer]) -> None:
+        """Restore the federation's optimizers, and forget those without a name."""
         for swapped_optimizer in entered:
             is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
             swapped_optimizer.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
@@ -130,7 +141,6 @@ class Optimizers:
             for swapped_optimizer in self._swapped_optimizers
             if not swapped_optimizer.name.startswith(UNNAMED_PREFIX)
         ]
-        return client_state
 
     def _client_options(self, swapped_optimizer: SwappedOptimizer) -> Options:
         is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
@@ -346,18 +356,12 @@ class _SchedulersOfLength:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:
             batch_counts.restore()
-        self._fit_optimizers = trainer.optimizers
-        self._initial_options: list[Options] = []  # what these schedulers have set, by optimizer
-        for optimizer in self._optimizers:
-            options_of_groups = []
-            for group in optimizer.param_groups:
-                options = {name: deepcopy(group[name]) for name in SCHEDULED_OPTIONS & group.keys()}
-                options_of_groups.append(options)
-            self._initial_options.append(options_of_groups)
-        self._schedulers = [schedulers[index] for index in indices]
-        self._initial_states = _copy_states(self._schedulers)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of a missing step
+        self._fit_optimizers = trainer.optimizers
+        self._initial_options = [_scheduled_options(optimizer) for optimizer in self._optimizers]
+        self._schedulers = [schedulers[index] for index in indices]
+        self._initial_states = _copy_states(self._schedulers)
 
     def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
@@ -376,6 +380,15 @@ class _SchedulersOfLength:
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
             fit_scheduler.optimizer = fit_optimizer
+
+
+def _scheduled_options(optimizer: Optimizer) -> Options:
+    """Copy each group's options that schedulers change."""
+    options_of_groups = []
+    for group in optimizer.param_groups:
+        options = {name: deepcopy(group[name]) for name in SCHEDULED_OPTIONS & group.keys()}
+        options_of_groups.append(options)
+    return options_of_groups
 
 
 def _copy_states(schedulers: Iterable[Any]) -> list[Any]:
