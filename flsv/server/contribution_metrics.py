@@ -246,13 +246,7 @@ class ContributionMetrics:
         self.contributions[name] = torch.full_like(self.contributions[name], torch.nan)
         warnings.warn(f"the metric {name!r} has failed: {message}", stacklevel=2)
 
-    def _update(
-        self,
-        name: str,
-        metric: Metric,
-        round: Round,
-        stage: Stage,
-    ) -> None:
+    def _update(self, name: str, metric: Metric, round: Round, stage: Stage) -> None:
         round_view = read_by(metric, round, stage, reader=f"metric {name!r}")
         arguments = {}
         for argument, field in self.fields[name].items():
@@ -330,11 +324,7 @@ def _checked_state(metric: Metric) -> dict[str, Any]:
     return state
 
 
-def _checked_fields(
-    name: str,
-    metric: Metric,
-    reported: set[str],
-) -> dict[str, Field]:
+def _checked_fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
     if name in NAMES_IN_USE:
         raise ConfigurationError(
             f"reports use the name {name!r} for something else (as well as {NAMES_IN_USE}). Rename the metric."
