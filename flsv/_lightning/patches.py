@@ -195,9 +195,7 @@ def round_axis_patch(trainer: L.Trainer) -> Patch:
 
     def log_over_rounds(metrics: dict[str, Any]) -> None:
         round_index = trainer.current_epoch
-        step: int | None = round_index
-        if "step" in metrics:  # the module has chosen its axis
-            step = None
+        step = None if "step" in metrics else round_index  # the module may have chosen its axis
         log_metrics({ROUND_NAME: round_index, **metrics}, step=step)
         if ROUND_NAME not in metrics:
             # It is only for loggers, not for trainer.logged_metrics.

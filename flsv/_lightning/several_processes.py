@@ -51,11 +51,9 @@ class LoggedValues:
 
         self._original_log = self._results.log
         self._original_epoch_end = self._connector.epoch_end_reached
-        patches = [
-            (self._results, "log", self._log_and_record),
-            (self._connector, "epoch_end_reached", self._merge_and_end_epoch),
-        ]
-        self._patches = PatchedAttributes(patches)
+        log_patch = (self._results, "log", self._log_and_record)
+        epoch_end_patch = (self._connector, "epoch_end_reached", self._merge_and_end_epoch)
+        self._patches = PatchedAttributes([log_patch, epoch_end_patch])
 
     def remove(self) -> None:
         self._patches.restore()

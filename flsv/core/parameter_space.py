@@ -330,19 +330,23 @@ class ParameterSpace:
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight_name is None or len(shapes[weight_name]) < 2:
-            if requested is None:  # as weight_norm does
-                self.why_no_head = (
-                    f"the weight of its head {layer_name!r} is computed from other tensors"
-                )
-                return None
-            raise ConfigurationError(
-                f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
-                "Name the last linear layer of the classifier."
+            if requested is not None:
+                raise _no_weight_matrix(layer_name, layer)
+            # As weight_norm does.
+            self.why_no_head = (
+                f"the weight of its head {layer_name!r} is computed from other tensors"
             )
+            return None
         slices = self._slices()
-        num_classes = shapes[weight_name][0]
         bias = None if bias_name is None else slices.get(bias_name)
-        return Head(layer_name, num_classes, weight=slices[weight_name], bias=bias)
+        return Head(layer_name, shapes[weight_name][0], weight=slices[weight_name], bias=bias)
+
+
+def _no_weight_matrix(layer_name: str, layer: nn.Module) -> ConfigurationError:
+    return ConfigurationError(
+        f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
+        "Name the last linear layer of the classifier."
+    )
 
 
 def _names_in_model(module: nn.Module, layer: nn.Module) -> tuple[str | None, str | None]:

@@ -397,9 +397,7 @@ class Engine:
         # The scores [k] of clients without test samples are NaN.
         scores = {}
         for name in OWN_SCORES:
-            scores[name] = torch.tensor(
-                [client_scores[name] for client_scores in scores_of_clients]
-            )
+            scores[name] = torch.tensor([row[name] for row in scores_of_clients])
         return scores
 
     def _write_own_model(self, module: L.LightningModule, client: int, model: Tensor) -> None:

@@ -222,6 +222,7 @@ class LocalTraining:
         private_tensors: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
         """Apply attacks, noise and compression, and make the update, None if it is not finite."""
+        instruction = context.instruction
         upload_context = self._upload_context(context)
         traffic = self._write_upload(context, vector, trained, upload_context)
         loss = _loss_if_finite(context, vector)
@@ -232,11 +233,9 @@ class LocalTraining:
         self._store_models(context, upload_context)
         reports = self._reports(context)
         self._keep_private_state(context.local, private_tensors)
-        update = ClientUpdate(
-            context.instruction.client_id, context.samples, vector, traffic=traffic
-        )
+        update = ClientUpdate(instruction.client_id, context.samples, vector, traffic=traffic)
         if self._parts.is_private:  # no other field may reveal something about the data
-            num_steps = self._steps.steps_in_round(context.lengths, context.instruction.round_index)
+            num_steps = self._steps.steps_in_round(context.lengths, instruction.round_index)
             return replace(update, num_steps=num_steps)
         return replace(update, loss=reported_loss, num_steps=context.num_steps, reports=reports)
 

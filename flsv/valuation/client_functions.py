@@ -195,10 +195,10 @@ def _sample_gradients(
     count = len(client_state.x)
     gradients = torch.empty(count)
     order = torch.randperm(count, generator=generator_for(seed, "parts"))
-    num_parts = math.ceil(count / valuer.chunk)
+    parts = order.chunk(math.ceil(count / valuer.chunk))
     has_labels = valuer.label_weight > 0
-    for rows in order.chunk(num_parts):
-        gradients_of_part = client_values(
+    for rows in parts:
+        gradients[rows] = client_values(
             client_state.x[rows].to(device),
             client_state.y[rows].to(device) if has_labels else None,
             points,
@@ -207,8 +207,7 @@ def _sample_gradients(
             covariance=valuer.covariance,
             label_weight=valuer.label_weight,
             statistics=statistics,
-        )
-        gradients[rows] = gradients_of_part.cpu()
+        ).cpu()
     return gradients
 
 
