@@ -100,10 +100,9 @@ class LoggedValues:
             records_of_all += records_of_rank
         self._replace_logged_values(records_of_all)
         for key, metric in self._metrics.items():
-            states_of_metric = []
-            for _, states_of_rank in exchanged:
-                if key in states_of_rank:
-                    states_of_metric.append(states_of_rank[key])
+            states_of_metric = [
+                states_of_rank[key] for _, states_of_rank in exchanged if key in states_of_rank
+            ]
             _merge_states(metric, states_of_metric)
         self._records = []
         self._metrics = {}

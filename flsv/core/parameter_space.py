@@ -219,10 +219,11 @@ class ParameterSpace:
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        changes = []
-        for name, shape in zip(self.names, self.shapes):
-            if tensors[name].shape != shape:
-                changes.append(f"{name} was {list(shape)} and is {list(tensors[name].shape)}")
+        changes = [
+            f"{name} was {list(shape)} and is {list(tensors[name].shape)}"
+            for name, shape in zip(self.names, self.shapes)
+            if tensors[name].shape != shape
+        ]
         if changes:
             raise ConfigurationError(
                 f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Models of "
@@ -234,11 +235,11 @@ class ParameterSpace:
         """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
-        copies = {}
-        for name, tensor in named_state(module):
-            if name in self._private_set:
-                copies[name] = tensor.detach().clone()
-        return copies
+        return {
+            name: tensor.detach().clone()
+            for name, tensor in named_state(module)
+            if name in self._private_set
+        }
 
     @torch.no_grad()
     def write_private(

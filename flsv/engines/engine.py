@@ -395,10 +395,7 @@ class Engine:
             scores_of_clients.append(client_scores)
 
         # The scores [k] of clients without test samples are NaN.
-        scores = {}
-        for name in OWN_SCORES:
-            scores[name] = torch.tensor([row[name] for row in scores_of_clients])
-        return scores
+        return {name: torch.tensor([row[name] for row in scores_of_clients]) for name in OWN_SCORES}
 
     def _write_own_model(self, module: L.LightningModule, client: int, model: Tensor) -> None:
         """Write a client's model, and the tensors that it does not share, into a copy of the module."""

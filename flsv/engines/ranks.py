@@ -339,9 +339,10 @@ class FederatedStrategy(ParallelStrategy):
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
     tensors = named_tensors(module)
-    shapes = {}
-    for name, tensor in tensors.items():
-        shapes[f"the module's {name}"] = f"{tuple(tensor.shape)}, {tensor.dtype}"
+    shapes = {
+        f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}"
+        for name, tensor in tensors.items()
+    }
     _check_alike(ranks, Identity(shapes, {}))
     initial_weights = ranks.broadcast(0, tensors, "initial weights")
     for name, tensor_of_rank_0 in initial_weights.items():

@@ -89,7 +89,13 @@ class SeveralRanks(Engine):
         self._gather_states()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
+        return ClientManager(
+            self.trainer,
+            self.data,
+            self.space,
+            self.store,
+            self.placement,
+        )
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.placement.assign(clients)
@@ -165,10 +171,13 @@ class SeveralRanks(Engine):
         unsent_models = self._models_unlike_sent() if self._config.evaluation.keeps else {}
         generator_states = None
         is_idle = self._is_idle()
-        if not is_idle and self._client_batches[-1].client == self._clients[-1]:
-            generator_states = (*global_rngs()[:2], *torch_rngs(self._matrix.device))
+        last_client = self._clients[-1]
+        if not is_idle and self._client_batches[-1].client == last_client:
+            python_and_numpy = global_rngs()[:2]
+            generator_states = (*python_and_numpy, *torch_rngs(self._matrix.device))
+        no_vector = self._matrix.new_empty(0)
         return RankTraining(
-            [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+            [replace(update, vector=no_vector) for update in self.updates],
             self.broken_clients,
             unsent_models=unsent_models,
             changed_values=self.local_training.state.values.changes_to_send(),
@@ -177,7 +186,7 @@ class SeveralRanks(Engine):
         )
 
     def _restore_generators(self, states: Any) -> None:
-        """Continue with the random states of the rank that has trained the last client. Those of other ranks are None."""
+        """Continue with the random states of the rank that has trained the last client. Other ranks have none."""
         if states is not None:
             restore_global_rngs((*states[:3], None))
             restore_torch_rngs(states[2:], self._matrix.device)
@@ -192,11 +201,11 @@ class SeveralRanks(Engine):
         """Return those trained models that differ from what the clients have sent."""
         sent_vectors = self._sent_vectors()
         trained_models = super().trained_models()
-        unlike_sent = {}
-        for client, model in trained_models.items():
-            if model is not sent_vectors[client]:
-                unlike_sent[client] = model
-        return unlike_sent
+        return {
+            client: model
+            for client, model in trained_models.items()
+            if model is not sent_vectors[client]
+        }
 
     def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
@@ -266,7 +275,12 @@ class SeveralRanks(Engine):
                 all_scores[name][clients] = scores_of_clients
         return all_scores
 
-    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+    def agree(
+        self,
+        round: Round,
+        model: Tensor,
+        contributions: Mapping[str, Tensor],
+    ) -> None:
         values = {
             "cohort": round.client_ids,
             "global model": model,
@@ -280,15 +294,18 @@ class SeveralRanks(Engine):
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
         # A value may be missing on one of the ranks, so the names of all ranks are compared.
-        names: dict[str, int] = {}
-        for checksums_of_rank in checksums_by_rank:
-            names |= checksums_of_rank
-        for name in names:
-            if len({checksums_of_rank.get(name) for checksums_of_rank in checksums_by_rank}) > 1:
+        for name in dict.fromkeys(chain.from_iterable(checksums_by_rank)):
+            different_checksums = {of_rank.get(name) for of_rank in checksums_by_rank}
+            if len(different_checksums) > 1:
                 self._compare(round, name, values.get(name))
         self._take_first_model(model)
 
-    def _compare(self, round: Round, name: str, value: Tensor | None) -> None:
+    def _compare(
+        self,
+        round: Round,
+        name: str,
+        value: Tensor | None,
+    ) -> None:
         """Raise RuntimeError if the ranks' values differ by more than the rounding of a device's kernels."""
         values = self.ranks.all_gather(value, f"the {name}")
         for rank, value_of_rank in enumerate(values):

@@ -82,9 +82,10 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
             stacklevel=2,
         )
         performances_at_end = {}
-    record_by_metric = {}
-    for name, performance in performances_at_end.items():
-        record_by_metric[name] = _record_of_metric(run, name, performance)
+    record_by_metric = {
+        name: _record_of_metric(run, name, performance)
+        for name, performance in performances_at_end.items()
+    }
     record: dict[str, Any] = {"paid_in": record_by_metric}
     if run.metrics.missing:
         record["missing"] = dict(run.metrics.missing)

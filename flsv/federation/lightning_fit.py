@@ -95,9 +95,9 @@ class LightningFit(Rounds):
         self._cleanup.callback(self.loop.give_back)
 
     def _local_steps(self) -> LocalSteps:
-        work_by_client = {}
-        for client, name in enumerate(self.data.client_names):
-            work_by_client[client] = self.config.work_of(name)
+        work_by_client = {
+            client: self.config.work_of(name) for client, name in enumerate(self.data.client_names)
+        }
         return LocalSteps(
             self.trainer,
             self.data,
@@ -180,12 +180,10 @@ class LightningFit(Rounds):
             seed = self.requested_seed
 
         # All ranks use the seed of the first, and check that they have the same data and settings.
-        strategy: Any = self.trainer.strategy
-        has_several_ranks = hasattr(strategy, "agree")
-        if has_several_ranks:
-            identity = self.run_state.identity
-            return strategy.agree(self.trainer, identity, seed, engine=self.config.engine)
-        return seed
+        agree = getattr(self.trainer.strategy, "agree", None)
+        if agree is None:  # there is one process
+            return seed
+        return agree(self.trainer, self.run_state.identity, seed, engine=self.config.engine)
 
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""

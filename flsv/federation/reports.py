@@ -116,7 +116,7 @@ class RunReports:
         is_reported = self._writes_files or self._config.reporting.table
         if not is_reported:
             return []
-        data_events: Any = import_module(_DATA_EVENTS_MODULE)
+        data_events = import_module(_DATA_EVENTS_MODULE)
         if self._writes_files:
             data_events.write_dictionary(self._data, self._folder)
         return [
@@ -435,10 +435,9 @@ class ClientTables(Sink):
     def write_round(self, result: RoundResult) -> None:
         if not result.draws_pictures:
             return
-        cohort = []
-        for row in result.table:
-            if row.metric == "weight" and row.client is not None:
-                cohort.append(row.client)
+        cohort = [
+            row.client for row in result.table if row.metric == "weight" and row.client is not None
+        ]
         self._engine.write_tables(cohort, self._folder)
 
 
@@ -495,9 +494,9 @@ def events_of(
 
 def _note_failures(filters: Sequence[UpdateFilter], state: FederationState) -> None:
     """Add the failures that filters have counted since the last call to the incidents."""
-    times_noted = {}
-    for incident in state.incidents:
-        times_noted[incident["client"], incident["what"]] = incident["times"]
+    times_noted = {
+        (incident["client"], incident["what"]): incident["times"] for incident in state.incidents
+    }
 
     for update_filter in filters:
         for failure, times_by_client in update_filter.notices.state_dict().items():

@@ -245,10 +245,11 @@ class FederationRun:
     def _count_messages(self, instructions: dict[int, Instruction]) -> None:
         """Count the messages of the cohort's draw, and the instructions of clients that have trained."""
         trained_clients = self.engine.clients_that_trained
-        trained_instructions = {}
-        for client, instruction in instructions.items():
-            if client in trained_clients:
-                trained_instructions[client] = instruction
+        trained_instructions = {
+            client: instruction
+            for client, instruction in instructions.items()
+            if client in trained_clients
+        }
         self.server.send(trained_instructions)
         self.channel.prepend(self.state.pending_traffic)
 

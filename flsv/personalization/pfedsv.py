@@ -196,10 +196,11 @@ def layer_mask(
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
-    unknown_layers = []
-    for layer, prefix in zip(layers, prefixes):
-        if not any(name.startswith(prefix) for name in space.names):
-            unknown_layers.append(layer)
+    unknown_layers = [
+        layer
+        for layer, prefix in zip(layers, prefixes)
+        if not any(name.startswith(prefix) for name in space.names)
+    ]
     if unknown_layers or not layers:
         raise ConfigurationError(
             f"classifier={list(layers)}: the module has no layers {unknown_layers} with parameters. Name layers as in "

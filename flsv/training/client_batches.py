@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -112,7 +113,7 @@ class CohortLoader(Iterable[Any]):
 
     def select(self, epoch: LocalEpoch | None) -> None:
         """Yield the batches of one local epoch from now on, or with None those of all."""
-        self._selected_epoch = epoch
+
         self._epochs_to_yield = self.epochs if epoch is None else [epoch]
 
     def __len__(self) -> int:
@@ -238,7 +239,9 @@ class LocalSteps:
         """Make the trainer report the present client's number of steps, last batch and samples. Undo it by ``restore``
         of the result."""
         getters: dict[str, Callable[[], Any]] = {
-            "estimated_stepping_batches": self._estimated_steps,
+            "estimated_stepping_batches": partial(
+                self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
+            ),
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
             "train_dataloader": self.shown_loader,
@@ -261,9 +264,6 @@ class LocalSteps:
         patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
         return PatchedAttributes([patched_trainer, no_setup])
-
-    def _estimated_steps(self) -> float:
-        return self._count_of_present_client(self.num_steps, "estimated_stepping_batches")
 
     def _num_batches_of_present_client(self) -> int:
         num_batches = self._count_of_present_client(

@@ -133,7 +133,12 @@ class ClientValues:
                 self._paths_without_mean.append(path)
         return merged_values
 
-    def _mean(self, clients_values: list[Any], initial_value: Any, first_value: Any) -> Any:
+    def _mean(
+        self,
+        clients_values: list[Any],
+        initial_value: Any,
+        first_value: Any,
+    ) -> Any:
         """Return the clients' mean of one value, or the first client's value if there is none."""
         weights = [changes.num_samples for changes in self._changes]
         # An attribute that was None before the first batch is merged as if it began with the first client's value.
@@ -186,7 +191,11 @@ def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list
     return paths
 
 
-def _has_no_mean(clients_values: list[Any], first_value: Any, mean: Any) -> bool:
+def _has_no_mean(
+    clients_values: list[Any],
+    first_value: Any,
+    mean: Any,
+) -> bool:
     """Return whether clients have different values, and the first one's is used in place of a mean."""
     if not are_equal(mean, first_value):
         return False
@@ -220,7 +229,12 @@ def merged_value(
         return default
 
 
-def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
+def _merged_leaf(
+    weights: Sequence[float],
+    default: Any,
+    initial: Any,
+    *values: Any,
+) -> Any:
     """Merge each client's value of one leaf of a tree: a number, a tensor, an array or a list."""
     if type(default) is list:
         return _merged_list(default, initial, *values, weights=weights)

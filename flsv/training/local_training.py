@@ -270,8 +270,7 @@ class LocalTraining:
 
     def _keep_private_state(self, local: LocalData, private_tensors: Mapping[str, Tensor]) -> None:
         """Store what the client does not send: unshared parameters, and what the personalizer keeps."""
-        if private_tensors:
-            local.private.update(private_tensors)
+        local.private.update(private_tensors)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
@@ -305,18 +304,17 @@ class LocalTraining:
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state
-        state_of_model = {}
-        for key, value in client_state.items():
-            if key.startswith(name):
-                state_of_model[key.removeprefix(name)] = value
-        context_of_model = replace(upload_context, state=state_of_model)
-
+        state_of_model = {
+            key.removeprefix(name): value
+            for key, value in client_state.items()
+            if key.startswith(name)
+        }
         sent_vector, _ = upload(
             self._parts.uploads,
             vector,
             initial_model=initial_model,
             global_vector=initial_model,
-            context=context_of_model,
+            context=replace(upload_context, state=state_of_model),
         )
         # The uploads have changed `state_of_model` in place.
         for key, value in state_of_model.items():

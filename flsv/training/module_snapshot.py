@@ -42,10 +42,7 @@ State = dict[str, dict[str, Any]]
 
 _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
-_TABLES = []
-for _name, _value in vars(nn.Module()).items():
-    if isinstance(_value, dict | set):
-        _TABLES.append(_name)
+_TABLES = [_name for _name, _value in vars(nn.Module()).items() if isinstance(_value, dict | set)]
 #: Attributes in which torch stores a parameter's hooks.
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.

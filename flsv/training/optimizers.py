@@ -122,7 +122,10 @@ class Optimizers:
         options_by_name = {}
         has_options = False
         for swapped_optimizer in entered:
-            options_of_groups = self._client_options(swapped_optimizer)
+            is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+            options_of_groups = swapped_optimizer.client_options(
+                scheduled=not is_by_round, policy=self._policy
+            )
             options_by_name[swapped_optimizer.name] = options_of_groups
             has_options = has_options or any(options_of_groups)
         scheduler_states = self._schedules.leave()
@@ -141,10 +144,6 @@ class Optimizers:
             for swapped_optimizer in self._swapped_optimizers
             if not swapped_optimizer.name.startswith(UNNAMED_PREFIX)
         ]
-
-    def _client_options(self, swapped_optimizer: SwappedOptimizer) -> Options:
-        is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
-        return swapped_optimizer.client_options(scheduled=not is_by_round, policy=self._policy)
 
     def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
         """Return a client's optimizer states from a checkpoint on the optimizers' device."""
@@ -432,9 +431,10 @@ class OptimizerOptions:
         self._scheduler_names = [type(scheduler).__name__ for scheduler in schedulers]
         scheduler_states = [scheduler.state_dict() for scheduler in schedulers]
         options_to_compare = [*self._options, *scheduler_states]
-        texts = []
-        for options in options_to_compare:
-            texts.append({name: _option_text(value) for name, value in options.items()})
+        texts = [
+            {name: _option_text(value) for name, value in options.items()}
+            for options in options_to_compare
+        ]
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizer_descriptions + self._scheduler_names),
             "options": texts,

@@ -78,10 +78,11 @@ class SharedObjectCheck:
     def warn_of_changes(self) -> None:
         """Warn of the objects that the local training has changed."""
         contents = self._contents()
-        changed_paths = []
-        for path, initial_content in self._initial_contents.items():
-            if contents.get(path) != initial_content:
-                changed_paths.append(path)
+        changed_paths = [
+            path
+            for path, initial_content in self._initial_contents.items()
+            if contents.get(path) != initial_content
+        ]
         if changed_paths:
             rank_zero_warn(
                 f"flsv: training changes {listed(changed_paths)} of {type(self._module).__name__}. All clients share "

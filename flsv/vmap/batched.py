@@ -61,10 +61,11 @@ class RowTraining:
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
-        name_of_trained = {}
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and name not in frozen:
-                name_of_trained[parameter] = name
+        name_of_trained = {
+            parameter: name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in frozen
+        }
 
         self._names_by_group: list[list[str]] = []  # of trained parameters
         self._trained_names: set[str] = set()
@@ -391,9 +392,9 @@ class _TrainingStep(nn.Module):
 
 def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
     """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
-    name_of_id = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        name_of_id[id(tensor)] = name
+    name_of_id = {
+        id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
 
     paths = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):

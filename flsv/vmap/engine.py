@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -142,10 +142,11 @@ class VmapProcess(IdleEngine):
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
-        self._stacked_tensors: State = {}
-        for name, tensor in named_tensors(self._module).items():
-            if name not in self._shared_names:
-                self._stacked_tensors[name] = tensor.detach()
+        self._stacked_tensors: State = {
+            name: tensor.detach()
+            for name, tensor in named_tensors(self._module).items()
+            if name not in self._shared_names
+        }
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         self._training = RowTraining(
             self._module,
@@ -189,9 +190,10 @@ class VmapProcess(IdleEngine):
         """Train k clients as one batched model. Return the trained tensors by name, ``[k, ...]``, and the mean losses
         ``[k]``.
         """
-        stacked_states = {}
-        for name in clients[0].state:
-            stacked_states[name] = torch.stack([client.state[name] for client in clients])
+        stacked_states = {
+            name: torch.stack([client.state[name] for client in clients])
+            for name in clients[0].state
+        }
         batches = [client.batches for client in clients]
         try:
             with batched_steps(self.trainer):
@@ -205,7 +207,12 @@ class VmapProcess(IdleEngine):
                 )
             raise
 
-    def _end_client(self, client: _PreparedClient, model: State, mean_loss: Tensor) -> None:
+    def _end_client(
+        self,
+        client: _PreparedClient,
+        model: State,
+        mean_loss: Tensor,
+    ) -> None:
         """Let a client's training end with its trained ``model`` in the module, as if the Trainer had trained it."""
         self._current_client = client.id
         trained_tensors = [model[name] for name in self._stacked_tensors]
@@ -228,15 +235,14 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
     if len(trainer.optimizers) != 1:
         return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
     return (
-        _obstacle_in_optimizer(trainer.optimizers[0])
-        or _obstacle_in_steps(trainer)
+        _obstacle_in_steps(trainer, trainer.optimizers[0])
         or _obstacle_in_module(module)
         or _obstacle_in_callbacks(trainer)
     )
 
 
-def _obstacle_in_optimizer(optimizer: Any) -> str | None:
-    """Return what in an optimizer prevents batched training, with a remedy, or None."""
+def _obstacle_in_steps(trainer: L.Trainer, optimizer: Any) -> str | None:
+    """Return what in a trainer's steps prevents batched training, with a remedy, or None."""
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
         supported = ", ".join(ELEMENTWISE)
@@ -245,11 +251,6 @@ def _obstacle_in_optimizer(optimizer: Any) -> str | None:
         )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{kind.__name__} has hooks around its steps, which would see no client's step. Leave them out"
-    return None
-
-
-def _obstacle_in_steps(trainer: L.Trainer) -> str | None:
-    """Return which setting of a trainer's steps prevents batched training, with a remedy, or None."""
     accumulates = trainer.accumulate_grad_batches != 1
     for callback in callbacks_of(trainer):
         accumulates |= isinstance(callback, GradientAccumulationScheduler)
@@ -307,14 +308,13 @@ def dry_run_of_rows(
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share."""
     with restored_program(), isolated_rngs(seed, "trial of rows"):
-        copies = ModuleCopies(trainer.lightning_module, space)
-        module, trainer_of_copies = copies.load_with_trainer()
-        optimizer = trainer_of_copies.optimizers[0]
+        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+        optimizer = trial_trainer.optimizers[0]
         _use_initial_rates(optimizer)
-        batches = _first_batches(trainer, trainer_of_copies, seed)
+        batches = _first_batches(trainer, trial_trainer, seed)
         initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), no_random_numbers(module):
-            mean_loss, names_without_gradient = _train_one_by_one(trainer_of_copies, batches)
+            mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
         with torch.no_grad():
             for name, tensor in named_tensors(module).items():
@@ -322,7 +322,7 @@ def dry_run_of_rows(
 
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
         tensors = {n: tensor for n, tensor in initial_model.items() if n not in shared_names}
-        row, row_loss = _train_row(training, trainer_of_copies, tensors, batches, seed=seed)
+        row, row_loss = _train_row(training, trial_trainer, tensors, batches, seed=seed)
         rounding = rounding_of(trainer)
     _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
     _compare_models(module, row, trained_model, initial_model, rounding=rounding)
@@ -336,11 +336,17 @@ def _use_initial_rates(optimizer: Any) -> None:
 
 
 def _train_row(
-    training: RowTraining, trainer: L.Trainer, tensors: State, batches: list[Any], *, seed: int
+    training: RowTraining,
+    trainer: L.Trainer,
+    tensors: State,
+    batches: list[Any],
+    seed: int,
 ) -> tuple[State, Tensor]:
     """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
     module = trainer.lightning_module
-    pairs = {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
+    pairs = {}
+    for name, tensor in tensors.items():
+        pairs[name] = torch.stack([tensor, tensor])
     # The same batches have been trained on as usual: an error from now on comes from training rows.
     with (
         isolated_rngs(seed, "steps"),
@@ -353,11 +359,17 @@ def _train_row(
 
 
 def _compare_models(
-    module: nn.Module, row: State, ordinary: State, initial_model: State, *, rounding: Rounding
+    module: nn.Module,
+    row: State,
+    ordinary: State,
+    initial_model: State,
+    rounding: Rounding,
 ) -> None:
     """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily."""
-    changes = [ordinary[name] - tensor for name, tensor in initial_model.items()]
-    rounding_norm = rounding.steps * _norm(changes)
+    squared_norm = 0.0
+    for name, tensor in initial_model.items():
+        squared_norm += float((ordinary[name] - tensor).double().square().sum())
+    rounding_norm = rounding.steps * squared_norm**0.5
     for name, tensor in row.items():
         _compare(
             module,
@@ -373,13 +385,9 @@ def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
-
-
 def _first_batches(
     trainer: L.Trainer,
-    trainer_of_copies: L.Trainer,
+    trial_trainer: L.Trainer,
     seed: int,
 ) -> list[Any]:
     data = data_of(trainer)
@@ -390,7 +398,7 @@ def _first_batches(
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
         for batch in islice(iterator, NUM_DRY_RUN_BATCHES):
-            input_batch = as_module_input(trainer_of_copies, batch)
+            input_batch = as_module_input(trial_trainer, batch)
             # Clones: the loader may reuse its tensors.
             batches.append(tree_map_only(Tensor, torch.clone, input_batch))
     return batches
