@@ -84,9 +84,9 @@ def mean_gains(score_of, num_clients):
     gains = np.zeros((len(orders), num_clients))
     for row, order in enumerate(orders):
         for position, client in enumerate(order):
-            before = tuple(sorted(order[:position]))
-            after = tuple(sorted(order[: position + 1]))
-            gains[row, client] = score_of(after) - score_of(before)
+            earlier_clients = tuple(sorted(order[:position]))
+            with_client = tuple(sorted(order[: position + 1]))
+            gains[row, client] = score_of(with_client) - score_of(earlier_clients)
     return gains.mean(axis=0)
 
 
