@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
+from retraining.recorded import Recorded
 from torch import nn
 
 from flsv import FederatedLoop
@@ -22,7 +23,6 @@ from helpers.coalitions_by_hand import make_shadow_loop
 from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import fit, plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
-from helpers.recorded import Recorded
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
 #: Coalitions of each size, that of all clients at last.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from engines.federations_on_ranks import RANK_CASES, make_five_clients, shapfed_wa
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
@@ -31,7 +32,6 @@ from helpers.fits import plain_trainer
 from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
-from helpers.rank_federations import RANK_CASES, make_five_clients, shapfed_wa
 
 #: For the ranks that a rank starts.
 IMPORT_PATH = os.pathsep.join(path for path in sys.path if path)
