@@ -7,7 +7,6 @@ import numpy as np
 import torch
 import torchmetrics
 from torch import nn
-from torch.utils.data import Dataset
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
@@ -36,8 +35,9 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto
 from flsv.uploads import TopK
-from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.data import CLASSES, toy_data
 from helpers.models import Plain, adam, network
+from zoo.samples import NoisySamples
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
 
@@ -170,19 +170,6 @@ class Broken(Attack):
         return update * float("nan")
 
 
-class Jittered(Dataset[Any]):
-    """Draws from a generator of its own."""
-
-    def __init__(self):
-        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
-
-
 def plain_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
@@ -241,7 +228,10 @@ def own_models_of_the_worst_served():
         seed=3,
     )
     data = FederatedDataModule(
-        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2)
+        NoisySamples(),
+        SizePartitioner([4, 2, 3, 3, 2]),
+        batch_size=8,
+        splits=Splits(client_test=0.2),
     )
 
     return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}

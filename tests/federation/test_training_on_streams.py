@@ -17,7 +17,7 @@ from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.sites import RemoteFederation, Site, agreement
 from helpers import make_generator
 from helpers.fits import trainer_for
-from helpers.loops_by_hand import average_models, federate
+from helpers.loops_by_hand import average_models, cross_entropy_of, federate, take_steps
 from helpers.models import network, sgd
 from helpers.sites import SiteTransport, data_at_sites, gather_sites
 
@@ -102,27 +102,14 @@ def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
         if steps is not None:
             batches = [*batches, *batches][:steps]
 
-        optimizer = sgd(model.parameters())
-        for rows_of_batch in batches:
-            optimizer.zero_grad()
-            loss_of(
-                model,
-                (X[rows_of_batch], Y[rows_of_batch]),
-            ).backward()
-            optimizer.step()
+        samples = [(X[rows_of_batch], Y[rows_of_batch]) for rows_of_batch in batches]
+        take_steps(sgd(model.parameters()), cross_entropy_of(model), samples)
 
     def combine(server, models):
-        return average_models(
-            [*models.values()],
-            [SIZES[client] for client in models],
-        )
+        sizes = [SIZES[client] for client in models]
+        return average_models([*models.values()], sizes)
 
-    return federate(
-        network(batch_norm=False),
-        [members] * ROUNDS,
-        visit,
-        combine,
-    )
+    return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
 
 
 def assert_trained_as(module, expected):

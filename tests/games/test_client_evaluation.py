@@ -37,7 +37,7 @@ from helpers.coalitions_by_hand import GameByFits
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit, make_untrainable, partition_in_three, trainer_for
 from helpers.models import Plain, network
-from helpers.tasks import Segmentation
+from zoo.tasks import Segmentation
 
 HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 CLIENTS = (4, 1, 2, 3)

@@ -22,14 +22,14 @@ from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
 from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions
-from helpers.tasks import (
+from zoo.tasks import (
     Glue,
-    Kind,
     Multilabel,
     OneLogit,
     Regression,
     Segmentation,
     SeveralLoaders,
+    Task,
 )
 
 METRICS = [
@@ -80,7 +80,7 @@ class GlueWithForward(Glue):
 ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
-class NoValidation(Kind):
+class NoValidation(Task):
     validation_step = L.LightningModule.validation_step
 
 

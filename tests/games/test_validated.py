@@ -25,7 +25,7 @@ from helpers.fits import (
     validate_with_lightning,
 )
 from helpers.models import Plain
-from helpers.tasks import (
+from zoo.tasks import (
     VAE,
     Autoencoder,
     Hooked,

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting
-from flsv.aggregation import ShapFedWA
+from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
@@ -23,6 +23,7 @@ from flsv.metrics import ClassSpecificShapley, LeaveOneOut
 from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, UniformSampler
 from helpers.data import toy_data
+from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDING, SEED
 from helpers.models import Plain, Plainest, adam, network
 
 
@@ -121,6 +122,49 @@ def client_tensors(loop):
     """Return what clients keep as tensors by name."""
     states = loop.state_dict()["clients"]
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
+
+
+def assert_private_parts(loop, private_parts, prefix="net."):
+    """The clients' states hold these parts of the model and nothing else, to rounding."""
+    expected_states = {}
+    for client, part in private_parts.items():
+        if part:
+            expected_states[client] = {
+                f"module.{prefix}{name}": value for name, value in part.items()
+            }
+
+    states = client_tensors(loop)
+    assert states.keys() == expected_states.keys()
+    for client, expected_state in expected_states.items():
+        torch.testing.assert_close(states[client], expected_state, rtol=ROUNDING, atol=ROUNDING)
+
+
+class KeepsRounds(FedAvg):
+    """Keeps each round with the clients' models."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.rounds = []
+
+    def end_round(self, round):
+        self.rounds.append(round)
+
+
+class ListLoader:
+    """A loader of these batches: Lightning takes a list for several loaders."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
+def make_loop_of_three_clients(**options):
+    return FederatedLoop(sampler=UniformSampler(3), local_epochs=LOCAL_EPOCHS, seed=SEED, **options)
 
 
 class Cohorts(ClientSampler):

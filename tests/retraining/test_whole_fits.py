@@ -6,8 +6,8 @@ import torch
 from retraining.recorded import Recorded
 
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
+from zoo.program import Base, fit_valued
 
 
 @pytest.mark.parametrize(

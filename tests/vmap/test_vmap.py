@@ -29,7 +29,7 @@ from helpers.fits import (
     state_vector,
 )
 from helpers.models import Plain, Plainest, make_sgd
-from helpers.tasks import Items
+from zoo.tasks import Items
 
 
 class Augmented(Plainest):
