@@ -62,12 +62,12 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 dealt,
                 round,
                 client,
-                0.1,
-                momentum,
-                window,
-                epochs,
-                limit,
-                every,
+                lr=0.1,
+                momentum=momentum,
+                window=window,
+                epochs=epochs,
+                limit=limit,
+                every=every,
             )
             assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += round_values

@@ -9,6 +9,7 @@ import pytest
 import sklearn.metrics
 import torch
 import torchmetrics
+from games.all_coalitions import partition_in_three, play_all_coalitions
 from torch import Tensor, nn
 
 from flsv import Reporting
@@ -21,7 +22,7 @@ from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, 
 from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
-from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions
+from helpers.fits import fit, make_untrainable
 from zoo.tasks import (
     Glue,
     Multilabel,

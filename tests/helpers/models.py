@@ -91,19 +91,6 @@ class Plainest(Plain):
         super().__init__(network(batch_norm=False), optimizer, **kwargs)
 
 
-class Logs(Plain):
-    """Logs per batch and per epoch, and its own ``step`` where it is told to."""
-
-    own_step = False
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_loss", loss, on_step=True, on_epoch=True)
-        if self.own_step:
-            self.log("step", 100.0 + self.trainer.current_epoch, on_step=False, on_epoch=True)
-        return loss
-
-
 class LogsByRound(Plain):
     """Logs a value of each round under a name. None: nothing."""
 
@@ -135,7 +122,3 @@ def loop_of(module):
         callback for callback in module.trainer.callbacks if isinstance(callback, FederatedLoop)
     ]
     return loop
-
-
-class OfOtherPackage(nn.Linear):
-    __module__ = "pytorch_lightning.core.module"
