@@ -23,20 +23,12 @@ from helpers.fits import fit, plain_trainer, read_logged_metrics, state_vector
 from helpers.models import Plain
 
 
-class Logs(Plain):
-    """Logs per batch and per epoch, and its own ``step`` where it is told to."""
-
-    own_step = False
-
+class LogsLossesOfSteps(Plain):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
-        if self.own_step:
-            self.log("step", 100.0 + self.trainer.current_epoch, on_step=False, on_epoch=True)
         return loss
 
-
-class LogsValidationSteps(Logs):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         x, y = batch
@@ -45,7 +37,7 @@ class LogsValidationSteps(Logs):
 
 
 def test_loggers_have_the_round_as_x_axis(tmp_path):
-    module = LogsValidationSteps()
+    module = LogsLossesOfSteps()
     data = toy_data(server_val=0.3, eval_batch_size=8)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, module, data, logger=CSVLogger(tmp_path))
