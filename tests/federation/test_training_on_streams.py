@@ -97,13 +97,15 @@ def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
 
     def visit(model, round_index, client):
         begin = first_beat(client, round_index)
-        rows = torch.arange(begin, begin + SIZES[client]) % SAMPLES
-        batches = list(rows.split(BATCH)[:batches_of_pass])
+        end = begin + SIZES[client]
+        rows = torch.arange(begin, end) % SAMPLES
+        rows_by_batch = rows.split(BATCH)[:batches_of_pass]
+        batches = [(X[batch_rows], Y[batch_rows]) for batch_rows in rows_by_batch]
         if steps is not None:
-            batches = [*batches, *batches][:steps]
-
-        samples = [(X[rows_of_batch], Y[rows_of_batch]) for rows_of_batch in batches]
-        take_steps(sgd(model.parameters()), cross_entropy_of(model), samples)
+            two_passes = [*batches, *batches]
+            batches = two_passes[:steps]
+        optimizer = sgd(model.parameters())
+        take_steps(optimizer, cross_entropy_of(model), batches)
 
     def combine(server, models):
         sizes = [SIZES[client] for client in models]
@@ -136,9 +138,8 @@ def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
     module = Project()
     data = make_data()
 
-    trainer = trainer_for(
-        make_loop(local_epochs=work), tmp_path, ROUNDS, limit_train_batches=batches_of_pass
-    )
+    loop = make_loop(local_epochs=work)
+    trainer = trainer_for(loop, tmp_path, ROUNDS, limit_train_batches=batches_of_pass)
     trainer.fit(module, data)
 
     assert data.num_samples.tolist() == list(SIZES)

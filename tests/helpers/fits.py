@@ -88,14 +88,10 @@ def validation_loss(module, space, vector, data):
 
 def state_vector(module):
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
-    parameters = [name for name, _ in module.named_parameters()]
-    return flatten_state(module.state_dict(), parameters)
-
-
-def flatten_state(state, parameters):
-    names = list(parameters)
+    state = module.state_dict()
+    names = [name for name, _ in module.named_parameters()]
     for name, tensor in state.items():
-        if name not in parameters and tensor.is_floating_point():
+        if name not in names and tensor.is_floating_point():
             names.append(name)
     return torch.cat([state[name].reshape(-1).double() for name in names])
 
@@ -174,12 +170,12 @@ class Cohorts(ClientSampler):
 
 
 def make_untrainable(kind):
-    class Never(kind):
+    class FailsIfTrained(kind):
         def training_step(self, batch, batch_idx):
             raise AssertionError("training had started")
 
-    Never.__name__ = kind.__name__
-    return Never()
+    FailsIfTrained.__name__ = kind.__name__
+    return FailsIfTrained()
 
 
 def assert_resumes(
@@ -191,48 +187,39 @@ def assert_resumes(
     callbacks=list,
     **options,
 ):
-    """The two end alike to the bit. Gives the first.
+    """Assert that a fit that is resumed after the first rounds ends bitwise as an uninterrupted one, whose loop is
+    returned.
 
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
     """
-    whole = make()
-    half = make()
-    remainder = make()
     first_rounds, all_rounds = rounds
-    uninterrupted = fit(
-        whole,
-        folder / "whole",
-        module(),
-        data(),
-        rounds=all_rounds,
-        callbacks=callbacks(),
-        **options,
-    )
 
-    path = fit_and_save(
-        half, folder, module(), data(), first_rounds, callbacks=callbacks(), **options
-    )
-    torch.load(path, weights_only=True)
-    resumed = fit(
-        remainder,
-        folder,
-        module(),
-        data(),
-        all_rounds,
-        path,
-        callbacks=callbacks(),
-        **options,
-    )
+    def fit_by(fit_function, loop, run_folder, num_rounds, **arguments):
+        return fit_function(
+            loop,
+            run_folder,
+            module(),
+            data(),
+            num_rounds,
+            callbacks=callbacks(),
+            **arguments,
+            **options,
+        )
 
-    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
+    uninterrupted_loop = make()
+    uninterrupted_module = fit_by(fit, uninterrupted_loop, folder / "whole", all_rounds)
+    checkpoint = fit_by(fit_and_save, make(), folder, first_rounds)
+    torch.load(checkpoint, weights_only=True)
+    resumed_loop = make()
+    resumed_module = fit_by(fit, resumed_loop, folder, all_rounds, ckpt_path=checkpoint)
 
-    state = remainder.state_dict()
-    expected_state = whole.state_dict()
-
+    assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
+    state = resumed_loop.state_dict()
+    expected_state = uninterrupted_loop.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
         assert same_values(state[name], expected_state[name]), name
 
-    return whole
+    return uninterrupted_loop
 
 
 def same_values(value, expected):
@@ -258,7 +245,7 @@ class InRound(Callback):
     def on_train_epoch_start(self, trainer, module):
         self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
-    def place(self, trainer):
+    def batch_of_round(self, trainer):
         return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
@@ -271,9 +258,11 @@ class SavesInHooks(Callback):
             setattr(self, name, partial(self.save, name))
 
     def save(self, name, trainer, *_, **__):
-        if trainer.current_epoch == 1:
-            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
-            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
+        if trainer.current_epoch != 1:
+            return
+        is_of_round = "epoch" in name
+        batch = "all" if is_of_round else trainer.fit_loop.total_batch_idx
+        trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
 class StopInRound(InRound):
@@ -285,7 +274,9 @@ class StopInRound(InRound):
         self.error = error
 
     def on_train_batch_end(self, trainer, module, *args):
-        if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:
-            if self.error is not None:
-                raise self.error("stopped by the test")
+        position = (trainer.current_epoch, self.batch_of_round(trainer))
+        if position != (self.round_index, self.batch):
+            return
+        if self.error is None:
             os.kill(os.getpid(), signal.SIGKILL)
+        raise self.error("stopped by the test")

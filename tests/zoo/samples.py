@@ -28,8 +28,9 @@ class NoisySamples(Dataset):
         y = int(self.targets[index])
         if index in self.without_noise:
             return x, y
-        noise = torch.from_numpy(self.generator.randn(len(x))).float()
-        return x + 0.1 * noise, y
+        noise = self.generator.randn(len(x))
+        noisy_x = x + 0.1 * torch.from_numpy(noise)
+        return noisy_x.float(), y
 
 
 def make_noisy_sets():
@@ -43,7 +44,8 @@ class TwoViews(Dataset):
     """Draws two views of a picture from the global generator when a sample is read, as torchvision's transforms do."""
 
     def __init__(self, num_samples, seed, fixed=False):
-        self.pictures = torch.randn(num_samples, 1, 8, 8, generator=make_generator(seed))
+        generator = make_generator(seed)
+        self.pictures = torch.randn(num_samples, 1, 8, 8, generator=generator)
         self.fixed = fixed
         self.targets = torch.arange(num_samples) % 3
 
@@ -52,13 +54,16 @@ class TwoViews(Dataset):
 
     def __getitem__(self, index):
         picture = self.pictures[index]
-        return (self.view(picture), self.view(picture)), self.targets[index]
+        views = (self.view(picture), self.view(picture))
+        return views, self.targets[index]
 
     def view(self, picture):
         if self.fixed:
             return picture + 0.1 * picture.flip(-1)
         num_pixels = int(torch.randint(0, 8, ()))
-        return picture.roll(num_pixels, -1) + 0.1 * torch.randn_like(picture)
+        rolled = picture.roll(num_pixels, -1)
+        noise = torch.randn_like(picture)
+        return rolled + 0.1 * noise
 
 
 def make_views():

@@ -21,7 +21,8 @@ class Items(Dataset[Any]):
     def __init__(self, item, indices):
         self.item = item
         self.indices = indices
-        self.targets = torch.tensor([class_of(item(index), index) for index in indices])
+        classes = [class_of(item(index), index) for index in indices]
+        self.targets = torch.tensor(classes)
 
     def __len__(self):
         return len(self.indices)
@@ -158,7 +159,8 @@ class LanguageModel(Task):
     def loss(self, batch):
         x, y = batch
         logits = self(x).flatten(0, 1)
-        return F.cross_entropy(logits, y.flatten())
+        labels = y.flatten()
+        return F.cross_entropy(logits, labels)
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
@@ -263,11 +265,11 @@ class Multilabel(OneLayer):
 
 
 def masked_words(index):
-    words = {
-        "ids": (torch.arange(6) * index) % 11,
-        "mask": torch.arange(6) < 3 + index % 4,
-    }
-    return {"input": words, "labels": torch.tensor(index % 2)}
+    positions = torch.arange(6)
+    num_words = 3 + index % 4
+    words = {"ids": (positions * index) % 11, "mask": positions < num_words}
+    label = torch.tensor(index % 2)
+    return {"input": words, "labels": label}
 
 
 class Glue(Task):
@@ -317,7 +319,8 @@ class Graphs:
     def __init__(self, items):
         nodes, edges, labels = zip(*items)
         num_nodes = [len(nodes_of_graph) for nodes_of_graph in nodes]
-        starts = torch.tensor([0, *num_nodes]).cumsum(0)
+        starts = torch.tensor([0, *num_nodes])
+        starts = starts.cumsum(0)
         self.x = torch.cat(nodes)
         self.y = torch.stack(labels)
         shifted_edges = [pairs + offset for pairs, offset in zip(edges, starts.tolist())]
