@@ -103,7 +103,7 @@ def game_by_fits(tmp_path_factory):
         tmp_path_factory.mktemp("fits"),
         reporting=Reporting(table=False, files=False),
     )
-    return GameByFits(make_silent_trainer, Module(), three_clients_scored_in_batches())
+    return GameByFits(make_silent_trainer, Base(), three_clients_scored_in_batches())
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitio
     tmp_path, game_by_fits, metric, score_by_sklearn
 ):
     data = three_clients_scored_in_batches()
-    table = flsv.retrain(make_trainer(tmp_path), Module(), data, seeds=1, metric=metric)
+    table = flsv.retrain(make_trainer(tmp_path), Base(), data, seeds=1, metric=metric)
 
     def score_of(members):
         return score_by_sklearn(*game_by_fits.outputs(members))
