@@ -140,10 +140,14 @@ class TrainingAfterTheRun:
         num_fits = sum(map(bool, missing))  # without the empty coalition
         with Progress(run.trainer, num_fits, "Groups of clients") as progress:
             training.train(coalitions, self.store, progress)
-            halves = self._choose_halves(run)
-            if len(halves):
-                self.masks = torch.cat([self.masks, halves])
-                training.train(self._coalitions_to_train(), self.store, progress)
+        halves = self._choose_halves(run)
+        if not len(halves):
+            return
+        self.masks = torch.cat([self.masks, halves])
+        coalitions = self._coalitions_to_train()
+        num_fits = len(self.store.missing(run.seed, coalitions))
+        with Progress(run.trainer, num_fits, "Halves of clients") as progress:
+            training.train(coalitions, self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
         """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``. K is 0 for other
