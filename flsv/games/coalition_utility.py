@@ -100,13 +100,13 @@ class CoalitionModels:
 
         return build
 
-    def _add_initial_models(self, out: Tensor, weights: Tensor, rest: float) -> None:
-        """Add x - sum_i w_i s_i to ``out``, which is ``rest`` * x if all clients started from the global model x."""
+    def _add_initial_models(self, out: Tensor, weights: Tensor, global_weight: float) -> None:
+        """Add x - sum_i w_i s_i to ``out``, which is ``global_weight`` * x if all started from the global model x."""
         global_parameters = self._round.global_vector[: len(out)]
         initial_models = self._round.matrix.starts
         if all(model is self._round.global_vector for model in initial_models):
-            if abs(rest) > _WEIGHT_TOLERANCE:
-                out.add_(global_parameters, alpha=rest)
+            if abs(global_weight) > _WEIGHT_TOLERANCE:
+                out.add_(global_parameters, alpha=global_weight)
             return
         out.add_(global_parameters)
         for weight, model in zip(weights.tolist(), initial_models):

@@ -34,6 +34,7 @@ class OutputScorer:
 
     sorted_labels: SortedLabels | None = None
     order: Tensor | None = None
+    _metric: OutputMetric | None = None
     # Whether the metric depends on the batches. None: not known yet.
     _depends_on_batches: bool | None = None
 
@@ -51,7 +52,8 @@ class OutputScorer:
             self.sorted_labels = SortedLabels(self.labels, len(support))
             self.order = self.sorted_labels.order
         self._batch_sizes = [len(batch_labels) for batch_labels in labels]
-        self._metric = None if metric is None else metric.clone(torch.device("cpu"))
+        if metric is not None:
+            self._metric = metric.clone(torch.device("cpu"))
 
     @torch.no_grad()
     def score(self, outputs: Tensor, losses: bool = True) -> Scores:

@@ -386,10 +386,11 @@ class CoalitionPlan(RunExtension):
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
-        pending_lines = []
-        for name, metric in metrics.items():
-            if metric.pending is not None:
-                pending_lines.append(f"{name}: {metric.pending}")
+        pending_lines = [
+            f"{name}: {metric.pending}"
+            for name, metric in metrics.items()
+            if metric.pending is not None
+        ]
         if pending_lines or not metrics:
             return pending_lines
 
