@@ -279,28 +279,29 @@ class Directory:
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
-        settings: dict[str, Any] = {
-            "agreement": self._server_agreement,
-            "clients": len(self.names),
-        }
         site_at_address = {}
         complete_packets = {}
         for site, packet in packets.items():
             address = self._addresses[site]
             site_at_address[address] = site
-            plain = {
-                **packet.plain,
-                **settings,
-                "name": self.names[site],
-                "contents": self.contents.get(site),
-                "message": self._name_of_message(site, packet),
-            }
-            complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
+            complete_packets[address] = self._complete(site, packet)
         if not complete_packets:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
             name = complete_packets[address].plain["message"]
             yield site_at_address[address], _reply_or_reason(reply, name)
+
+    def _complete(self, site: int, packet: Packet) -> Packet:
+        """Add to a packet what every message to a site contains."""
+        plain = {
+            **packet.plain,
+            "agreement": self._server_agreement,
+            "clients": len(self.names),
+            "name": self.names[site],
+            "contents": self.contents.get(site),
+            "message": self._name_of_message(site, packet),
+        }
+        return Packet(packet.kind, plain, packet.tensors)
 
     def _name_of_message(self, site: int, packet: Packet) -> str:
         """Return the message's name, unique within its round. A resumed server gives the same message the same name."""
@@ -334,12 +335,7 @@ class Directory:
         """Read a site's reply to the server's first message. With ``strict`` raise an error if it cannot take part."""
         name = self.names[site]
         try:
-            plain = check_done(reply).plain
-            announced = {**plain["sizes"], "contents": plain.get("contents")}
-            self._check_samples(site, announced)
-            dictionary_hash = _dictionary_hash(plain)
-            if announced["contents"] is None:
-                raise BadReply("its reply has no fingerprint of its samples")
+            announced, dictionary_hash = self._announcement(site, reply)
         # These include PermanentFailure. A site with an error gets the first message again later.
         except GARBLED_REPLY_ERRORS as error:
             if strict and isinstance(error, PermanentFailure):
@@ -355,6 +351,16 @@ class Directory:
             self._warning_by_name.pop(name, None)
             self._store_announcement(site, announced)
             self._write_sizes_file()
+
+    def _announcement(self, site: int, reply: Reply) -> tuple[dict[str, Any], str | None]:
+        """Read and check a site's numbers of samples with their fingerprint, and its data dictionary's hash."""
+        plain = check_done(reply).plain
+        announced = {**plain["sizes"], "contents": plain.get("contents")}
+        self._check_samples(site, announced)
+        dictionary_hash = _dictionary_hash(plain)
+        if announced["contents"] is None:
+            raise BadReply("its reply has no fingerprint of its samples")
+        return announced, dictionary_hash
 
     def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
         """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
