@@ -112,14 +112,7 @@ def retrain(
     }
     performances = _performances(performance, game)
     _set_metrics(config, cli.loop, game, performances)
-    add_same_run(
-        config,
-        run,
-        seed,
-        rounds=num_rounds,
-        changes=changes,
-        say=say,
-    )
+    add_same_run(config, run, seed, rounds=num_rounds, changes=changes, say=say)
 
     out = run / RETRAINED
     settings = {
@@ -130,16 +123,21 @@ def retrain(
     }
     identity = Identity(settings, run_identity.samples)
     _remove_runs_of_other_coalitions(out, identity)
-    folder_of_own_seed = out / f"seed_{seed}"
     is_same_training = not changes and num_rounds == record.get("rounds_done")
-    if is_same_training and not folder_of_own_seed.exists():
-        copy_coalitions(run, folder_of_own_seed / EARLIER_FOLDER)
+    if is_same_training:
+        _copy_trainings(run, out / f"seed_{seed}")
     seeds_of_runs = range(seed, seed + seeds)
     repetitions = runs_with_seeds(config, identity, seeds_of_runs, out, say=say)
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
     return saved_summary(out)
+
+
+def _copy_trainings(run: Path, repetition_folder: Path) -> None:
+    """Let the repetition with the run's own seed find the coalitions that the run has trained, unless it has begun."""
+    if not repetition_folder.exists():
+        copy_coalitions(run, repetition_folder / EARLIER_FOLDER)
 
 
 def _check_metric(metric: str | None, mode: str | None) -> None:

@@ -21,7 +21,7 @@ from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.division import Division, divide, without_flagged
 from flsv.data.federated_data import FederatedData
 from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
-from flsv.data.loaders import Loader, make_loader
+from flsv.data.loaders import Loader, WeightedDraws, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.open_source import (
@@ -166,15 +166,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             read_dictionary = self._read_dictionary(dictionary)
             labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
-        self._clients = None
+        self._clients: dict[str, Any] | None = None
         self._source_name = source_name(source)
         if clients is not None:
-            self._clients = clients_by_name(clients)
-            if self._source_name != "digits" or groups is not None:
-                raise ConfigurationError(
-                    "clients: the data are given by client, without source and groups. Remove these arguments."
-                )
-            self._source_name = f"{len(self._clients)} clients' data"
+            self._set_clients(clients, has_groups=groups is not None)
         by_client = clients is not None or groups is not None
         # Whether a folder has data by client is known only when it is read.
         is_path = isinstance(source, str) and not known_as(source)
@@ -212,6 +207,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
         self._read_only = _ARGUMENTS - {"batch_size"}
+
+    def _set_clients(self, clients: Any, has_groups: bool) -> None:
+        self._clients = clients_by_name(clients)
+        if self._source_name != "digits" or has_groups:
+            raise ConfigurationError(
+                "clients: the data are given by client, without source and groups. Remove these arguments."
+            )
+        self._source_name = f"{len(self._clients)} clients' data"
 
     def _read_dictionary(self, dictionary: DictionaryOptions) -> DataDictionary:
         if self._module is not None:
@@ -510,10 +513,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             del settings["splits.server_val"]  # the server has data of its own
         if source.dictionary is not None:
             settings["dictionary"] = source.dictionary.hash
-        draws = source.draws
-        if draws is not None:
-            digest_of_weights = digest([draws.weights, draws.replacement]).hex()
-            settings["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+        if source.draws is not None:
+            settings["sampler"] = _describe_draws(source.draws)
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):
@@ -572,6 +573,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+
+
+def _describe_draws(draws: WeightedDraws) -> str:
+    digest_of_weights = digest([draws.weights, draws.replacement]).hex()
+    return f"{draws.count} draws by weights {digest_of_weights[:12]}"
 
 
 def _current_length(dataset: Any) -> int:

@@ -159,7 +159,6 @@ def plot_partition(
         >>> axes.get_xlabel()
         'samples'
     """
-    import pandas as pd
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
@@ -169,26 +168,32 @@ def plot_partition(
     axes = figure.add_subplot()
     if class_names is None:
         class_names = list(map(str, range(num_classes)))
-    frame = pd.DataFrame(counts[:num_bars].tolist(), columns=list(map(label_text, class_names)))
+    _draw_bars(axes, counts[:num_bars], class_names)
+    if num_bars < num_clients:
+        axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
+    if client_names is None:
+        client_names = list(map(str, range(num_bars)))
+    axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
+    if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
+        figure.legend(loc="outside right upper", title="class", frameon=False)
+    return figure, axes
+
+
+def _draw_bars(axes: Axes, counts: Tensor, class_names: Sequence[str]) -> None:
+    """Draw a bar for each row of ``counts``, the first at the top."""
+    import pandas as pd
+
+    frame = pd.DataFrame(counts.tolist(), columns=list(map(label_text, class_names)))
     frame.plot.barh(
         stacked=True,
         ax=axes,
-        color=_class_colors(num_classes),
+        color=_class_colors(len(class_names)),
         width=0.84,
         legend=False,
         xlabel="samples",
         ylabel="client",
     )
     axes.invert_yaxis()
-    if num_bars < num_clients:
-        axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
-    if client_names is None:
-        client_names = list(map(str, range(num_bars)))
-    shown_names = client_names[:num_bars]
-    axes.set_yticks(range(num_bars), list(map(label_text, shown_names)))
-    if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
-        figure.legend(loc="outside right upper", title="class", frameon=False)
-    return figure, axes
 
 
 def _class_colors(num_classes: int) -> Sequence[Any]:

@@ -303,13 +303,7 @@ class ResultBuilder:
             (name, part): tensor for (name, part), tensor in tensors.items() if part != COLUMNS
         }
         metric_rows = self._metric_rows(index, tensors_without_columns)
-
-        weight_by_client = {} if weights is None else by_client(weights.cpu())
-        rows_of_round = [
-            *client_rows(index, "weight", weight_by_client, self._client_names),
-            *client_rows(index, "update_norm", norms, self._client_names),
-            *client_rows(index, TRAIN_LOSS, losses, self._client_names),
-        ]
+        rows_of_round = self._rows_of_round(index, weights, norms, losses)
         score_rows = self._score_rows(index, scores)
         changes += rows_of_round
         if has_new_scores:  # scores of an earlier round are no change
@@ -322,6 +316,20 @@ class ResultBuilder:
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )
+
+    def _rows_of_round(
+        self,
+        index: int,
+        weights: Tensor | None,
+        norms: Mapping[int, float],
+        losses: Mapping[int, float],
+    ) -> list[Row]:
+        weight_by_client = {} if weights is None else by_client(weights.cpu())
+        return [
+            *client_rows(index, "weight", weight_by_client, self._client_names),
+            *client_rows(index, "update_norm", norms, self._client_names),
+            *client_rows(index, TRAIN_LOSS, losses, self._client_names),
+        ]
 
     def _without_written_numbers(
         self, tensors: Mapping[TensorKey, Tensor]

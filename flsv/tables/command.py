@@ -244,6 +244,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     check_images(data)
     if objects.write is not None:
         write_dictionary(objects.write, data.dictionary)
+    _show_and_save(data, out, quiet)
+
+
+def _show_and_save(data: FederatedDataModule, out: Path | None, quiet: bool) -> None:
     data_warnings = data_warning_table(data)
     if not quiet:
         show(data, data_warnings)

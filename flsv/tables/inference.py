@@ -93,9 +93,7 @@ def infer(
         table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
-    columns_by_site: dict[str, dict[str, Column]] = {}
-    for site in rows_by_site:
-        columns_by_site[site] = {}
+    columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
     for name in _column_names(table, dictionary):
         try:
             column, values = _read_column(table, name, dictionary.columns.get(name, Column()))

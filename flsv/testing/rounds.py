@@ -58,11 +58,7 @@ class PreparedRounds:
 
     cohorts: Sequence[Sequence[int]] = COHORTS
 
-    def __init__(
-        self,
-        fields: Given | None = None,
-        kind: RoundKind | None = None,
-    ) -> None:
+    def __init__(self, fields: Given | None = None, kind: RoundKind | None = None) -> None:
         self._fields = dict(fields or {})
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
