@@ -392,9 +392,7 @@ def _without_unknown(
     is_known = ~torch.isin(labels, unknown)
     clients = []
     for client, client_split in enumerate(splits.clients):
-        known_samples = {}
-        for name, samples in client_split.items():
-            known_samples[name] = samples[is_known[samples]]
+        known_samples = {name: samples[is_known[samples]] for name, samples in client_split.items()}
         if client in corrupted_clients:
             known_samples["train"] = client_split["train"]
         clients.append(known_samples)

@@ -102,10 +102,9 @@ def _second_part(sample: Any, is_number: Callable[[Any], bool]) -> Any:
     """Return the second part of a sample ``(x, y)``, or None. Raise _NoClassError if a further part is a number."""
     if not isinstance(sample, list | tuple) or len(sample) < 2:
         return None
-    positions_of_numbers = []
-    for position, part in enumerate(sample):
-        if position > 0 and is_number(part):
-            positions_of_numbers.append(position)
+    positions_of_numbers = [
+        position for position, part in enumerate(sample) if position > 0 and is_number(part)
+    ]
     if positions_of_numbers not in ([], [1]):
         raise _NoClassError(
             f"the parts {listed(positions_of_numbers)} of a sample are numbers, and each of them may be its label. "

@@ -268,10 +268,9 @@ def _by_client(
     """
     id_by_client = {client: client_id for client_id, client in enumerate(clients)}
     entries = values if isinstance(values, Mapping) else dict(zip(clients, values))
-    value_by_id = {}
-    for client, value in entries.items():
-        if client in id_by_client:
-            value_by_id[id_by_client[client]] = value
+    value_by_id = {
+        id_by_client[client]: value for client, value in entries.items() if client in id_by_client
+    }
 
     expected_ids = list(value_by_id) if expected is None else expected
     has_all = len(value_by_id) == len(values) and value_by_id.keys() == set(expected_ids)

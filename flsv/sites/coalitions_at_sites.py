@@ -407,13 +407,10 @@ class _Coalition:
     def _begin(self, info: FederationInfo, saved: Mapping[str, Any] | None) -> None:
         for part in self._parts:
             part.set_up(info)
-        if saved is not None:
-            self._restore(saved, info)
+        if saved is None:
+            for part in self._parts:
+                part.begin(info)
             return
-        for part in self._parts:
-            part.begin(info)
-
-    def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
         self._metrics.load_state_dict(saved["metrics"])
         self.state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
@@ -524,15 +521,14 @@ def _copied_parts(
 
 
 def _state_before_rounds(federation: FederationInfo) -> FederationState:
-    num_clients = federation.num_clients
-    state = FederationState(
-        num_clients,
+    no_counts = torch.zeros(federation.num_clients, dtype=torch.long)
+    return FederationState(
+        federation.num_clients,
         federation.seed,
-        participations=torch.zeros(num_clients, dtype=torch.long),
-        updates_received=torch.zeros(num_clients, dtype=torch.long),
+        participations=no_counts,
+        updates_received=no_counts.clone(),
+        global_vector=federation.global_vector.clone(),
     )
-    state.global_vector = federation.global_vector.clone()
-    return state
 
 
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:

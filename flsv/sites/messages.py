@@ -141,9 +141,7 @@ def instruction_packet(
         "seed": instruction.seed,
         **info,
     }
-    tensors = {}
-    for name, tensor in instruction.tensors.items():
-        tensors[SENT_PREFIX + name] = tensor
+    tensors = {SENT_PREFIX + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
         tensors[START_NAME] = instruction.start
     return Packet(kind, plain, on_cpu(tensors))
@@ -212,9 +210,7 @@ def update_packet(
         "withheld": list(withheld),
         "state": state,
     }
-    tensors = {}
-    for name, value in update.reports.items():
-        tensors[REPORT_PREFIX + name] = value
+    tensors = {REPORT_PREFIX + name: value for name, value in update.reports.items()}
     tensors["vector"] = update.vector
     return Packet("update", plain, on_cpu(tensors))
 

@@ -170,10 +170,9 @@ class Directory:
 
     def _report_connected(self, reachable_sites: Mapping[int, Address]) -> None:
         message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
-        missing_names = []
-        for site, name in enumerate(self.names):
-            if site not in reachable_sites:
-                missing_names.append(name)
+        missing_names = [
+            name for site, name in enumerate(self.names) if site not in reachable_sites
+        ]
         if missing_names:
             message += f", without {', '.join(missing_names)}"
         rank_zero_info(f"flsv: {message}.")
@@ -483,9 +482,9 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
             parts_at_clients.append(repr(config.strategies[role]))
     for upload in config.uploads:
         parts_at_clients.append(repr(upload))
-    options = []
-    for name in ("local_epochs", "optimizer_state", "head"):
-        options.append(f"{name}={getattr(config, name)!r}")
+    options = [
+        f"{name}={getattr(config, name)!r}" for name in ("local_epochs", "optimizer_state", "head")
+    ]
     return {
         "flsv": f"{__version__}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",

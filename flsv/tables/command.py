@@ -84,9 +84,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     frame[READ_AS] = [card.read_as for card in cards]
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
-        fractions = []
-        for card in cards:
-            fractions.append(float(card.is_missing[rows].mean()))
+        fractions = [float(card.is_missing[rows].mean()) for card in cards]
         frame[name] = fractions
     return frame
 

@@ -368,10 +368,7 @@ def check_spelling_of_words(
     owners: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Raise Question if two words are spellings of one word. Numbers are not compared."""
-    texts = []
-    for word in words:
-        if not _ANY_NUMBER.fullmatch(word):
-            texts.append(word)
+    texts = [word for word in words if not _ANY_NUMBER.fullmatch(word)]
     try:
         check_spelling(texts, where, owners)
     except ConfigurationError as error:

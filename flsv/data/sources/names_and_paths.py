@@ -306,10 +306,9 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
     """Warn if a folder of images has classes without images."""
     numbers_with_images = set(images.targets)
-    empty_classes = []
-    for number, name in enumerate(images.classes):
-        if number not in numbers_with_images:
-            empty_classes.append(name)
+    empty_classes = [
+        name for number, name in enumerate(images.classes) if number not in numbers_with_images
+    ]
     if empty_classes:
         rank_zero_warn(
             f"{path} has folders without images: {listed(empty_classes, show=repr)}. Each of them is a class of "
