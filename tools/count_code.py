@@ -236,7 +236,10 @@ def words_of_glossary() -> dict[str, str]:
     return dict(re.findall(r"`(\w+)`\s\(([^`)]+)\)", page))
 
 
-def other_words(path: Path, words: Mapping[str, str]) -> list[str]:
+def other_words(
+    path: Path,
+    words: Mapping[str, str],
+) -> list[str]:
     """Return which names that a file binds, also those of its functions and classes, have another word."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = list(bound_names(tree))
@@ -254,7 +257,10 @@ def other_words(path: Path, words: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def is_dense(counts: Iterable[int], limits: Density) -> bool:
+def is_dense(
+    counts: Iterable[int],
+    limits: Density,
+) -> bool:
     """Return whether lines of so many tokens are over the limits, apart from one long line."""
     counts = list(counts)
     long_lines = sum(count >= MANY_TOKENS for count in counts)
@@ -375,7 +381,10 @@ def room_of(path: Path, folder: Path) -> str:
     return path.relative_to(folder).parts[0]
 
 
-def print_rooms(folder: Path, counts: dict[Path, Counter[int]]) -> None:
+def print_rooms(
+    folder: Path,
+    counts: dict[Path, Counter[int]],
+) -> None:
     """Print tokens and density of a folder and of each folder in it."""
     rooms: dict[str, list[int]] = {}
     files = Counter[str]()
@@ -482,7 +491,11 @@ def over_budget(facts: Mapping[Path, Facts]) -> list[str]:
     return problems
 
 
-def beyond(name: str, count: int, stood: int) -> list[str]:
+def beyond(
+    name: str,
+    count: int,
+    stood: int,
+) -> list[str]:
     """Return a problem if a count is above what stood by more than the margin of ``house.yaml``."""
     limit = int(stood * (1 + house()["margin"]))
     return [f"more than {limit:,} {name}: {count:,}"] if count > limit else []

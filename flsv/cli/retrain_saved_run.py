@@ -87,17 +87,9 @@ def retrain(
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
-    config = yaml.safe_load(find_config_of(run).read_text())
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
-    seed_of_data = int(config.get("seed_everything") or seed)
-    options += [f"--seed_everything={seed_of_data}", f"--trainer.default_root_dir={run}"]
-    with config_with_seeds(config, seed_of_data) as arguments:
-        cli = _cli_without_outputs([*arguments, *options])
-        run_identity = cli.identity()
-        changes = _changed_settings(run_identity, arguments)
-    _check_data(run, record, cli.datamodule.client_names, run_identity)
-
+    cli, run_identity, changes = _saved_federation(run, record, options)
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
     performance = metric
@@ -132,6 +124,21 @@ def retrain(
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
     return saved_summary(out)
+
+
+def _saved_federation(
+    run: Path, record: Mapping[str, Any], options: Sequence[str]
+) -> tuple[FederatedCLI, Identity, list[str]]:
+    """Return a command line with the run's configuration and options, its identity, and the settings that differ."""
+    config = yaml.safe_load(find_config_of(run).read_text())
+    seed = int(config.get("seed_everything") or record["settings"]["federation_seed"])
+    own_options = [f"--seed_everything={seed}", f"--trainer.default_root_dir={run}"]
+    with config_with_seeds(config, seed) as arguments:
+        cli = _cli_without_outputs([*arguments, *options, *own_options])
+        identity = cli.identity()
+        changes = _changed_settings(identity, arguments)
+    _check_data(run, record, cli.datamodule.client_names, identity)
+    return cli, identity, changes
 
 
 def _copy_trainings(run: Path, repetition_folder: Path) -> None:

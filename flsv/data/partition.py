@@ -54,7 +54,11 @@ class Partitioner(ValidatedArguments, ABC):
     first_client: int = 0
     """Id of the first client of this partition in the federation. Not 0 only at a site, which has a single client."""
 
-    def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: Clients,
+        seed: int | None = None,
+    ) -> None:
         self.num_clients = num_clients
         self.seed = seed
 
@@ -90,7 +94,11 @@ class Partitioner(ValidatedArguments, ABC):
         return parts
 
 
-def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
+def partition_counts(
+    parts: Sequence[Tensor],
+    labels: Tensor,
+    num_classes: int,
+) -> Tensor:
     """Count the samples of each class at each client.
 
     Args:
@@ -179,7 +187,11 @@ def plot_partition(
     return figure, axes
 
 
-def _draw_bars(axes: Axes, counts: Tensor, class_names: Sequence[str]) -> None:
+def _draw_bars(
+    axes: Axes,
+    counts: Tensor,
+    class_names: Sequence[str],
+) -> None:
     """Draw a bar for each row of ``counts``, the first at the top."""
     import pandas as pd
 
@@ -250,7 +262,11 @@ class GroupPartitioner(Partitioner):
     needs_classes = False
     keeps_groups = True
 
-    def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: Clients | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.num_clients = num_clients  # type: ignore[assignment]  # not known until groups are read
         self.seed = seed
 

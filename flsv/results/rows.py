@@ -134,22 +134,19 @@ class ResultBuilder:
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
         missing: Collection[str] = (),
-        # By default errors are raised.
-        keeping_run: KeepingRun = lambda names, action: nullcontext(),
+        keeping_run: KeepingRun = lambda names, action: nullcontext(),  # errors are raised
     ) -> None:
         self._metrics = metrics
         self._missing = missing
         self._keeping_run = keeping_run
         self._client_names = client_names
-        # {metric: names of its columns, None if they are classes}
-        self.columns: dict[str, list[str] | None] = {}
+        self.columns: dict[str, list[str] | None] = {}  # None: a metric's columns are classes
         # {metric: names of classes}: the names in the data or, without these, in the metric
         self._class_names: dict[str, Sequence[str] | None] = {}
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
-        # The metrics' numbers after the round before.
-        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}
+        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}  # after the round before
         self._federation_numbers: set[str] = set()
         # The numbers of the whole federation that late results do not repeat.
         self._written_numbers: set[str] = set()

@@ -290,8 +290,6 @@ class RemoteSites:
         self._expected_reports = reports
         self._majority_report: str | None = None
         self._withheld_names: set[tuple[int, str]] = set()
-        self._accepted_states: dict[int, str] = {}
-        self._states_of_round: dict[int, str] = {}
         self._last_queries: dict[int, _LastQuery] = {}
         self.discard()
 
@@ -309,7 +307,7 @@ class RemoteSites:
     def discard(self) -> None:
         """Forget this round's trainings, so that sites continue from the last completed round."""
         self._accepted_states = dict(self._state.counted)
-        self._states_of_round = {}
+        self._states_of_round: dict[int, str] = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace

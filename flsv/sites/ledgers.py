@@ -61,9 +61,7 @@ class AnswerBudget:
         """
         with locked_json(self._path, {"run": {}, "answers": {}}) as entries:
             answers = entries["answers"]
-            for name in _RUN_SIZE:
-                if name in plain:
-                    entries["run"].setdefault(name, plain[name])
+            _store_size(entries["run"], plain)
             if answer in answers or not numbers:
                 return
             if limit is None:
@@ -83,6 +81,13 @@ class AnswerBudget:
             f"for all runs together; {self._path} has the count."
         )
         raise Refused(words)
+
+
+def _store_size(run: dict[str, int], plain: Mapping[str, Any]) -> None:
+    """Store the numbers of clients and rounds that the first message has."""
+    for name in _RUN_SIZE:
+        if name in plain:
+            run.setdefault(name, plain[name])
 
 
 def _is_first(beginning: str | None, answers: Iterable[str]) -> bool:

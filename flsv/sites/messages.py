@@ -284,7 +284,12 @@ def _max_numbers(space: ParameterSpace) -> int:
     return 2 * space.size + 64
 
 
-def _received_update(packet: Packet, client: int, max_numbers: int, max_steps: int) -> ClientUpdate:
+def _received_update(
+    packet: Packet,
+    client: int,
+    max_numbers: int,
+    max_steps: int,
+) -> ClientUpdate:
     """Read an update without its reports."""
     plain = packet.plain
     vector = packet.tensors["vector"]
@@ -297,7 +302,10 @@ def _received_update(packet: Packet, client: int, max_numbers: int, max_steps: i
     return ClientUpdate(client, num_samples, vector, loss, num_steps, traffic=traffic)
 
 
-def _reports_in(packet: Packet, device: torch.device) -> dict[str, Tensor]:
+def _reports_in(
+    packet: Packet,
+    device: torch.device,
+) -> dict[str, Tensor]:
     reports = {}
     for name, tensor in packet.tensors.items():
         if name.startswith(REPORT_PREFIX):
@@ -334,7 +342,10 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return name
 
 
-def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+def read_response(
+    reply: Reply,
+    expected: Numbers,
+) -> tuple[Any, str]:
     """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
     result = unpack(packet.plain["result"], packet.tensors)
@@ -415,14 +426,20 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     )
 
 
-def _add_numbered(tensors: dict[str, Tensor], tensor: Tensor) -> str:
+def _add_numbered(
+    tensors: dict[str, Tensor],
+    tensor: Tensor,
+) -> str:
     """Add a tensor under the next number as its name, and return the name."""
     name = str(len(tensors))
     tensors[name] = tensor
     return name
 
 
-def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack(
+    plain: Any,
+    tensors: Mapping[str, Tensor],
+) -> Any:
     """Restore a value from the plain values and tensors of :func:`pack`."""
     if isinstance(plain, _PLAIN_TYPES):
         return plain

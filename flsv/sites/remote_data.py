@@ -99,7 +99,11 @@ class RemoteData(FederatedDataModule):
             lambda: num_samples, f"{client_called(client, self.names)} are at its site"
         )
 
-    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+    def shown_loader(
+        self,
+        clients: Any,
+        num_batches: Callable[[], int],
+    ) -> Any:
         """Return a placeholder loader of length ``num_batches()`` for all sites' training samples."""
         return _Elsewhere(num_batches, f"{', '.join(self.names)} are at their sites")
 
@@ -188,7 +192,11 @@ def _division_of_placeholders(
 class _Elsewhere:
     """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
-    def __init__(self, length: Callable[[], int], owners: str) -> None:
+    def __init__(
+        self,
+        length: Callable[[], int],
+        owners: str,
+    ) -> None:
         self._length = length
         self._owners = owners
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -44,15 +44,7 @@ def restore_state(
     store = ClientStore()
     store.load_state_dict({packet.plain["client"]: site_state.get("store", {})})
     store.to(module.device)
-    manager = ClientManager(
-        trainer,
-        data,
-        space=space,
-        store=store,
-        first_client=packet.plain["client"],
-        num_classes=packet.plain["classes"],
-    )
-    (local,) = manager.locals
+    local = _local_data(trainer, data, packet.plain, space=space, store=store)
     local.set_models(
         _stored_model(site_state, "start", module.device),
         _stored_model(site_state, "trained", module.device),
@@ -60,6 +52,19 @@ def restore_state(
         tell=_sanitizer(config, space, site_state),
     )
     return space, store, local
+
+
+def _local_data(
+    trainer: L.Trainer, data: FederatedDataModule, plain: Mapping[str, Any], **options: Any
+) -> LocalData:
+    manager = ClientManager(
+        trainer,
+        data,
+        first_client=plain["client"],
+        num_classes=plain["classes"],
+        **options,
+    )
+    return manager.locals[0]  # of the only client
 
 
 def _stored_model(site_state: SiteState, name: str, device: torch.device) -> Tensor | None:
