@@ -138,8 +138,8 @@ def _problem_with_value(
 ) -> tuple[str, bool]:
     """Return what was expected instead of a value, and whether that may be a name."""
     value = value_match[1]
-    kinds: list[str] = []
-    names: list[str] = []
+    kinds = []
+    names = []
     for kind, choices, name in _EXPECTED_IN_MESSAGE.findall(message, endpos=value_match.end()):
         if kind in _PLAIN_VALUES:
             kinds.append(_PLAIN_VALUES[kind])

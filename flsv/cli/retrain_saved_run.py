@@ -298,7 +298,7 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
     # By metric name. The loop has read those of contribution metrics.
-    performances: dict[str, Any] = {}
+    performances = {}
     for metric_name, metric in loop.metrics.items():
         if hasattr(metric, "performance"):
             performances[metric_name] = metric.performance

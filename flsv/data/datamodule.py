@@ -21,7 +21,7 @@ from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.division import Division, divide, without_flagged
 from flsv.data.federated_data import FederatedData
 from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
-from flsv.data.loaders import Loader, WeightedDraws, make_loader
+from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.open_source import (
@@ -43,7 +43,6 @@ from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
-from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
 from flsv.utilities.wings import from_wing
 
@@ -241,7 +240,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         copied: FederatedDataModule = object.__new__(type(self))
         vars(copied).update(vars(self), trainer=None)
         if self._module is not None:
-            samples: list[Any] = []
+            samples = []
             if self._division is not None and self.division.source.train_loader is not None:
                 samples = parts_of_samples(self.division.source.train_loader.dataset)
             users_copy = copy_of_data_module(self._module, samples)
@@ -514,7 +513,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if source.dictionary is not None:
             settings["dictionary"] = source.dictionary.hash
         if source.draws is not None:
-            settings["sampler"] = _describe_draws(source.draws)
+            settings["sampler"] = source.draws.describe()
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):
@@ -573,11 +572,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _describe_draws(draws: WeightedDraws) -> str:
-    digest_of_weights = digest([draws.weights, draws.replacement]).hex()
-    return f"{draws.count} draws by weights {digest_of_weights[:12]}"
 
 
 def _current_length(dataset: Any) -> int:

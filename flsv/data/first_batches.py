@@ -128,7 +128,6 @@ def _read(
 
 
 def _evenly_spaced(rows: Tensor, num_clients: int) -> Tensor:
-    """Return the rows of a client's first batch."""
     max_count = min(MAX_SAMPLES_OF_CLIENT, max(1, MAX_SAMPLES // num_clients))
     num_rows = len(rows)
     positions = torch.linspace(0, num_rows - 1, min(num_rows, max_count))

@@ -207,7 +207,7 @@ def _copied_loader(
 
 def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
     """Return the user's stream with these rows, or several streams chained. None without streams."""
-    streams: list[IterableDataset[Any]] = []
+    streams = []
     for part, _ in parts_with_rows(dataset, rows):
         if isinstance(part, StreamSamples):
             users_stream = part.stream.dataset

@@ -268,7 +268,7 @@ def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
 
 
 def _reported_numbers(reply: Message) -> dict[str, Any]:
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for record in reply.content.metric_records.values():
         numbers.update(record.items())
     return numbers

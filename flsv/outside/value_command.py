@@ -81,7 +81,6 @@ def value(
 def _write_files(
     out: Path, columns: DataFrame, clients: Sequence[Client], data: FederatedDataModule
 ) -> None:
-    """Write the table, and let each client list its flagged samples in a file of its folder."""
     out.mkdir(parents=True, exist_ok=True)
     _write_columns(out / "valuation.csv", columns, data.client_names)
     folders = client_folders(data.client_names)

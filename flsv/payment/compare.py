@@ -37,7 +37,7 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
         ConfigurationError: a folder has no run.
     """
     tables = [_by_seed(open_run(path)) for path in paths]
-    rows: list[Row] = []
+    rows = []
     for table in tables:
         rows += [row for row in table.index if row not in rows]
 
@@ -65,7 +65,6 @@ def _comparison_of_run(
     first_run_by_seed: DataFrame,
     run_name: str,
 ) -> DataFrame:
-    """Return a run's rows of a comparison."""
     differences = by_seed - first_run_by_seed
     seeds_and_rows = torch.tensor(differences.to_numpy().T)
     estimates = mean_with_interval(seeds_and_rows)
@@ -97,8 +96,7 @@ def _by_seed(run: Run) -> DataFrame:
 
 
 def _scores_of(run: Run) -> dict[Row, float]:
-    """Return the values that the model logged last, and its performances."""
-    scores: dict[Row, float] = {}
+    scores = {}
     logged = run.record.get("logged", {})
     for name, number in logged.items():
         scores[f"last {name}", ""] = number
@@ -109,8 +107,7 @@ def _scores_of(run: Run) -> dict[Row, float]:
 
 
 def _values_of(run: Run, basis: Basis) -> dict[Row, float]:
-    """Return the clients' values and shares."""
-    numbers: dict[Row, float] = {}
+    numbers = {}
     source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
     values = run.final(basis.key)
     shares = shares_in(values)

@@ -127,7 +127,7 @@ def heatmap_table(values: DataFrame, caption: str) -> Table:
     if largest == 0:
         largest = 1.0
 
-    rows: list[list[str | Cell]] = []
+    rows = []
     for name, row_numbers, texts in zip(
         values.index, numbers.tolist(), format_rows(values, digits=2)
     ):

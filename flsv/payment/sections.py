@@ -126,7 +126,7 @@ TitledText = tuple[str, str]
 def guide_table(run: Run, basis: Basis | None) -> Table | None:
     """Return a table with each metric's description, unit, sign, needs, cost and limits, the main values first."""
     # Metrics with the same text share a row.
-    metrics_by_text: dict[TitledText, list[str]] = {}
+    metrics_by_text = {}
     if basis is not None and basis.key == RETRAINED:
         for titled_text in _guide_to_retraining(basis):
             metrics_by_text[titled_text] = [RETRAINED]

@@ -196,13 +196,13 @@ class ResultBuilder:
         tensors: Mapping[TensorKey, Tensor],
     ) -> list[Row]:
         """Return the rows of the metrics' numbers. A number of the whole federation has one row, without a client."""
-        rows: list[Row] = []
+        rows = []
         for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
                 rows.append(_federation_row(index, name, tensor.item()))
             elif part == OVERALL:
                 interval_ends = tensors.get((name, ENDS))
-                intervals: Any = {}
+                intervals = {}
                 if interval_ends is not None:
                     intervals = by_client(interval_ends)
                 rows += client_rows(
@@ -213,7 +213,7 @@ class ResultBuilder:
         return rows
 
     def _column_rows(self, index: int, metric: str, values: Tensor) -> list[Row]:
-        rows: list[Row] = []
+        rows = []
         columns = self._named_columns(metric, num_columns=values.shape[1])
         for position, (column, class_name) in enumerate(columns.items()):
             rows += client_rows(
@@ -367,7 +367,7 @@ def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
     """
     # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
     # Allocation in Federated Learning", ICLR 2020, definition 1.
-    numbers: dict[str, float] = {}
+    numbers = {}
     for name, client_scores in scores.items():
         has_score = ~client_scores.isnan()
         known_scores = client_scores[has_score].double()

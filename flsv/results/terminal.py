@@ -114,7 +114,7 @@ def print_values_by_class(
     if not 0 < len(columns) <= _MAX_COLUMNS:
         return
     kind = "class" if run.columns_are_classes(metric) else "column"
-    cells: dict[str, list[str]] = {}
+    cells = {}
     for position, (key, name) in enumerate(columns.items()):
         is_taken = name in cells  # another class has this name
         head = f"{name} ({position})" if is_taken else name

@@ -23,7 +23,7 @@ from flsv.utilities.errors import listed
 #: coalition was trained.
 Source = Literal["trainings", "outputs", "scores", "none"]
 #: Whether all together have gained nothing, no more than the most frequent class's fraction, or something.
-Gain = Literal["none", "like majority", "clear"]
+Improvement = Literal["none", "like majority", "clear"]
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
 ONE_CLASS_FRACTION = 0.7
 #: Largest probability that all together have gained nothing with which values are still paid by.
@@ -184,15 +184,15 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         'These values can be a basis for payment: models were also trained without some of the partners, with 3 seeds.'
     """
     joint = _joint(inputs, rule)
-    gain = _gain(inputs, joint)
+    improvement = _improvement(inputs, joint)
     detail_by_reason = {
-        **_forbidding_details(inputs, joint, gain),
-        **_reservations(inputs, gain),
+        **_forbidding_details(inputs, joint, improvement),
+        **_reservations(inputs, improvement),
     }
     return Verdict(_sentences(detail_by_reason), inputs.seeds)
 
 
-def _gain(inputs: PaymentInputs, joint: JointShares) -> Gain:
+def _improvement(inputs: PaymentInputs, joint: JointShares) -> Improvement:
     """Return whether the model of all together is clearly better than an untrained one."""
     if inputs.are_gains and _has_no_gain(inputs, joint):
         return "none"
@@ -201,9 +201,11 @@ def _gain(inputs: PaymentInputs, joint: JointShares) -> Gain:
     return "clear"
 
 
-def _forbidding_details(inputs: PaymentInputs, joint: JointShares, gain: Gain) -> dict[str, Any]:
+def _forbidding_details(
+    inputs: PaymentInputs, joint: JointShares, improvement: Improvement
+) -> dict[str, Any]:
     """Return a detail of each of :data:`FORBIDDING_REASONS`, false for reasons that do not apply."""
-    is_wide = gain == "clear" and joint.moved > MAX_MOVED_FRACTION
+    is_wide = improvement == "clear" and joint.moved > MAX_MOVED_FRACTION
     return {
         "rounds": inputs.of_rounds,
         "unfinished": inputs.stopped_after,
@@ -213,19 +215,19 @@ def _forbidding_details(inputs: PaymentInputs, joint: JointShares, gain: Gain) -
         "unlike_run": inputs.unlike_run,
         "ranking": inputs.has_values and inputs.allows_ranks_only,
         "evaluated_by_clients": inputs.evaluated_by_clients and not inputs.accepts_partners,
-        "no_gain": gain == "none",
-        "majority": gain == "like majority" and percent(inputs.majority),
+        "no_gain": improvement == "none",
+        "majority": improvement == "like majority" and percent(inputs.majority),
         "wide": is_wide and percent(joint.moved),
     }
 
 
-def _reservations(inputs: PaymentInputs, gain: Gain) -> dict[str, Any]:
+def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, Any]:
     """Return a detail of each reason that does not forbid a payment, false for those that do not apply."""
     has_trained_values = inputs.has_trainings and inputs.has_values
     allows_shares = inputs.has_values and not inputs.allows_ranks_only
     has_one_class = inputs.has_values and inputs.majority >= ONE_CLASS_FRACTION
     is_accepted = inputs.evaluated_by_clients and inputs.accepts_partners
-    is_small = gain == "clear" and is_small_gain(inputs.by, inputs.values)
+    is_small = improvement == "clear" and is_small_gain(inputs.by, inputs.values)
     return {
         "metric": inputs.are_gains and not inputs.has_trainings,
         "data_warnings": inputs.data_warnings,

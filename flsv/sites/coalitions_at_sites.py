@@ -187,7 +187,6 @@ class CoalitionsAtSites(Strategy):
         consistency_warnings += self._consistency_warnings
 
     def _restore(self, saved: Mapping[str, Any], federation: FederationInfo) -> None:
-        """Restore a :meth:`state_dict`, and make the coalitions' federations."""
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
         # The run's model after its last complete round. None before the first round.
@@ -289,7 +288,7 @@ class CoalitionsAtSites(Strategy):
         while any(packets_by_coalition):
             # A site trains one model at a time, so it gets one packet at a time.
             packet_by_site: dict[int, Packet] = {}
-            coalition_by_site: dict[int, int] = {}
+            coalition_by_site = {}
             for index, waiting_packets in enumerate(packets_by_coalition):
                 for site in waiting_packets.keys() - packet_by_site.keys():
                     packet_by_site[site] = waiting_packets.pop(site)
@@ -328,7 +327,6 @@ class CoalitionsAtSites(Strategy):
             self._run.note(client, reason, OF_VALUES)
 
     def _coalitions_of_one(self) -> dict[int, _Coalition]:
-        """Return the coalitions of a single client, ``{client: coalition}``."""
         singles = [coalition for coalition in self._coalitions if len(coalition.members) == 1]
         return {coalition.members[0]: coalition for coalition in singles}
 
@@ -510,7 +508,6 @@ class _Coalition:
 def _copied_parts(
     federation: FederationInfo,
 ) -> tuple[dict[str, Strategy], dict[str, Any], Sequence[Any]]:
-    """Return copies of the run's strategies, its aggregator's metric and its filters, for a coalition's server."""
     excluded_roles = ("sampler", "personalizer")
     strategies = {}
     for role, strategy in federation.strategies.items():
@@ -547,7 +544,6 @@ def _trained_coalitions(masks: Tensor) -> list[list[int]]:
 
 
 def _initial_state(masks: Tensor, federation: FederationInfo) -> dict[str, Any]:
-    """Return the state before the first round, by the keys of checkpoints."""
     return {
         "left": None,
         "consistency_warnings": [],

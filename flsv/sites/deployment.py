@@ -283,7 +283,6 @@ class SiteClient:
         )
 
     def _check_unread_options(self) -> None:
-        """Raise Refused if the app has not read one of the options of the node's configuration."""
         unread_names = self._node_config.unread - OWN_OPTIONS
         if unread_names:
             raise Refused(

@@ -293,6 +293,11 @@ class RemoteSites:
         self._last_queries: dict[int, _LastQuery] = {}
         self.discard()
 
+    def discard(self) -> None:
+        """Forget this round's trainings, so that sites continue from the last completed round."""
+        self._accepted_states = dict(self._state.counted)
+        self._states_of_round: dict[int, str] = {}
+
     def accept(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
         for site, state in self._states_of_round.items():
@@ -303,11 +308,6 @@ class RemoteSites:
     def commit(self) -> None:
         """Record the name of each site's last accepted state at the end of a round."""
         self._state.counted = dict(self._accepted_states)
-
-    def discard(self) -> None:
-        """Forget this round's trainings, so that sites continue from the last completed round."""
-        self._accepted_states = dict(self._state.counted)
-        self._states_of_round: dict[int, str] = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
@@ -363,7 +363,6 @@ class RemoteSites:
         return updates, errors
 
     def _note_accepted(self, site: int, reply: Any) -> None:
-        """Store the name of a site's new state, and warn of what the site has lost or does not report."""
         self._states_of_round[site] = read_state_name(reply)
         if reply.plain.get("lost"):
             self._warn(
@@ -458,7 +457,6 @@ class RemoteSites:
     def _query_packet(
         self, site: int, function_name: str, arguments: Any, state: str | None
     ) -> Packet:
-        """Make the request to call a function, which continues from the site's state of the name ``state``."""
         plain_arguments, tensors = pack(arguments)
         plain = {
             "function": function_name,

@@ -135,7 +135,6 @@ def _reply_of_resident_process(request: tuple[Any, ...]) -> Any:
 
 
 def _socket_address(key: bytes, supernode: int, run_id: int) -> str:
-    """Return the address of the process of this SuperNode, run and key."""
     # It is not in the site's folder, since its path may not be longer than some 100 characters.
     users = f"{key.hex()} {supernode} {run_id}"
     name = hashlib.sha256(users.encode()).hexdigest()[:16]

@@ -84,7 +84,6 @@ class AnswerBudget:
 
 
 def _store_size(run: dict[str, int], plain: Mapping[str, Any]) -> None:
-    """Store the numbers of clients and rounds that the first message has."""
     for name in _RUN_SIZE:
         if name in plain:
             run.setdefault(name, plain[name])

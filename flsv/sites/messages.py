@@ -280,7 +280,6 @@ def read_update(
 
 
 def _max_numbers(space: ParameterSpace) -> int:
-    """Return how many numbers an update may have in transit."""
     return 2 * space.size + 64
 
 
@@ -290,7 +289,6 @@ def _received_update(
     max_numbers: int,
     max_steps: int,
 ) -> ClientUpdate:
-    """Read an update without its reports."""
     plain = packet.plain
     vector = packet.tensors["vector"]
     num_samples = checked_int(plain, "samples", maximum=float("inf"))
@@ -430,7 +428,6 @@ def _add_numbered(
     tensors: dict[str, Tensor],
     tensor: Tensor,
 ) -> str:
-    """Add a tensor under the next number as its name, and return the name."""
     name = str(len(tensors))
     tensors[name] = tensor
     return name

@@ -120,7 +120,7 @@ class NvflareTransport:
     ) -> Iterator[tuple[Address, Reply]]:
         deadline = time.monotonic() + seconds
         replies: _Replies = queue.SimpleQueue()
-        tasks: list[Task] = []
+        tasks = []
         try:
             for site, packet in packets.items():
                 task = _task(packet, seconds, partial(_receive, replies, site))

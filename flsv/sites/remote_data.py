@@ -175,7 +175,6 @@ def _classes(
 def _division_of_placeholders(
     names: tuple[str, ...], sizes: Sequence[Mapping[str, int]], classes: Classes
 ) -> Division:
-    """Return placeholders for the sites' samples, of which only their numbers are known."""
     splits = []
     for site_sizes in sizes:
         splits.append({split: _placeholders(size) for split, size in site_sizes.items()})

@@ -161,7 +161,6 @@ class Site:
         return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
 
     def _reply(self, packet: Packet) -> Packet:
-        """Check a message in each respect, and return the site's reply to it."""
         handlers = {
             "handshake": self._handshake,
             "train": self._train,
@@ -304,7 +303,7 @@ class Site:
             )
 
     def _needed_reports(self) -> list[str]:
-        report_names: list[str] = []
+        report_names = []
         if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
         for strategy in self._config.strategies.values():
@@ -519,7 +518,7 @@ class Site:
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
         """Return ``compute(trainer)``, called at the start of a fit without rounds."""
-        results: list[Any] = []
+        results = []
 
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
             results.append(compute(trainer))

@@ -257,7 +257,6 @@ class SiteTraining(L.Callback, Rounds):
     def _write_models(
         self, module: L.LightningModule, space: ParameterSpace, instruction: Instruction
     ) -> None:
-        """Write the site's buffers and the global model into the module."""
         buffers = self.site_state.get("buffers")
         if buffers is not None:
             self._training.state.restore(buffers)

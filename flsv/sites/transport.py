@@ -235,7 +235,7 @@ class Directory:
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
         deadline = time.monotonic() + self.wait
-        replies: dict[int, Reply] = {}
+        replies = {}
 
         def sites_without_reply() -> list[int]:
             return [site for site in packets if site not in replies]
@@ -371,7 +371,6 @@ class Directory:
         site: int,
         reply: Reply,
     ) -> tuple[dict[str, Any], str | None]:
-        """Read and check a site's numbers of samples with their fingerprint, and its data dictionary's hash."""
         plain = check_done(reply).plain
         announced = {**plain["sizes"], "contents": plain.get("contents")}
         self._check_samples(site, announced)
@@ -404,7 +403,7 @@ class Directory:
             )
 
     def _write_sizes_file(self) -> None:
-        announcements: dict[str, dict[str, Any]] = {}
+        announcements = {}
         for site, sizes in sorted(self.sizes.items()):
             announcements[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
         with replacing(self._sizes_file) as file:

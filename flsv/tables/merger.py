@@ -152,7 +152,7 @@ def _check_units(column_by_site: Mapping[str, Column]) -> None:
 
 def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
     """Raise Question if categories reveal the site: it shares none with others, or two sites use two pairs of codes."""
-    words_by_site: dict[str, set[str]] = {}
+    words_by_site = {}
     for site in sorted(column_by_site):
         column = column_by_site[site]
         if column.categories and column.count >= MIN_COMPARED:
@@ -163,7 +163,7 @@ def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
             if are_two_codes and all(word.isdecimal() for word in words | other_words):
                 raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
 
-        words_elsewhere: set[str] = set()
+        words_elsewhere = set()
         for other_site, other_words in words_by_site.items():
             if other_site != site:
                 words_elsewhere |= other_words

@@ -165,7 +165,6 @@ class _TablesSource:
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
 
     def _named(self, table: Table, client_name: str) -> Table:
-        """Return the table with the name and the path that messages show."""
         if self._are_clients and not table.is_text_file:
             table = replace(table, name=f"the {table.name} of {client_name!r}")
         # The questions of a dictionary that leaves the site must not reveal the site's folders.
@@ -271,7 +270,7 @@ class _TablesSource:
     def _compare(self) -> tuple[list[dict[str, pd.Series]], list[TableWarning]]:
         """Return the values of each table, and data warnings where it differs from the complete dictionary."""
         values = []
-        data_warnings: list[TableWarning] = []
+        data_warnings = []
         for name, table in [*self._tables.items(), *self._held_out.items()]:
             site = name if self._are_clients else table.name
             values_of_table, warnings_of_table = compare(self._dictionary, table, site)
@@ -302,7 +301,7 @@ class _TablesSource:
     def _rows_by_table(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> dict[str, dict[str, np.ndarray]]:
-        rows_by_table: dict[str, dict[str, np.ndarray]] = {}
+        rows_by_table = {}
         num_rows_before = 0
         for name, table in self._tables.items():
             rows_by_client = {}

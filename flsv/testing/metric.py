@@ -333,7 +333,7 @@ CHECKS_OF_CLAIMS: Mapping[str, Sequence[Check]] = {
 
 def checks_of_claims(metric: ContributionMetric) -> list[Check]:
     """Return the checks of a metric's claims, each once."""
-    checks: dict[Check, None] = {}
+    checks = {}
     for claim in metric.claims:
         if claim not in CHECKS_OF_CLAIMS:
             raise ConfigurationError(

@@ -92,7 +92,7 @@ def _trained_ids(module: nn.Module) -> set[int]:
 
 def _ids_of_timm_heads(module: nn.Module) -> set[int]:
     ids = set()
-    inner_ids: set[int] = set()  # of layers in a network that names its head
+    inner_ids = set()  # of layers in a network that names its head
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
         if id(layer) in inner_ids or not callable(get_classifier):
