@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas
 import torch
 from pandas import DataFrame
 
-from flsv.payment.html import bar_cells, table_of_clients, write_page
-from flsv.results.basis import Basis, preferred_basis
+from flsv.payment.html import Table, bar_cells, write_page
+from flsv.results.basis import preferred_basis
 from flsv.results.reading import Run, open_run
 from flsv.results.text import MESSAGES, format_number, shares_in, titled, with_intervals
 from flsv.utilities.csv_files import save_table
 from flsv.values.over_seeds import mean_with_interval
-
-#: What is compared, and the client whose value or share it is.
-Row = tuple[str, str]
 
 
 def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
@@ -36,46 +32,21 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     Raises:
         ConfigurationError: a folder has no run.
     """
-    tables = [_by_seed(open_run(path)) for path in paths]
-    rows = []
-    for table in tables:
-        rows += [row for row in table.index if row not in rows]
+    by_run = {str(path): _by_seed(open_run(path)) for path in paths}
+    first_run, *_ = by_run
+    numbers = pandas.concat(by_run, axis=1)
+    names = numbers.index.unique("what")
+    numbers = numbers.loc[names]  # what only a later run has is beside its like
 
-    first_table = tables[0].reindex(rows)
-    parts = []
-    for path, table in zip(paths, tables):
-        part = _comparison_of_run(
-            table.reindex(rows),
-            first_table,
-            run_name=str(path),
-        )
-        parts.append(part)
-    comparison = pandas.concat(parts)
-    comparison = comparison.sort_index(kind="stable")
-    groups = [group for _, group in _by_what(comparison)]
-    return pandas.concat(groups, ignore_index=True)
-
-
-def _by_what(comparison: DataFrame) -> Any:
-    return comparison.groupby("what", sort=False)
-
-
-def _comparison_of_run(
-    by_seed: DataFrame,
-    first_run_by_seed: DataFrame,
-    run_name: str,
-) -> DataFrame:
-    differences = by_seed - first_run_by_seed
-    seeds_and_rows = torch.tensor(differences.to_numpy().T)
-    estimates = mean_with_interval(seeds_and_rows)
-
-    rows = by_seed.index.tolist()
-    part = DataFrame(rows, columns=["what", "client"])
-    part["run"] = run_name
-    part["mean"] = by_seed.mean(axis=1).tolist()
-    for name, numbers in estimates._asdict().items():
-        part[name] = numbers.tolist()
-    return part
+    columns_by_run = {}
+    for run in by_run:
+        differences = numbers[run] - numbers[first_run]
+        estimates = mean_with_interval(torch.tensor(differences.to_numpy().T))
+        columns = DataFrame(estimates._asdict(), index=numbers.index)
+        columns.insert(0, "mean", numbers[run].mean(axis=1))
+        columns_by_run[run] = columns
+    comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
+    return comparison.stack("run", future_stack=True).reset_index()
 
 
 def _by_seed(run: Run) -> DataFrame:
@@ -84,64 +55,46 @@ def _by_seed(run: Run) -> DataFrame:
         return _by_seed(run.retrained)
 
     basis = preferred_basis(run)
-    columns = {}
+    by_seed: dict[object, dict[tuple[str, str], float]] = {}
     for seed_run in run.runs:
-        numbers = _scores_of(seed_run)
+        numbers: dict[tuple[str, str], float] = {}
+        for name, number in seed_run.record.get("logged", {}).items():
+            numbers[f"last {name}", ""] = number
+        for performance in seed_run.performances.values():
+            numbers[titled(performance["by"]), ""] = performance["end"]
         if basis is not None:
-            numbers |= _values_of(seed_run, basis)
-        settings = seed_run.record["settings"]
-        seed = settings.get("federation_seed")
-        columns[seed] = numbers
-    return DataFrame(columns, dtype=float)
-
-
-def _scores_of(run: Run) -> dict[Row, float]:
-    scores = {}
-    logged = run.record.get("logged", {})
-    for name, number in logged.items():
-        scores[f"last {name}", ""] = number
-    for performance in run.performances.values():
-        title = titled(performance["by"])
-        scores[title, ""] = performance["end"]
-    return scores
-
-
-def _values_of(run: Run, basis: Basis) -> dict[Row, float]:
-    numbers = {}
-    source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
-    values = run.final(basis.key)
-    shares = shares_in(values)
-    for client, name in enumerate(run.client_names):
-        numbers[f"value by {source}", name] = values[client]
-        numbers[f"share by {source}", name] = shares[client]
-    return numbers
+            source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
+            values = seed_run.final(basis.key)
+            for name, value, share in zip(run.client_names, values, shares_in(values)):
+                numbers[f"value by {source}", name] = value
+                numbers[f"share by {source}", name] = share
+        by_seed[seed_run.record["settings"].get("federation_seed")] = numbers
+    return DataFrame(by_seed, dtype=float).rename_axis(["what", "client"])
 
 
 def cells(comparison: DataFrame) -> dict[str, list[str]]:
     """Format the columns of :func:`compare_runs`, each row with decimals of its own."""
     rows = [comparison.loc[[row]] for row in comparison.index]
-    differences = [with_intervals(row, " to ")[0] for row in rows]
     return {
-        "client": comparison["client"].tolist(),
-        "run": comparison["run"].tolist(),
+        **comparison[["client", "run"]].to_dict("list"),
         "mean": list(map(format_number, comparison["mean"])),
-        "minus the first run": differences,
+        "minus the first run": [with_intervals(row, " to ")[0] for row in rows],
     }
 
 
 def write_comparison(comparison: DataFrame, page: Path) -> None:
     """Write a comparison as a page, with a picture of the differences, and as a table in a CSV file beside it."""
-    columns: dict[str, Any] = dict(cells(comparison))
-    columns[""] = []
-    for _, group in _by_what(comparison):
-        columns[""] += bar_cells(group)  # on a scale of its own
-    table = table_of_clients(comparison["what"], columns)
+    bars = []
+    for _, group in comparison.groupby("what", sort=False):
+        bars += bar_cells(group)  # on a scale of its own
+    columns = cells(comparison)
+    rows = list(zip(comparison["what"], *columns.values(), bars))
     write_page(
         page,
         title="Runs side by side",
         subtitle="",
         heading="Differences",
-        front=[table, MESSAGES["compare"]],
+        front=[Table(["", *columns, ""], rows), MESSAGES["compare"]],
         verdict=None,
         appendix={},
     )

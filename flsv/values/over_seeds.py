@@ -31,7 +31,7 @@ def mean_with_interval(
 
     Args:
         values: ``[S, n]``, each seed's values. A client's mean is over the seeds in which it is not NaN.
-        evidence: facts on each seed's values by trained coalitions, see :func:`flsv.values.evidence.evidence_of`. If a
+        evidence: facts on each seed's values by trained coalitions, see :meth:`flsv.values.query.Game.evidence`. If a
             seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
