@@ -175,15 +175,9 @@ class ClientSteps(L.Callback):
 class GradientSteps(ClientSteps):
     """ClientSteps with a client algorithm that changes the gradients of each step."""
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        state: TrainerState,
-        steps: LocalSteps,
-        algorithm: ClientAlgorithm,
-    ) -> None:
-        super().__init__(trainer, state, steps, algorithm)
-        self._changes_gradients = _overrides(algorithm, "gradients")
+    def __init__(self, trainer: L.Trainer, *options: Any) -> None:
+        super().__init__(trainer, *options)
+        self._changes_gradients = _overrides(self._algorithm, "gradients")
         # Whether the algorithm has seen the gradients of the present step.
         self._has_shown_gradients = False
         if self._changes_gradients:

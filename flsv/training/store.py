@@ -24,6 +24,7 @@ the state of its client in its own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -115,11 +116,9 @@ class ClientStore:
         states: dict[int, dict[str, Any]] = {}
         for client, state in self._committed.items():
             states[client] = {}
-            for name, value in state.items():
-                # A later change of a dictionary must not change the returned one.
-                if isinstance(value, dict):
-                    value = dict(value)
-                states[client][name] = value
+            for name, part in state.items():
+                # A later change of a part must not change the returned one.
+                states[client][name] = copy(part)
         return states
 
     def load_state_dict(
@@ -131,9 +130,9 @@ class ClientStore:
 
     def to(self, device: Any) -> None:
         for state in self._committed.values():
-            moved_tensors = {
-                name: tensor.to(device) for name, tensor in state.get(TENSORS, {}).items()
-            }
+            moved_tensors = {}
+            for name, tensor in state.get(TENSORS, {}).items():
+                moved_tensors[name] = tensor.to(device)
             if moved_tensors:
                 state[TENSORS] = moved_tensors
 
