@@ -97,7 +97,10 @@ class ClientStore:
         """Return the ids of the clients that have a committed state."""
         return set(self._committed)
 
-    def keep(self, clients: Collection[int]) -> None:
+    def keep(
+        self,
+        clients: Collection[int],
+    ) -> None:
         """Drop the committed state of clients other than ``clients``, since other processes hold it."""
         for client in self._committed.keys() - set(clients):
             del self._committed[client]
@@ -137,5 +140,5 @@ class ClientStore:
                 state[TENSORS] = moved_tensors
 
     def _committed_tensors(self, client: int) -> dict[str, torch.Tensor]:
-        state = self._committed.get(client, {})
+        state = self.committed(client)
         return state.get(TENSORS, {})
