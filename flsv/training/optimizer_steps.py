@@ -239,7 +239,7 @@ class GradientSteps(ClientSteps):
     ) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         if context.num_steps == 0:
-            closure = self._check_first_call(closure, optimizer)
+            closure = self._closure_with_check(closure, optimizer)
 
         def wrapped_closure() -> Any:
             # Lightning's closure calls `on_before_optimizer_step`, which sets this to True.
@@ -251,7 +251,7 @@ class GradientSteps(ClientSteps):
 
         return wrapped_closure
 
-    def _check_first_call(self, closure: Closure, optimizer: Any) -> Closure:
+    def _closure_with_check(self, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that raises an error if the step has moved the model before its first call."""
         parameters = parameters_of(optimizer)
         values_before_step = [parameter.detach().clone() for parameter in parameters]

@@ -72,9 +72,10 @@ class TrainerState:
         self._initial_snapshot: ModuleSnapshot | None = None
         #: The clients' changes of the module's values that are not in the vector.
         self.values = ClientValues()
-        self._initial_data_values = _values_of_data(ModuleSnapshot(self.module))
+        snapshot = ModuleSnapshot(self.module)
+        self._initial_data_values = _values_of_data(snapshot)
         # Layers, hooks and flags after the last round. A validation changes the modes of layers.
-        self._structure = ModuleSnapshot(self.module).structure
+        self._structure = snapshot.structure
 
     # ---- a round
 
