@@ -8,7 +8,7 @@ around ``Optimizer.step`` are called by all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -336,7 +336,7 @@ def _with_closure(closure: Closure, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (optimizer, closure, *further_arguments), kwargs
 
 
-def _with_gradient(parameters: Iterable[Tensor]) -> list[Tensor]:
+def _with_gradient(parameters: list[Tensor]) -> list[Tensor]:
     return [parameter for parameter in parameters if parameter.grad is not None]
 
 
