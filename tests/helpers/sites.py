@@ -267,6 +267,7 @@ def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options)
         sizes=[directory.sizes[site] for site in sites],
         contents=[directory.contents[site] for site in sites],
         dictionary_hash=directory.dictionary_hash,
+        class_names_hash=directory.class_names_hash,
         **options,
     )
 

@@ -100,6 +100,7 @@ def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
             super().close()
 
     monkeypatch.setattr("flsv.retraining.progress.Tqdm", Bar)
+    monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 

@@ -113,7 +113,10 @@ AS_BY_HAND = {
     "dataloader-iter": Row(Program(hooks.FetchesItsBatches, make_images), by_hand=True),
     "odd-parts": Row(Program(attributes.HasOddParts, make_images), by_hand=True),
     "sparse-tensors": Row(
-        Program(attributes.HasSparseMatrices, make_images), by_hand=True, keeps_buffers=True
+        Program(attributes.HasSparseMatrices, make_images),
+        by_hand=True,
+        retrained_by_hand=True,
+        keeps_buffers=True,
     ),
 }
 STATES = {
