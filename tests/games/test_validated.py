@@ -34,7 +34,7 @@ from zoo.tasks import (
     SeveralLoaders,
 )
 
-#: Beside the kinds of ``tests/compat/kinds.py``, whose values are also those that a Trainer logs.
+#: Beside the programs of ``tests/zoo/table.py``, whose values are also those that a Trainer logs.
 LOGGED = [
     (Regression, "val_worst", "min"),
     (Regression, "val_total", "min"),
