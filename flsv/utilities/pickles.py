@@ -119,6 +119,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return "users data"
         if id(value) in self._stand_ins:
             return SHARED, self._share(self._stand_ins[id(value)])
+        # Of a copy that is copied again. First, since isinstance reads an attribute, which a stand-in refuses.
+        if kind is StandIn:
+            return SHARED, self._share(value)
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
@@ -137,8 +140,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return True
         if kind is FunctionType:
             return not _has_state(value)
-        # A stand-in is that of a copy that is copied again. A scripted function has no state.
-        return kind is StandIn or kind is torch.jit.ScriptFunction
+        return kind is torch.jit.ScriptFunction  # it has no state
 
     def _persistent_path(self, text: str) -> tuple[str, str] | None:
         """Return where a path in one of the run's folders leads, below the folder in which a copy is loaded."""
