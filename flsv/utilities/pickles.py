@@ -119,7 +119,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return "users data"
         if id(value) in self._stand_ins:
             return SHARED, self._share(self._stand_ins[id(value)])
-        if isinstance(value, torch.TypedStorage):
+        # isinstance would use a stand-in, which is an error.
+        if issubclass(kind, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         if kind is _Original:
