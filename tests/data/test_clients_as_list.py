@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, ran
 
 from flsv import FederatedDataModule
 from flsv.data import Splits
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import set_up_data
 
 INPUTS = torch.randn(60, 4)
@@ -51,7 +51,7 @@ def test_clients_of_a_list_have_their_positions_as_names(make):
 
 @pytest.mark.parametrize("clients", ["boston.csv", WHOLE, {1, 2}, pd.DataFrame(INPUTS), [WHOLE]])
 def test_other_forms_of_clients_are_refused_in_one_sentence(clients):
-    with pytest.raises(ConfigurationError, match="as a dictionary {name: data} or a list"):
+    with refused("as a dictionary {name: data} or a list"):
         FederatedDataModule(clients=clients)
 
 
@@ -83,7 +83,7 @@ def test_loader_of_some_samples_is_a_client_with_these():
     ],
 )
 def test_clients_with_different_loaders_are_refused(second_client, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(clients=[DataLoader(WHOLE, batch_size=8), second_client])
 
 
@@ -102,19 +102,19 @@ def test_frames_with_columns_in_another_order_are_refused():
     boston, _, _ = frames()
     _, lyon, _ = frames(columns="bacd")
 
-    with pytest.raises(ConfigurationError, match="the DataFrames have different columns"):
+    with refused("the DataFrames have different columns"):
         set_up_data(clients={"Boston": boston, "Lyon": lyon})
 
 
 def test_words_among_the_inputs_of_a_pair_are_named():
     (frame, series), *_ = frames()
 
-    with pytest.raises(ConfigurationError, match="columns 'c' of X are not numbers"):
+    with refused("columns 'c' of X are not numbers"):
         set_up_data((frame.assign(c="word"), series))
 
 
 def test_pair_of_different_lengths_is_refused():
     (frame, series), *_ = frames()
 
-    with pytest.raises(ConfigurationError, match=r"X has the shape \[30, 4\], but y .* \[29\]"):
+    with refused(r"X has the shape \[30, 4\], but y .* \[29\]"):
         set_up_data((frame, series[:-1]))

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,8 +109,8 @@ def make_parts(seed: int) -> ConcatDataset:
     ],
 )
 def test_equal_samples_have_equal_hashes_and_others_do_not(
-    make: MakeDataset,
-) -> None:
+    make,
+):
     indices = torch.arange(NUM_SAMPLES)
 
     # A subset and a concatenation have the hashes of the tensors that they hold.
@@ -127,14 +126,14 @@ def test_equal_samples_have_equal_hashes_and_others_do_not(
 
 
 @pytest.mark.parametrize("make", [make_parts, Texts])
-def test_a_client_without_samples_has_no_hashes_and_no_copies(make: MakeDataset) -> None:
+def test_a_client_without_samples_has_no_hashes_and_no_copies(make):
     hashes = hash_samples(make(0), torch.arange(0))
 
     assert hashes is not None
     assert find_copies([hashes, np.arange(40)]) == []
 
 
-def test_labels_alone_are_not_compared() -> None:
+def test_labels_alone_are_not_compared():
     dataset = LabelsOnly(0)
     indices = torch.arange(NUM_SAMPLES)
 
@@ -150,7 +149,7 @@ def make_hashes(num_clients: int) -> list[np.ndarray]:
     return hashes
 
 
-def test_copies_are_counted_by_pair_of_clients() -> None:
+def test_copies_are_counted_by_pair_of_clients():
     names = ["a", "b", "c", "d"]
     hashes = make_hashes(num_clients=4)
     hashes[3][:30] = hashes[1][:30]  # 30 of 40 are another's
@@ -168,7 +167,7 @@ def facts_of(copies: Copies) -> tuple[int, int | None, int]:
     return copies.client, copies.other_client, copies.count
 
 
-def test_copies_are_those_that_pairs_of_clients_have() -> None:
+def test_copies_are_those_that_pairs_of_clients_have():
     """The index finds the same as comparing each pair of clients, sample by sample."""
     generator = np.random.default_rng(0)
     hashes = []
@@ -196,7 +195,7 @@ def test_copies_are_those_that_pairs_of_clients_have() -> None:
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 3, 8, 9])
-def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: int) -> None:
+def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients):
     """Each client has more samples twice than the one before it."""
     hashes = []
     shares_twice = []
@@ -225,7 +224,7 @@ def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: i
     assert len(expected) == {1: 0, 2: 0, 3: 0, 8: 2, 9: 2}[num_clients]
 
 
-def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> None:
+def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty():
     hashes = [np.arange(10)] * 200
 
     num_copies_by_client = Counter(copies.client for copies in find_copies(hashes))
@@ -237,7 +236,7 @@ def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> Non
 
 
 @pytest.mark.parametrize("num_values", [2, 4, 16, 800])
-def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None:
+def test_samples_that_are_equal_by_chance_are_no_copies(num_values):
     """All samples are of a few values, so that clients have the others' samples."""
     generator = np.random.default_rng(0)
     hashes = list(generator.integers(num_values, size=(4, 72)))
@@ -249,7 +248,7 @@ def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None
         assert facts_of(copies) == (0, 2, 72)
 
 
-def test_a_client_with_one_sample_is_compared() -> None:
+def test_a_client_with_one_sample_is_compared():
     data = FederatedDataModule(
         clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
         splits=Splits(server_val=0.0),
@@ -259,9 +258,7 @@ def test_a_client_with_one_sample_is_compared() -> None:
     assert copies_in(data) == []
 
 
-def test_a_fit_that_tells_nobody_does_not_compare_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_that_tells_nobody_does_not_compare_samples(tmp_path, monkeypatch):
     def refuse(data: Any) -> None:
         raise AssertionError("samples are compared")
 

@@ -16,11 +16,11 @@ from flsv.data import (
     OpenSetLabelNoise,
 )
 from flsv.data.partition import partition_counts
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import make_generator, refused
 from helpers.data import Items, set_up_data
 
-X = torch.randn(300, 2, 3, generator=torch.Generator().manual_seed(0))
+X = torch.randn(300, 2, 3, generator=make_generator())
 Y = torch.arange(300) % 5
 LABELS_AND_INPUTS = [
     ClosedSetLabelNoise(clients=[0]),
@@ -105,19 +105,19 @@ def test_only_the_chosen_clients_training_samples_change():
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
-    with pytest.raises(ConfigurationError, match="Items reads its samples one by one"):
+    with refused("Items reads its samples one by one"):
         make_corrupted_data(Items(zip(X, Y.tolist())), LABELS_AND_INPUTS)
 
 
 def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
     samples = Labeled(X, torch.zeros(300))
-    with pytest.raises(ConfigurationError, match="last part of these samples is not their label"):
+    with refused("last part of these samples is not their label"):
         make_corrupted_data(samples, [GaussianNoise()], preload=True)
 
 
 def added_noise(corruption, x):
     y = torch.zeros(len(x), dtype=torch.long)
-    noisy, _ = corruption(x.clone(), y, 2, torch.Generator().manual_seed(0))
+    noisy, _ = corruption(x.clone(), y, 2, make_generator())
     assert noisy.dtype == x.dtype
     return noisy - x
 
@@ -127,7 +127,7 @@ DIGITS = torch.arange(10_000) % 10
 
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     labels = DIGITS.clone()
     same, y = corruption(x.clone(), labels, 10, generator)
     assert torch.equal(x, same)
@@ -135,9 +135,9 @@ def corrupt_labels(corruption):
 
 
 def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused():
-    with pytest.raises(ConfigurationError, match=r"no client 7. The clients are 0 \.\. 4"):
+    with refused(r"no client 7. The clients are 0 \.\. 4"):
         ClientChoice(clients=[0, 7]).chosen(5)
-    with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
+    with refused(r"none of 5 clients.* is 0\.1"):
         ClientChoice(fraction=0.05).chosen(5)
 
 
@@ -190,7 +190,7 @@ def test_unknown_classes_get_the_next_known_label():
 
 
 def test_open_set_noise_without_a_known_class_is_refused():
-    with pytest.raises(ConfigurationError, match="at least one is not unknown"):
+    with refused("at least one is not unknown"):
         corrupt_labels(OpenSetLabelNoise(list(range(10))))
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import Items, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
@@ -82,10 +82,7 @@ CONTRADICTIONS = {
 def test_stored_labels_that_samples_contradict_are_refused(kind):
     # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
     dataset = CONTRADICTIONS[kind]()
-    with pytest.raises(
-        ConfigurationError,
-        match="client 0: flsv has read the labels .* in a batch .* have .*`targets`",
-    ):
+    with refused("client 0: flsv has read the labels .* in a batch .* have .*`targets`"):
         set_up_data(dataset, IIDPartitioner(3))
 
     two_labels = [int(label >= 2) for label in FourClasses().targets]
@@ -115,7 +112,7 @@ def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, desc
     source = Collated(FourClasses(), collate_fn)
     sites = [0] * 40 + [1] * 40
 
-    with pytest.raises(ConfigurationError, match=described):
+    with refused(described):
         set_up_data(source, GroupPartitioner(), groups=sites, server_val=0.0)
 
 
@@ -194,7 +191,7 @@ RANDOM = {
     ],
 )
 def test_random_changes_of_samples_split_off_for_evaluation_are_told(kind, part):
-    with pytest.warns(UserWarning, match="change at random"):
+    with warns("change at random"):
         set_up_data(RANDOM[kind](), IIDPartitioner(2), **part)
 
 
@@ -245,7 +242,7 @@ def test_data_that_grow_during_a_run_are_named_once(make_data, initial_length, t
     data = make_data(dataset)
 
     words = f"has grown from {initial_length} to .* are not used"
-    with pytest.warns(UserWarning, match=words) as records:
+    with warns(words) as records:
         fit(FederatedLoop(), tmp_path, LetsDataGrow(dataset), data, rounds=3)
 
     messages = [str(record.message) for record in records]

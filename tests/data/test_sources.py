@@ -23,7 +23,7 @@ from torch.utils.data import (
 from flsv.cli import main
 from flsv.data.sources.open_source import module_source
 from flsv.data.sources.source_data import array_set
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
@@ -51,7 +51,7 @@ def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
 def test_pixels_whose_channels_are_first_or_last_are_refused():
     pixels = np.zeros((2, 3, 8, 3), np.uint8)
     message = "second or the last dimension"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         array_set(pixels)
 
 
@@ -100,7 +100,7 @@ def test_arrays_of_labels_become_a_vector(y, labels):
 def test_labels_with_gaps_are_refused(y):
     message = r"\(X, y\): y has the type .*none of them NaN or infinite"
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         array_set(np.zeros((3, 1)), y)
 
 
@@ -179,7 +179,7 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
     ],
 )
 def test_data_with_wrong_options_are_refused(options, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
@@ -194,16 +194,13 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     data = set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_LEAVES_IT)
     assert data.num_clients == 2
 
-    with pytest.raises(
-        ConfigurationError,
-        match="No training sample is left at 'Lyon'. All of them are in the server",
-    ):
+    with refused("No training sample is left at 'Lyon'. All of them are in the server"):
         set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
 
 
 def test_group_that_the_validation_split_takes_is_no_client():
     two_parts = ConcatDataset([HERE, HERE])
-    with pytest.warns(UserWarning, match="No training sample is left at 'c'"):
+    with warns("No training sample is left at 'c'"):
         data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],
@@ -271,7 +268,7 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     pd.DataFrame(columns).to_parquet(tmp_path / "wards.parquet")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
 
-    with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):
+    with refused("broken.parquet cannot be read as a Parquet file"):
         set_up_data(tmp_path / "broken.parquet", labels="ill", groups="ward")
 
     monkeypatch.chdir(tmp_path)
@@ -330,7 +327,7 @@ def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
         (SequentialSampler(DATA), r"does not shuffle samples"),
     ):
         loader = DataLoader(DATA, batch_size=2, sampler=sampler)
-        with pytest.warns(UserWarning, match=order):
+        with warns(order):
             module_source(make_data_module(loader))
 
 
@@ -355,9 +352,7 @@ class Scaled(DataLoader):
     ],
 )
 def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
-    with pytest.raises(
-        ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"
-    ):
+    with refused(f"training loader is a {name} whose samples cannot be divided"):
         module_source(make_data_module(loader))
     # As they are they validate.
     assert module_source(make_data_module(DataLoader(DATA), loader)).val_loaders is loader

@@ -20,11 +20,11 @@ from flsv.data import (
     SizePartitioner,
     TensorBatches,
 )
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import Items
 from helpers.fits import plain_trainer, trainer_for
 
-X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+X = torch.randn(200, 4, generator=make_generator())
 Y = torch.arange(200) % 5
 DATA = TensorDataset(X, Y)
 TEST_SAMPLES = TensorDataset(X[:50], Y[:50])
@@ -202,10 +202,7 @@ def test_state_of_a_wrapped_module_is_part_of_the_checkpoint(quiet_trainer, tmp_
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     module = Linear()
-    with pytest.raises(
-        ConfigurationError,
-        match="reload_dataloaders_every_n_epochs=....: flsv reads the loaders of Somebodys",
-    ):
+    with refused("reload_dataloaders_every_n_epochs=....: flsv reads the loaders of Somebodys"):
         plain_trainer(tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())
         )
@@ -217,7 +214,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     module = Linear()
     callbacks = [finder, FederatedLoop()]
-    with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
+    with refused(f"{type(finder).__name__} .*Tuner"):
         plain_trainer(
             tmp_path,
             1,

@@ -16,6 +16,7 @@ from flsv.functional.joint_shares import (
     joint_shares,
     shares_of_draws,
 )
+from helpers import make_generator
 
 NAN = math.nan
 
@@ -133,7 +134,7 @@ def test_values_without_a_claim_have_no_intervals():
 
 
 def make_correlated_errors() -> list[ValueErrors]:
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     factor = 0.03 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
     return [ValueErrors(factor @ factor.T), ValueErrors(0.0001 * torch.eye(5), freedom=4)]
 

@@ -2,13 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import Frame, HuggingFace, make_patients, set_up_data
 
 ROWS = 40
@@ -21,7 +21,7 @@ PATIENTS = {
 }
 
 
-def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path) -> None:
+def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     # Clocks change in between.
     hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
     frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
@@ -37,7 +37,7 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path)
     assert hashes[0] == hashes[1]
 
 
-def test_dates_become_days(tmp_path: Path) -> None:
+def test_dates_become_days(tmp_path):
     """From February 28 to March 1 of a leap year, over New Year, not known, and none."""
     columns = {
         "came": ["2024-02-28", "2023-12-31", "", "2024-03-01"] * 10,
@@ -75,7 +75,7 @@ def test_dates_become_days(tmp_path: Path) -> None:
         assert marks_of_gaps == [0, 0, 1, 0]
 
 
-def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
+def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
     rows = np.arange(60)
     plans = np.array([101, 205, 330])
@@ -129,13 +129,13 @@ SPELLINGS_OF_WORDS = Frame(
     ],
 )
 def test_classes_and_clients_that_differ_in_spelling_only_are_refused(
-    options: dict[str, Any],
-) -> None:
-    with pytest.raises(ConfigurationError, match="which look like spellings of one name"):
+    options,
+):
+    with refused("which look like spellings of one name"):
         set_up_data(**options)
 
 
-def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client() -> None:
+def test_table_features_equal_those_from_sums_squares_and_categories_of_each_client():
     clients = {
         "Boston": make_patients(30, 1),
         "Lyon": make_patients(50, 2, 20.0),
@@ -206,7 +206,7 @@ MAKERS_OF_PATIENTS = {
 
 
 @pytest.mark.parametrize("library", MAKERS_OF_PATIENTS)
-def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: Path) -> None:
+def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     table = MAKERS_OF_PATIENTS[library](tmp_path)
 
     data = set_up_data(table, labels="ill", groups="ward")
@@ -226,20 +226,18 @@ def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: 
         ([1e300, *range(1, ROWS)], "'1e.300' in the target 'y', expected a number"),
     ],
 )
-def test_targets_that_would_be_nan_or_infinite_are_refused(
-    target: list[float], message: str
-) -> None:
+def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
     x = list(range(ROWS))
     frame = Frame(x=x, y=target)
     dictionary = {
         "task": "regression",
         "standardize_target": True,
     }
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(frame, labels="y", dictionary=dictionary)
 
 
-def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: Path) -> None:
+def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
     cells_by_site = {
         "Boston": [0, 1, 1, None],  # pandas then writes 1.0 for 1
         "Lyon": [1, 0, 0, 1],
@@ -253,7 +251,7 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: 
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
     dictionary = {"columns": {"code": {"kind": "categories"}}}
-    with pytest.warns(UserWarning, match="10 of 40 rows have no value in the target 'ill'"):
+    with warns("10 of 40 rows have no value in the target 'ill'"):
         data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
     code_column = data.dictionary.columns["code"]
@@ -261,7 +259,7 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: 
     assert data.class_names == ("0", "1")
 
 
-def test_all_questions_are_in_one_message() -> None:
+def test_all_questions_are_in_one_message():
     columns = {
         "came": "2024-01-01",
         "age": range(60),

@@ -408,7 +408,7 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
 )
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_what_is_said_of_a_table(kind: str, look: str, tmp_path: Path) -> None:
+def test_what_is_said_of_a_table(kind, look, tmp_path):
     change, *patterns = OUTCOMES[kind]
     for dictionary, pattern in zip((None, DICTIONARY), patterns):
         answer = outcome(change, LOOKS[look], dictionary, tmp_path)
@@ -435,7 +435,7 @@ OUTCOMES_OF_VAL: dict[str, tuple[Change, str, str]] = {
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES_OF_VAL)
-def test_what_is_said_of_the_servers_table(kind: str, look: str, tmp_path: Path) -> None:
+def test_what_is_said_of_the_servers_table(kind, look, tmp_path):
     change, in_one_process, at_sites = OUTCOMES_OF_VAL[kind]
     sources = sources_of(no_change, tmp_path)
     table = make_tables()["Osaka"].sample(frac=1, random_state=1, ignore_index=True)
@@ -472,9 +472,7 @@ LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
         ),
     ],
 )
-def test_dictionary_of_january_beside_tables_of_june(
-    cells: list[str], change: Change, message: str, tmp_path: Path
-) -> None:
+def test_dictionary_of_january_beside_tables_of_june(cells, change, message, tmp_path):
     in_january = put(cells, "cells", None)
     dictionary, _ = merged_dictionary(sources_of(in_january, tmp_path))
 
@@ -483,7 +481,7 @@ def test_dictionary_of_january_beside_tables_of_june(
     assert re.search(message, answer), answer
 
 
-def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path: Path) -> None:
+def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path):
     read = {"Lyon": {"decimal": ",", "sep": ";", "encoding": "utf-8"}}
     sources = sources_of(write_decimal_commas, tmp_path)
     usual_sources = sources_of(no_change, tmp_path / "..")
