@@ -27,24 +27,24 @@ from helpers import refused, warns
 from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
-SHAPES = {
-    "gray": (2, 8, 6),
-    "channels last": (2, 8, 6, 3),
-    "channels first": (2, 3, 8, 6),
-    "one channel": (2, 1, 8, 6),
+#: Of arrays of pixels, each with its number of channels.
+SHAPES_OF_PIXELS = {
+    "gray": ((2, 8, 6), 1),
+    "channels last": ((2, 8, 6, 3), 3),
+    "channels first": ((2, 3, 8, 6), 3),
+    "one channel": ((2, 1, 8, 6), 1),
 }
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", SHAPES_OF_PIXELS)
 def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
-    shape = SHAPES[kind]
+    shape, num_channels = SHAPES_OF_PIXELS[kind]
     pixels = np.full(shape, 51, np.uint8)
     with caplog.at_level("INFO", "lightning.pytorch"):
         (images,) = array_set(pixels).tensors
 
-    num_channels = 3 if 3 in shape else 1
     assert images.shape == (2, num_channels, 8, 6)
-    assert images.max().item() == pytest.approx(0.2)
+    assert images.max().item() == pytest.approx(51 / 255)
     assert f"{list(shape)} are read as images" in caplog.text
 
 
@@ -109,13 +109,7 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     first_row_of_lyon = 30
     lyon = Subset(HERE, list(range(first_row_of_lyon, len(HERE))))
 
-    data = set_up_data(
-        clients={
-            "Boston": boston,
-            "Lyon": lyon,
-        },
-        client_val=0.1,
-    )
+    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, client_val=0.1)
 
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 0.1 * (len(boston) + len(lyon))
@@ -149,7 +143,7 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
     assert test_labels.tolist() == [1, 0, 1, 0]
 
 
-TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
+TABLE_OF_PATIENTS = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +162,15 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"source": (X[:4], Y[:4])}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
         ({"source": HERE, "max_samples": 12, "client_test": 0.9}, "Client 0 has [23] samples"),
         (
-            {"source": TABLE},
+            {"source": TABLE_OF_PATIENTS},
             "Frame is a table, so set labels to the column to predict. Its columns are age, sex, ill",
         ),
-        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is also the target"),
         (
-            {"source": TABLE, "labels": "sex", "dictionary": {"task": "regression"}},
+            {"source": TABLE_OF_PATIENTS, "labels": "ill", "groups": "ill"},
+            "'ill' .groups. is also the target",
+        ),
+        (
+            {"source": TABLE_OF_PATIENTS, "labels": "sex", "dictionary": {"task": "regression"}},
             "in the target 'sex', expected a number",
         ),
     ],
@@ -221,13 +218,16 @@ def test_group_that_the_validation_split_takes_is_no_client():
 )
 def test_val_and_test_data_are_added_to_any_source(source):
     data = set_up_data(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
 
-    train_and_test = set_up_data((source, source))
-    test_inputs, _ = next(iter(train_and_test.test_dataloader()))
-    assert len(test_inputs) == 60
+
+def test_second_of_two_sources_is_test_data():
+    data = set_up_data((HERE, (X[:6], Y[:6])))
+
+    assert sum(len(y) for _, y in data.test_dataloader()) == 6
 
 
 @pytest.fixture
@@ -243,16 +243,20 @@ def table_file(tmp_path):
     return path
 
 
-def test_table_file_is_read_by_groups(table_file):
-    by_ward = set_up_data(table_file, labels="ill", groups="ward")
-    assert by_ward.client_names == ("a", "b")
+def test_column_of_a_table_file_names_the_clients(table_file):
+    data = set_up_data(table_file, labels="ill", groups="ward")
+    assert data.client_names == ("a", "b")
 
     with_test_file = set_up_data((table_file, table_file), labels="ill", groups="ward")
-    assert with_test_file.num_clients == 2
+    assert with_test_file.client_names == ("a", "b")
 
+
+def test_rows_of_a_table_file_are_divided_by_a_list_of_groups(table_file):
     groups_of_rows = [row % 3 for row in range(40)]
-    by_list = set_up_data(table_file, labels="ill", groups=groups_of_rows)
-    assert by_list.num_clients == 3
+
+    data = set_up_data(table_file, labels="ill", groups=groups_of_rows)
+
+    assert data.num_clients == 3
 
 
 @pytest.mark.slow
@@ -284,16 +288,16 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     assert all(re.search(rf"^{ward} ", out, re.MULTILINE) for ward in "abc")
 
 
-DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
+TWENTY_SAMPLES = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
 
 
-def make_data_module(train, val=None):
-    """A data module with these loaders; a loader is left out where it is None."""
-    kinds = {
-        "train_dataloader": lambda self: train,
-        **({} if val is None else {"val_dataloader": lambda self: val}),
-    }
-    return type("Somebodys", (L.LightningDataModule,), kinds)()
+class ReturnsLoader(L.LightningDataModule):
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
 
 
 def test_options_of_a_wrapped_loader_are_kept():
@@ -301,41 +305,55 @@ def test_options_of_a_wrapped_loader_are_kept():
         return samples
 
     loader = DataLoader(
-        DATA,
+        TWENTY_SAMPLES,
         batch_size=6,
         shuffle=True,
         collate_fn=collate,
         num_workers=2,
         drop_last=True,
     )
-    source = module_source(make_data_module(loader))
+    source = module_source(ReturnsLoader(loader))
 
     assert source.indices is None
-
-    read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
-    assert source.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
+    assert source.train_options == {
+        "batch_size": 6,
+        "drop_last": True,
+        "collate_fn": collate,
+        "num_workers": 2,
+        "pin_memory": False,
+        "worker_init_fn": None,
+    }
     assert source.eval_options == {**source.train_options, "drop_last": False}
 
 
-def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
-    loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
-    assert module_source(make_data_module(loader)).indices.tolist() == [1, 4, 9]
+def test_subset_sampler_of_a_wrapped_loader_selects_samples():
+    loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
 
-    with_replacement = RandomSampler(DATA, replacement=True)
-    for sampler, order in (
-        (with_replacement, " RandomSampler, but flsv shuffles"),
-        (SequentialSampler(DATA), r"does not shuffle samples"),
-    ):
-        loader = DataLoader(DATA, batch_size=2, sampler=sampler)
-        with warns(order):
-            module_source(make_data_module(loader))
+    assert module_source(ReturnsLoader(loader)).indices.tolist() == [1, 4, 9]
 
 
-class Episodes(BatchSampler):
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (RandomSampler(TWENTY_SAMPLES, replacement=True), " RandomSampler, but flsv shuffles"),
+        (SequentialSampler(TWENTY_SAMPLES), "does not shuffle samples"),
+    ],
+)
+def test_order_of_a_wrapped_loader_that_is_not_used_has_a_warning(sampler, message):
+    loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=sampler)
+
+    with warns(message):
+        module_source(ReturnsLoader(loader))
+
+
+class BatchesAreTasks(BatchSampler):
     """Every batch is a task of its own."""
 
 
-class Scaled(DataLoader):
+BATCHES_ARE_TASKS = BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, drop_last=False)
+
+
+class DoublesInputs(DataLoader):
     """Yields something else than its data set holds."""
 
     def __iter__(self):
@@ -345,14 +363,26 @@ class Scaled(DataLoader):
 @pytest.mark.parametrize(
     ("loader", "name"),
     [
-        (DataLoader(DATA, batch_size=None), "DataLoader"),
-        ([DataLoader(DATA), DataLoader(DATA)], "list"),
-        (DataLoader(DATA, batch_sampler=Episodes(SequentialSampler(DATA), 2, False)), "DataLoader"),
-        (Scaled(DATA, 4), "Scaled"),
+        (DataLoader(TWENTY_SAMPLES, batch_size=None), "DataLoader"),
+        ([DataLoader(TWENTY_SAMPLES), DataLoader(TWENTY_SAMPLES)], "list"),
+        (
+            DataLoader(
+                TWENTY_SAMPLES,
+                batch_sampler=BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, False),
+            ),
+            "DataLoader",
+        ),
+        (DoublesInputs(TWENTY_SAMPLES, 4), "DoublesInputs"),
     ],
 )
 def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
     with refused(f"training loader is a {name} whose samples cannot be divided"):
-        module_source(make_data_module(loader))
-    # As they are they validate.
-    assert module_source(make_data_module(DataLoader(DATA), loader)).val_loaders is loader
+        module_source(ReturnsLoader(loader))
+
+
+def test_validation_loaders_of_a_wrapped_module_are_used_as_they_are():
+    module = ReturnsLoader(DataLoader(TWENTY_SAMPLES))
+    loader = DoublesInputs(TWENTY_SAMPLES, 4)
+    module.val_dataloader = lambda: loader
+
+    assert module_source(module).val_loaders is loader

@@ -48,7 +48,7 @@ class Items(TaskItems):
         del self.targets
 
 
-class Weighted(L.LightningDataModule):
+class DataModuleWithWeightedSampler(L.LightningDataModule):
     def __init__(
         self,
         train: Dataset = TRAIN,
@@ -117,7 +117,9 @@ def test_each_client_draws_its_samples_by_weight(tmp_path, is_in_memory, count, 
     train: Any = TRAIN
     if not is_in_memory:
         train = Items(TRAIN.__getitem__, range(SAMPLES))
-    data = make_weighted_data(Weighted(train, count=count, replacement=replacement))
+    data = make_weighted_data(
+        DataModuleWithWeightedSampler(train, count=count, replacement=replacement)
+    )
     local_epochs = 2
     loop = FederatedLoop(KeepsRounds(), local_epochs=local_epochs, seed=SEED)
     fit(loop, tmp_path, make_module(), data, rounds=2)
@@ -147,7 +149,7 @@ def test_each_client_draws_its_samples_by_weight(tmp_path, is_in_memory, count, 
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
-    data = make_weighted_data(Weighted(), server_val=0.2)
+    data = make_weighted_data(DataModuleWithWeightedSampler(), server_val=0.2)
     local_epochs = 2
     loop = make_in_run_loop(local_epochs=local_epochs)
     _, sample_values, rounds = fit_in_run(loop, tmp_path, make_module(), data)
@@ -164,11 +166,11 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
 
 def test_weighted_sampler_of_another_number_of_weights_is_refused():
     with refused(f"WeightedRandomSampler has 3 weights, but the training data have {SAMPLES}"):
-        make_weighted_data(Weighted(weights=torch.ones(3)))
+        make_weighted_data(DataModuleWithWeightedSampler(weights=torch.ones(3)))
 
 
 def test_client_without_enough_weights_above_0_is_refused():
-    samples_of_client = make_weighted_data(Weighted()).client_indices(1)
+    samples_of_client = make_weighted_data(DataModuleWithWeightedSampler()).client_indices(1)
     no_weight = WEIGHTS.clone()
     no_weight[samples_of_client] = 0
     one_weight = no_weight.clone()
@@ -176,18 +178,20 @@ def test_client_without_enough_weights_above_0_is_refused():
     words = "samples of client 1, but only .* have a weight above 0"
 
     with refused(words):
-        make_weighted_data(Weighted(weights=no_weight))
+        make_weighted_data(DataModuleWithWeightedSampler(weights=no_weight))
 
     # One sample can be drawn again and again, and not without replacement.
-    make_weighted_data(Weighted(weights=one_weight))
+    make_weighted_data(DataModuleWithWeightedSampler(weights=one_weight))
     with refused("samples of client 1, but only"):
-        make_weighted_data(Weighted(weights=one_weight, replacement=False))
+        make_weighted_data(DataModuleWithWeightedSampler(weights=one_weight, replacement=False))
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path):
-    description = make_weighted_data(Weighted()).describe()
-    same_description = make_weighted_data(Weighted()).describe()
-    other_description = make_weighted_data(Weighted(weights=2 * WEIGHTS)).describe()
+    description = make_weighted_data(DataModuleWithWeightedSampler()).describe()
+    same_description = make_weighted_data(DataModuleWithWeightedSampler()).describe()
+    other_description = make_weighted_data(
+        DataModuleWithWeightedSampler(weights=2 * WEIGHTS)
+    ).describe()
 
     assert same_description == description
     assert other_description != description

@@ -40,10 +40,7 @@ def test_zero_updates_have_cosine_0_and_share_the_reputation_equally():
         num_samples=torch.tensor([10, 10]),
     )
 
-    assert metric.diagnostics()["phi"][:2].tolist() == [
-        0,
-        0,
-    ]
+    assert metric.diagnostics()["phi"][:2].tolist() == [0, 0]
     assert metric.compute()[:2].tolist() == [0.5, 0.5]
 
 
