@@ -122,7 +122,7 @@ def test_equal_samples_have_equal_hashes_and_others_do_not(
 
 
 @pytest.mark.parametrize("make", [make_parts, TextsThatFailIfRead])
-def test_a_client_without_samples_has_no_hashes_and_no_copies(make):
+def test_client_without_samples_has_no_hashes_and_no_copies(make):
     hashes = hash_samples(make(0), torch.arange(0))
 
     assert hashes is not None

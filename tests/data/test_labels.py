@@ -219,7 +219,7 @@ UNCLEAR_PARTS = {
 
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
 @pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_a_label_that_is_late_or_one_of_two_numbers_has_to_be_named(kind, as_dataset):
+def test_label_among_several_parts_of_a_sample_has_to_be_named(kind, as_dataset):
     parts, candidates, position = UNCLEAR_PARTS[kind]
     dataset = as_dataset(*parts)
     partitioner = DirichletPartitioner(2, alpha=1.0)

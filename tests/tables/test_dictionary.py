@@ -74,8 +74,14 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         "ward missing",
     )
     inputs, labels = data.division.source.tensors
-    second_row = [(44 - 60) / 15, 0, 0, 1, 1, 0]
-    assert inputs[1].tolist() == pytest.approx(second_row)
+    mean_age = 60
+    scale_of_age = 15
+    second_age = (44 - mean_age) / scale_of_age
+    lab_gap = 0
+    is_ward_a, is_ward_b = 0, 1
+    lab_missing, ward_missing = 1, 0
+    expected = [second_age, lab_gap, is_ward_a, is_ward_b, lab_missing, ward_missing]
+    assert inputs[1].tolist() == pytest.approx(expected)
     assert labels.tolist() == [0, 1, 0, 1] * 2
     assert data.describe()["dictionary"] == Dictionary.from_plain(make_dictionary()).hash
 
@@ -88,16 +94,25 @@ def test_classes_of_a_dictionary_object_keep_their_order(tmp_path):
     assert labels.tolist() == [1, 0, 1, 0] * 2
 
 
-def test_whole_numbers_are_refused_where_they_are_not(tmp_path):
+def make_dictionary_with_whole_ages() -> dict[str, Any]:
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
-    data = read_clinics(tmp_path, dictionary)
-    inputs, _ = data.division.source.tensors
-    assert inputs[0, 0] == pytest.approx((61 - 60) / 15)
+    return dictionary
 
+
+def test_whole_numbers_are_standardized_as_numbers_are(tmp_path):
+    data = read_clinics(tmp_path, make_dictionary())
+    data_with_whole_ages = read_clinics(tmp_path, make_dictionary_with_whole_ages())
+
+    inputs, _ = data_with_whole_ages.division.source.tensors
+    assert torch.equal(inputs, data.division.source.tensors[0])
+
+
+def test_fraction_in_a_column_of_whole_numbers_is_refused(tmp_path):
     message = r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"
+
     with refused(message):
-        read_clinics(tmp_path, dictionary, age=["61", "44.5", "57.0", "38"])
+        read_clinics(tmp_path, make_dictionary_with_whole_ages(), age=["61", "44.5", "57.0", "38"])
 
 
 def test_error_names_ten_fields_and_the_number_of_all(tmp_path):

@@ -21,13 +21,7 @@ def label_augmented_cost(x, y, x2, y2):
     return squared_costs(points, points2)
 
 
-def debiased_potential(
-    x,
-    x2,
-    blur,
-    y=None,
-    y2=None,
-):
+def debiased_potential(x, x2, blur, y=None, y2=None):
     """The potential of ``x`` towards ``x2``, less that towards itself."""
     cost = label_augmented_cost(x, y, x2, y2)
     cost_to_itself = label_augmented_cost(x, y, x, y)
@@ -102,21 +96,11 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale):
     x, _ = make_labeled(0)
     x2, _ = make_labeled(1, m=25)
 
-    scaled = debiased_potential(
-        scale * x.float(),
-        scale * x2.float(),
-        blur=0.02,
-    )
+    scaled = debiased_potential(scale * x.float(), scale * x2.float(), blur=0.02)
 
     exact = debiased_potential(x, x2, blur=0.02)
     tolerance = 0.01 * float(exact.std())
-
-    assert_close(
-        (scaled / scale**2).double(),
-        exact,
-        atol=tolerance,
-        rtol=0,
-    )
+    assert_close((scaled / scale**2).double(), exact, atol=tolerance, rtol=0)
 
 
 def test_calibrated_gradient_equals_fedbarys_equation_11():
