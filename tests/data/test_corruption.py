@@ -63,7 +63,10 @@ def load_in_order(data, client):
 @pytest.fixture(scope="module")
 def corrupted_data():
     """Client 0 has other labels, and clients 0 and 2 have noise on 30 % of their training samples."""
-    return make_corrupted_data(TensorDataset(X.clone(), Y.clone()), LABELS_AND_INPUTS)
+    return make_corrupted_data(
+        TensorDataset(X.clone(), Y.clone()),
+        LABELS_AND_INPUTS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,10 @@ def test_training_samples_of_the_chosen_clients_alone_change(
     assert torch.equal(y, (Y[indices] + label_shift) % 5)
     is_corrupted = is_noisy | (y != Y[indices])
     assert torch.equal(corrupted_data.corrupted_samples(client), is_corrupted)
-    assert torch.equal(corrupted_data.class_counts[client], torch.bincount(y, minlength=5))
+    assert torch.equal(
+        corrupted_data.class_counts[client],
+        torch.bincount(y, minlength=5),
+    )
     assert corrupted_data.malicious == [0, 2]
 
 
@@ -120,7 +126,12 @@ DIGITS = torch.arange(10_000) % 10
 
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
-    corrupted_x, y = corruption(x.clone(), DIGITS.clone(), 10, make_generator())
+    corrupted_x, y = corruption(
+        x.clone(),
+        DIGITS.clone(),
+        10,
+        make_generator(),
+    )
     assert torch.equal(corrupted_x, x)
     return y
 
@@ -140,7 +151,12 @@ def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused(choice, me
 def is_changed_by_noise(zeros):
     """A mask of what noise on a fifth of all pixels changes."""
     labels = torch.zeros(len(zeros), dtype=torch.long)
-    noisy, _ = GaussianNoise(pixel_rate=0.2)(zeros.clone(), labels, 2, make_generator())
+    noisy, _ = GaussianNoise(pixel_rate=0.2)(
+        zeros.clone(),
+        labels,
+        2,
+        make_generator(),
+    )
     return noisy != 0
 
 
@@ -149,14 +165,20 @@ def test_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
 
     assert torch.equal(is_changed[:, 0], is_changed[:, 1])
     # 72,000 pixels: a standard error of 0.0015.
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.008)
+    assert is_changed.float().mean().item() == pytest.approx(
+        0.2,
+        abs=0.008,
+    )
 
 
 def test_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
     is_changed = is_changed_by_noise(torch.zeros(500, 40))
 
     # 20,000 cells: a standard error of 0.003.
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.015)
+    assert is_changed.float().mean().item() == pytest.approx(
+        0.2,
+        abs=0.015,
+    )
 
 
 @pytest.mark.parametrize("to", ["next", "random"])

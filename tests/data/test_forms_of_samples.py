@@ -105,7 +105,13 @@ def pairs(x, y):
 
 
 def dicts(x, y):
-    return [{"x": vector, "label": label} for vector, label in zip(x, y)]
+    return [
+        {"x": vector, "label": label}
+        for vector, label in zip(
+            x,
+            y,
+        )
+    ]
 
 
 def arrays(x, y):
@@ -113,7 +119,15 @@ def arrays(x, y):
 
 
 def concatenated(x, y):
-    return ConcatDataset([TensorDataset(x[:5], y[:5]), pairs(x[5:], y[5:])])
+    return ConcatDataset(
+        [
+            TensorDataset(
+                x[:5],
+                y[:5],
+            ),
+            pairs(x[5:], y[5:]),
+        ]
+    )
 
 
 def slots_of_lists(x, y):
@@ -175,7 +189,14 @@ def batches_of(data: FederatedDataModule) -> list[Any]:
     for batch in data.client_loader(1):
         *numbers, labels = tree_leaves(batch)
         # A vector of each number, as torch collates lists.
-        x = numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1)
+        x = (
+            numbers[0]
+            if len(numbers) == 1
+            else torch.stack(
+                numbers,
+                1,
+            )
+        )
         batches.append((x.float(), labels))
     return batches
 
@@ -217,7 +238,15 @@ VECTORS = [
     ],
 )
 def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
-    clients = {"Boston": data, "Lyon": pairs(*make_samples(9, seed=0))}
+    clients = {
+        "Boston": data,
+        "Lyon": pairs(
+            *make_samples(
+                9,
+                seed=0,
+            )
+        ),
+    }
     federation = FederatedDataModule(clients=clients)
 
     with refused(f"client 'Boston': .*{reason}"):
@@ -329,17 +358,26 @@ def test_rows_of_a_data_set_that_wraps_a_pandas_table_are_those_of_the_table():
 
 
 def test_rows_of_a_subset_have_the_indices_of_the_rows():
-    backwards = Subset(TensorDataset(X, Y), range(7, -1, -1))
+    backwards = Subset(
+        TensorDataset(X, Y),
+        range(7, -1, -1),
+    )
     selected = rows_as(backwards, ROWS)
 
     labels = selected.dataset.tensors[1]
-    assert torch.equal(labels[selected.indices], Y.flip(0)[ROWS])
+    assert torch.equal(
+        labels[selected.indices],
+        Y.flip(0)[ROWS],
+    )
 
 
 def test_rows_of_concatenated_sets_are_concatenated_rows_of_the_sets():
     first_part, second_part = rows_as(concatenated(X, Y), ROWS).datasets
 
-    assert torch.equal(first_part.tensors[1], Y[ROWS[:2]])
+    assert torch.equal(
+        first_part.tensors[1],
+        Y[ROWS[:2]],
+    )
     assert len(second_part) == 1
 
 

@@ -41,7 +41,11 @@ GRAY_OF_CLASS = {"cat": 0, "dog": 51, "eel": 102, "yak": 9}
 
 def write_images(class_folder, number):
     class_folder.mkdir(parents=True, exist_ok=True)
-    pixels = np.full((6, 8, 3), GRAY_OF_CLASS[class_folder.name], np.uint8)
+    pixels = np.full(
+        (6, 8, 3),
+        GRAY_OF_CLASS[class_folder.name],
+        np.uint8,
+    )
     for index in range(number):
         Image.fromarray(pixels).save(class_folder / f"{index}.png")
 
@@ -59,9 +63,15 @@ set_up_images = partial(set_up_data, image_size=4, server_val=0.0)
 
 def test_digits_holds_each_scikit_learn_digit_exactly_once():
     data = digits()
-    images, labels = map(torch.cat, zip(data.train.tensors, data.test.tensors))
+    images, labels = map(
+        torch.cat,
+        zip(data.train.tensors, data.test.tensors),
+    )
     pixels = images.flatten(1) * 16  # scikit-learn's are 0 to 16
-    rows = torch.cat([pixels, labels[:, None]], dim=1)
+    rows = torch.cat(
+        [pixels, labels[:, None]],
+        dim=1,
+    )
 
     expected_pixels, expected_labels = load_digits(return_X_y=True)
     expected_rows = np.column_stack([expected_pixels, expected_labels])
@@ -76,12 +86,20 @@ def test_gaussians_lie_around_their_class_centers():
     features, labels = data.train.tensors
     points = features[:, :2]
     x, y = points.T
-    products = torch.stack([x * x, y * y, x * y], dim=1)
+    products = torch.stack(
+        [x * x, y * y, x * y],
+        dim=1,
+    )
     torch.testing.assert_close(features[:, 2:], products)
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
         mean = points[labels == label].mean(0)
-        torch.testing.assert_close(mean, torch.tensor(center), atol=0.1, rtol=0)
+        torch.testing.assert_close(
+            mean,
+            torch.tensor(center),
+            atol=0.1,
+            rtol=0,
+        )
     assert torch.equal(features, gaussians().train.tensors[0])
 
 
@@ -89,14 +107,29 @@ def test_gaussians_lie_around_their_class_centers():
 @pytest.mark.parametrize(
     ("name", "train", "shape"),
     [
-        pytest.param("mnist", 60000, (1, 28, 28), marks=pytest.mark.slow),
+        pytest.param(
+            "mnist",
+            60000,
+            (1, 28, 28),
+            marks=pytest.mark.slow,
+        ),
         ("fashion_mnist", 60000, (1, 28, 28)),
-        pytest.param("cifar10", 50000, (3, 32, 32), marks=pytest.mark.slow),
+        pytest.param(
+            "cifar10",
+            50000,
+            (3, 32, 32),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_real_images_are_complete_and_normalized(name, train, shape):
     _, directory = TORCHVISION_FACTS[name][:2]
-    if not os.path.isdir(os.path.join(ROOT, directory)):
+    if not os.path.isdir(
+        os.path.join(
+            ROOT,
+            directory,
+        )
+    ):
         pytest.skip(f"FLSV_DATA_ROOT has no {directory}")
 
     data = vision(name, ROOT)

@@ -42,7 +42,10 @@ def test_stored_labels_spare_reading_the_samples(stored):
 def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = make_dataset([5, 6, 7, 8])
     stored = Items(PAIRS, targets=STORED_LABELS)
-    subset = Subset(Subset(tensors, [3, 1, 0]), [0, 2])
+    subset = Subset(
+        Subset(tensors, [3, 1, 0]),
+        [0, 2],
+    )
     concatenation = ConcatDataset([tensors, Subset(stored, [2, 0])])
     transformed = Items(PAIRS, targets=STORED_LABELS, target_transform=lambda label: label - 1)
 
@@ -62,7 +65,12 @@ def make_dataset(labels):
         (("a", "b", "c", "d"), {}, 4),
         ((), {"validation": None, "test": make_dataset([2, 2])}, 3),
         ((), {"test": make_dataset([0, 3])}, 4),
-        pytest.param((), {"test": Items(PAIRS)}, 3, id="samples that are not read"),
+        pytest.param(
+            (),
+            {"test": Items(PAIRS)},
+            3,
+            id="samples that are not read",
+        ),
     ],
 )
 def test_number_of_classes_covers_names_and_labels_of_training_and_held_out_data(
@@ -90,7 +98,19 @@ LABELS_OF_SEVERAL_CLASSES = torch.randint(2, (NUM_SAMPLES, 5))
 #: What people train on that is no classification.
 WITHOUT_CLASSES = {
     "texts": TensorDataset(TOKENS),
-    "segmentation": Items([(torch.rand(1, 4, 4), MASK)] * NUM_SAMPLES),
+    "segmentation": Items(
+        [
+            (
+                torch.rand(
+                    1,
+                    4,
+                    4,
+                ),
+                MASK,
+            )
+        ]
+        * NUM_SAMPLES
+    ),
     "regression": TensorDataset(X, torch.rand(NUM_SAMPLES)),
     "regression on whole floats": TensorDataset(X, torch.arange(NUM_SAMPLES).float()),
     "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
@@ -175,7 +195,11 @@ def test_component_that_needs_classes_refuses_data_without_them(kind, arguments,
 @pytest.mark.parametrize(
     ("source", "labels"),
     [
-        pytest.param(TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))), FOUR_LABELS, id="a list"),
+        pytest.param(
+            TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))),
+            FOUR_LABELS,
+            id="a list",
+        ),
         pytest.param(Items(list(X), topic=np.array(FOUR_LABELS)), "topic", id="an attribute"),
         pytest.param(
             Items([{"text": torch.zeros(3), "topic": torch.tensor(y)} for y in FOUR_LABELS]),

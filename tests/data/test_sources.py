@@ -49,7 +49,10 @@ def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
 
 
 def test_pixels_whose_channels_are_first_or_last_are_refused():
-    pixels = np.zeros((2, 3, 8, 3), np.uint8)
+    pixels = np.zeros(
+        (2, 3, 8, 3),
+        np.uint8,
+    )
     message = "second or the last dimension"
     with refused(message):
         array_set(pixels)
@@ -78,7 +81,13 @@ def test_arrays_of_inputs_become_tensors_of_torchs_dtypes(x, dtype):
         (np.array([[1], [0], [2]]), [1, 0, 2]),
         ([True, False, True], [1, 0, 1]),
         ([0.5, 1, 2], [0.5, 1, 2]),
-        (np.array(["well", "ill", "well"], object), [1, 0, 1]),
+        (
+            np.array(
+                ["well", "ill", "well"],
+                object,
+            ),
+            [1, 0, 1],
+        ),
     ],
 )
 def test_arrays_of_labels_become_a_vector(y, labels):
@@ -94,7 +103,10 @@ def test_arrays_of_labels_become_a_vector(y, labels):
     "y",
     [
         pytest.param([0.5, np.nan, 1.0], id="numbers"),
-        pytest.param(np.array(["a", None, "b"], object), id="words"),
+        pytest.param(
+            np.array(["a", None, "b"], object),
+            id="words",
+        ),
     ],
 )
 def test_labels_with_gaps_are_refused(y):
@@ -109,14 +121,24 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     first_row_of_lyon = 30
     lyon = Subset(HERE, list(range(first_row_of_lyon, len(HERE))))
 
-    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, client_val=0.1)
+    data = set_up_data(
+        clients={"Boston": boston, "Lyon": lyon},
+        client_val=0.1,
+    )
 
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 0.1 * (len(boston) + len(lyon))
     # The samples are one after the other, Boston's first.
     assert max(data.client_indices(0).tolist()) < len(boston)
 
-    x, y = next(iter(data.client_loader(1, shuffle=False)))
+    x, y = next(
+        iter(
+            data.client_loader(
+                1,
+                shuffle=False,
+            )
+        )
+    )
     positions_at_lyon = data.client_indices(1)[: len(x)] - len(boston)
     rows = positions_at_lyon + first_row_of_lyon
     inputs, labels = HERE.tensors
@@ -143,7 +165,11 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
     assert test_labels.tolist() == [1, 0, 1, 0]
 
 
-TABLE_OF_PATIENTS = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
+TABLE_OF_PATIENTS = Frame(
+    age=[*range(40)],
+    sex=[*"fm"] * 20,
+    ill=[0, 1] * 20,
+)
 
 
 @pytest.mark.parametrize(

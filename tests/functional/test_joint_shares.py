@@ -48,8 +48,16 @@ def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(corr
 
     low, low_of_second = intervals.low.tolist()
     high, high_of_second = intervals.high.tolist()
-    assert probability_of_less(low, values, covariance) == pytest.approx(0.05, abs=0.008)
-    assert probability_of_less(high, values, covariance) == pytest.approx(0.95, abs=0.008)
+    assert probability_of_less(
+        low,
+        values,
+        covariance,
+    ) == pytest.approx(0.05, abs=0.008)
+    assert probability_of_less(
+        high,
+        values,
+        covariance,
+    ) == pytest.approx(0.95, abs=0.008)
     # The two shares sum to 1.
     assert low_of_second == pytest.approx(1 - high)
     assert high_of_second == pytest.approx(1 - low)
@@ -63,7 +71,10 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule):
 
     for draw, shares_of_draw in zip(draws, shares):
         assert_close(shares_of_draw, allocate(draw, 1.0, rule), check_dtype=False)
-    assert_close(shares.sum(dim=1), torch.ones(50).to(shares))
+    assert_close(
+        shares.sum(dim=1),
+        torch.ones(50).to(shares),
+    )
 
 
 def test_share_of_the_only_positive_value_is_uncertain_within_its_error():
@@ -119,8 +130,19 @@ def test_values_without_a_claim_have_no_intervals():
 
 def make_correlated_errors() -> list[ValueErrors]:
     generator = make_generator()
-    factor = 0.03 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    return [ValueErrors(factor @ factor.T), ValueErrors(0.0001 * torch.eye(5), freedom=4)]
+    factor = 0.03 * torch.randn(
+        5,
+        5,
+        dtype=torch.float64,
+        generator=generator,
+    )
+    return [
+        ValueErrors(factor @ factor.T),
+        ValueErrors(
+            0.0001 * torch.eye(5),
+            freedom=4,
+        ),
+    ]
 
 
 def transform_eigenvectors(monkeypatch, transform):

@@ -33,8 +33,19 @@ def test_personalized_weights_equal_numpys(self_weight, client):
 
     weights = personalized_weights(values, distances, client, self_weight)
 
-    distances[client] = OWN_DISTANCES[self_weight](np.delete(distances.numpy(), client))
-    expected = np.maximum(values.numpy(), 0) / distances.numpy()
+    distances[client] = OWN_DISTANCES[self_weight](
+        np.delete(
+            distances.numpy(),
+            client,
+        )
+    )
+    expected = (
+        np.maximum(
+            values.numpy(),
+            0,
+        )
+        / distances.numpy()
+    )
     assert_allclose(weights, expected / expected.sum(), rtol=1e-12)
 
 
@@ -55,8 +66,14 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
     # The least distance is 0: the own model is one of them.
     weights_with_own = personalized_weights(values, distances, 0, self_weight="min")
 
-    assert_close(weights_of_others, torch.tensor([0, 1, 3, 0, 0]) / 4)
-    assert_close(weights_with_own, torch.tensor([2, 1, 3, 0, 0]) / 6)
+    assert_close(
+        weights_of_others,
+        torch.tensor([0, 1, 3, 0, 0]) / 4,
+    )
+    assert_close(
+        weights_with_own,
+        torch.tensor([2, 1, 3, 0, 0]) / 6,
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +113,12 @@ def test_downloads_of_the_first_round_are_uniformly_random():
     counts = torch.zeros(6)
 
     for seed in range(num_rounds):
-        peers = choose_top_k_peers([NAN] * 6, client=2, k=2, seed=seed)
+        peers = choose_top_k_peers(
+            [NAN] * 6,
+            client=2,
+            k=2,
+            seed=seed,
+        )
         assert len(set(peers)) == 2
         counts[peers] += 1
 
@@ -140,11 +162,22 @@ def test_pfedsv_functions_refuse_shapes_that_would_broadcast():
     with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
         leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))
     with pytest.raises(ValueError, match=r"\[2, 3\] and \[2, 3\]"):
-        relevance_auroc(torch.rand(2, 3), torch.ones(2, 3))
+        relevance_auroc(
+            torch.rand(2, 3),
+            torch.ones(2, 3),
+        )
 
 
 def test_label_overlap_equals_numpys():
-    counts = torch.randint(0, 3, (12, 6), generator=make_generator()) * 7
+    counts = (
+        torch.randint(
+            0,
+            3,
+            (12, 6),
+            generator=make_generator(),
+        )
+        * 7
+    )
     shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
     expected = np.minimum(shares[:, None], shares).sum(-1)
     assert_allclose(label_overlap(counts), expected, rtol=1e-6)

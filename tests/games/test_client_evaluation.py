@@ -138,7 +138,13 @@ def federation_with_client_scores(tmp_path_factory) -> tuple[FederatedLoop, Plai
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_evaluation, "MAX_BYTES_OF_MODELS", 1)
         folder = tmp_path_factory.mktemp("client_scores")
-        model = fit(loop, folder, make_module(), make_data(), rounds=1)
+        model = fit(
+            loop,
+            folder,
+            make_module(),
+            make_data(),
+            rounds=1,
+        )
     return loop, model
 
 
@@ -152,7 +158,10 @@ def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(
     accuracy = balanced_accuracy.of_model(model)
     gain = accuracy - balanced_accuracy.of_model(make_module())
 
-    assert float(loop.contributions["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
+    assert float(loop.contributions["shadow"].sum()) == pytest.approx(
+        gain,
+        abs=1e-6,
+    )
     client_score = float(model.trainer.callback_metrics["shadow/client_scores"])
     assert client_score == pytest.approx(accuracy, abs=1e-6)
 
@@ -163,7 +172,12 @@ def test_metrics_of_one_federation_share_the_scores_of_clients(federation_with_c
     values = loop.contributions
 
     assert values["class"].by_class.shape == (len(CLIENTS), CLASSES)
-    assert_close(values["class"], values["sv"], rtol=0, atol=1e-6)
+    assert_close(
+        values["class"],
+        values["sv"],
+        rtol=0,
+        atol=1e-6,
+    )
     assert {("down", "score_models"), ("up", "score_models")} <= loop.channel.names()
     assert loop.metrics["shadow"].guide()["unit"] == "gain in clients' balanced accuracy"
 
@@ -174,7 +188,12 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     balanced_accuracy = BalancedAccuracy(data)
 
     def make_trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(make_loop({}, sampler=cohort), tmp_path, rounds=1, limit_val_batches=0)
+        return trainer_for(
+            make_loop({}, sampler=cohort),
+            tmp_path,
+            rounds=1,
+            limit_val_batches=0,
+        )
 
     game = GameByFits(make_trainer, make_module(), data)
     data.val_dataloader = lambda: [(balanced_accuracy.inputs, balanced_accuracy.labels)]
@@ -190,7 +209,13 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     )
 
     loop = make_loop({"shadow": ShadowShapley(evaluators="clients")})
-    fit(loop, tmp_path / "evaluated_by_clients", make_module(), make_data(), rounds=1)
+    fit(
+        loop,
+        tmp_path / "evaluated_by_clients",
+        make_module(),
+        make_data(),
+        rounds=1,
+    )
     values = loop.contributions["shadow"].double()
     assert_close(values, expected.values, rtol=0, atol=1e-6)
 
@@ -228,7 +253,10 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
 
     gain = loss_of(make_module()) - loss_of(model)
     # Clients respond in three digits.
-    assert float(loop.contributions["loss"].sum()) == pytest.approx(gain, abs=5e-3)
+    assert float(loop.contributions["loss"].sum()) == pytest.approx(
+        gain,
+        abs=5e-3,
+    )
     assert loop.contributions["roc"].isfinite().all()
 
 
@@ -246,7 +274,15 @@ def test_client_that_scores_models_counts_two_rare_classes_as_one():
     class_counts = torch.tensor([1, 1])
     local_data = LocalData(
         name="client",
-        batches=lambda split: [(torch.zeros(num_held_out, 1), torch.zeros(num_held_out))],
+        batches=lambda split: [
+            (
+                torch.zeros(
+                    num_held_out,
+                    1,
+                ),
+                torch.zeros(num_held_out),
+            )
+        ],
         class_counts=class_counts,
         federation_class_counts=class_counts,
         evaluator=lambda batches: ScoresWithSevenThreeAndTwoSamples,

@@ -49,7 +49,12 @@ def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor
     generator = make_generator(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
     y = torch.randint(CLASSES, (samples,), generator=generator)
-    return list(zip(x.split(size), y.split(size)))
+    return list(
+        zip(
+            x.split(size),
+            y.split(size),
+        )
+    )
 
 
 def make_round(net: nn.Module, own_starts: bool = False) -> Round:
@@ -126,8 +131,8 @@ def naive_model(
         total = torch.zeros_like(value, dtype=torch.float64)
         if name in parameters:
             for client, weight in parameter_weights.items():
-                start = start_states[client][name].double()
-                update = client_states[client][name].double() - start
+                initial_value = start_states[client][name].double()
+                update = client_states[client][name].double() - initial_value
                 total += weight * update
             state[name] = (value.double() + server_lr * total).float()
         elif value.is_floating_point():
@@ -149,7 +154,13 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
-        recalls = sk.recall_score(labels, predicted, labels=classes, average=None, zero_division=0)
+        recalls = sk.recall_score(
+            labels,
+            predicted,
+            labels=classes,
+            average=None,
+            zero_division=0,
+        )
         return {
             "accuracy": sk.accuracy_score(labels, predicted),
             "balanced_accuracy": sk.balanced_accuracy_score(labels, predicted),
@@ -206,8 +217,20 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     net = make_network()
     data = make_batches()
     round = make_round(net, own_starts=own_starts)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
-    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    evaluator = ModelEvaluator(
+        net,
+        round.space,
+        data,
+        num_classes=CLASSES,
+        backend=backend,
+    )
+    f1_evaluator = ModelEvaluator(
+        net,
+        round.space,
+        data,
+        metric=F1_SCORE.of,
+        backend=backend,
+    )
     games = CoalitionGames({None: evaluator, F1_SCORE: f1_evaluator}, server_lr=server_lr)
     games.begin(round)
 
@@ -219,7 +242,13 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
-        np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            values.numpy(),
+            expected,
+            rtol=0,
+            atol=2e-6,
+            err_msg=name,
+        )
     assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 

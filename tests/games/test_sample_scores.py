@@ -32,7 +32,12 @@ def make_score(measure) -> OutputScore:
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(SAMPLES, 2)
-    batches = list(zip(inputs.split(100), labels_of_samples().split(100)))
+    batches = list(
+        zip(
+            inputs.split(100),
+            labels_of_samples().split(100),
+        )
+    )
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
     score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
@@ -41,7 +46,15 @@ def make_score(measure) -> OutputScore:
 
 def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
     module = nn.Linear(2, 1)
-    batches = [(torch.zeros(len(targets), 2), targets[:, None])]
+    batches = [
+        (
+            torch.zeros(
+                len(targets),
+                2,
+            ),
+            targets[:, None],
+        )
+    ]
     measure = performance_of("test", metric, mode)
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
     score = OutputScore.for_evaluator(evaluator, measure)
@@ -92,7 +105,15 @@ def resample(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
 
 def resample_each_class(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     samples_by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
-    return np.concatenate([rng.choice(samples, len(samples)) for samples in samples_by_class])
+    return np.concatenate(
+        [
+            rng.choice(
+                samples,
+                len(samples),
+            )
+            for samples in samples_by_class
+        ]
+    )
 
 
 @pytest.mark.slow
@@ -115,12 +136,22 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
     resampled_utilities = []
     for _ in range(2000):
         samples = draw_samples(rng, labels)
-        resampled_utilities.append(utilities(outputs.numpy()[:, samples], labels[samples]))
+        resampled_utilities.append(
+            utilities(
+                outputs.numpy()[:, samples],
+                labels[samples],
+            )
+        )
     table = torch.tensor(np.array(resampled_utilities)).double()
     expected = torch.cov(shapley_of_table(table.T))
 
     largest_variance = float(expected.diagonal().max())
-    torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * largest_variance)
+    torch.testing.assert_close(
+        covariance,
+        expected,
+        rtol=0,
+        atol=0.12 * largest_variance,
+    )
 
 
 def test_values_of_samples_average_to_the_predicted_values():
@@ -132,7 +163,12 @@ def test_values_of_samples_average_to_the_predicted_values():
     # Scores take the samples sorted by class.
     outputs = outputs[:, score.order]
     arguments = {"outputs": outputs, "weights": sizes, "logits": True}
-    values = predicted_shapley(masks, score.score(outputs), score=score.score, **arguments).values
+    values = predicted_shapley(
+        masks,
+        score.score(outputs),
+        score=score.score,
+        **arguments,
+    ).values
 
     score_samples = score.scores_by_sample.score
     values_by_sample = case_values(masks, score_samples(outputs), score=score_samples, **arguments)

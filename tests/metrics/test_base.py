@@ -16,7 +16,11 @@ from helpers.metric_cases import METRIC_CASES
 
 class RecordsWhetherClassCountsAreKnown(ContributionMetric):
     def init_states(self, num_clients, num_classes):
-        self.add_state("seen", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
+        self.add_state(
+            "seen",
+            torch.full((num_clients,), float("nan")),
+            dist_reduce_fx="max",
+        )
 
     def update(self, client_ids):
         self.seen[client_ids] = float(self.class_counts is not None)

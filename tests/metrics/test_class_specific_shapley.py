@@ -10,7 +10,12 @@ from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator, warns
 
-COHORTS = [[0, 1, 3], [1, 3], [0, 1], [3]]
+COHORTS = [
+    [0, 1, 3],
+    [1, 3],
+    [0, 1],
+    [3],
+]
 
 
 def make_heads(round_index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,4 +80,7 @@ def test_cssv_weighted_by_samples_weights_values():
 
     # Client 1 had 11, 21 and 31 samples, averaged with the momentum of 0.5.
     average_num_samples = 0.5 * (0.5 * 11 + 0.5 * 21) + 0.5 * 31
-    assert_close(metric.per_client(values)[1], unweighted[1].mean() * average_num_samples)
+    assert_close(
+        metric.per_client(values)[1],
+        unweighted[1].mean() * average_num_samples,
+    )

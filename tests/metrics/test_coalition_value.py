@@ -46,7 +46,12 @@ VALUES_BY_HAND = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_o
 
 def values_by_loop(value: str) -> list[dict[int, float]]:
     return [
-        dict(zip(ids, map(float, VALUES_BY_HAND[value](make_game(index)))))
+        dict(
+            zip(
+                ids,
+                map(float, VALUES_BY_HAND[value](make_game(index))),
+            )
+        )
         for index, ids in enumerate(COHORTS)
     ]
 
@@ -55,7 +60,12 @@ def play_rounds(metric: CoalitionValue) -> CoalitionValue:
     for index, cohort in enumerate(COHORTS):
         game = make_table_game(make_game(index))
         generator = make_generator(index)
-        metric.update(torch.tensor(cohort), game, generator=generator, round_index=index)
+        metric.update(
+            torch.tensor(cohort),
+            game,
+            generator=generator,
+            round_index=index,
+        )
     return metric
 
 
@@ -73,7 +83,11 @@ FOLDS = {
     "decay": (
         Decay(0.5, normalize=False),
         lambda rounds, indices: sum(
-            0.5 ** (index + 1) * value for index, value in zip(indices, rounds)
+            0.5 ** (index + 1) * value
+            for index, value in zip(
+                indices,
+                rounds,
+            )
         ),
     ),
 }
@@ -97,7 +111,13 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(estimato
             expected.append(math.nan)
 
     metric = play_rounds(CoalitionValue(NUM_CLIENTS, estimator=estimator, fold=fold_argument))
-    assert_close(metric.compute(), torch.tensor(expected), rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert_close(
+        metric.compute(),
+        torch.tensor(expected),
+        rtol=1e-4,
+        atol=1e-5,
+        equal_nan=True,
+    )
 
 
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
@@ -119,9 +139,17 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold):
             (of_class_1, table_1),
         ):
             game = make_table_game(table)
-            metric.update(torch.tensor(cohort), game, make_generator(index), round_index=index)
+            metric.update(
+                torch.tensor(cohort),
+                game,
+                make_generator(index),
+                round_index=index,
+            )
 
-    expected = torch.stack([of_class_0.compute(), of_class_1.compute()], dim=1)
+    expected = torch.stack(
+        [of_class_0.compute(), of_class_1.compute()],
+        dim=1,
+    )
     assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -173,7 +201,10 @@ def test_estimator_of_a_metric_may_be_a_users_function(estimator):
         num_clients=3, estimator=estimator, estimator_args={"depth": 3}
     )
 
-    metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
+    metric.update(
+        torch.arange(3),
+        lambda masks: masks.float().sum(1),
+    )
 
     # Each member adds 1 to any coalition that it joins.
     assert metric.compute().tolist() == pytest.approx([1, 1, 1])

@@ -85,7 +85,13 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1)
 
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        dealt,
+        rounds=3,
+    )
 
     coefficients = np.full(3, 1 / 3)
     cosines = []
@@ -105,14 +111,26 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
             model = (weights_of_others / weights_of_others.sum()) @ models
             scores_without.append(accuracy_at_client(model.float(), dealt, client))
         scores.append(np.array(scores_without))
-        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
+        coefficients = reference_coefficients(
+            np.array(cosines),
+            np.array(scores),
+            combine,
+        )
 
     assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
 
     diagnostics = loop.metrics["fedce"].diagnostics()
-    assert_allclose(diagnostics["cosine"].numpy(), np.mean(cosines, 0), atol=1e-5)
-    assert_allclose(diagnostics["error"].numpy(), 1 - np.mean(scores, 0), atol=1e-5)
+    assert_allclose(
+        diagnostics["cosine"].numpy(),
+        np.mean(cosines, 0),
+        atol=1e-5,
+    )
+    assert_allclose(
+        diagnostics["error"].numpy(),
+        1 - np.mean(scores, 0),
+        atol=1e-5,
+    )
 
 
 class SendsConstantUpdate(Upload):
@@ -126,9 +144,20 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
     aggregator = FedCEThatKeepsRounds()
     data = make_data()
     metric = ContributionEstimation()
-    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[SendsConstantUpdate()], seed=1)
+    loop = FederatedLoop(
+        aggregator,
+        {"fedce": metric},
+        uploads=[SendsConstantUpdate()],
+        seed=1,
+    )
 
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        data,
+        rounds=1,
+    )
 
     sent_models = aggregator.rounds[0].client_vectors
     expected = []

@@ -58,4 +58,7 @@ def test_first_reputations_may_be_the_shares_of_samples():
     shares = torch.tensor([0.75, 0.25])
     cosines = torch.full((2,), 0.5**0.5)  # of the two axes with their sum
     expected = alpha * shares + (1 - alpha) * cosines
-    torch.testing.assert_close(metric.compute(), expected / expected.sum())
+    torch.testing.assert_close(
+        metric.compute(),
+        expected / expected.sum(),
+    )

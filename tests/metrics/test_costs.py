@@ -28,7 +28,11 @@ def test_communication_cost_gives_totals():
     costs = metric.compute()
     up_and_down = [[10, 50], [10, 0], [20, 50]]  # sums over the two rounds, by client
     assert costs[:3].tolist() == up_and_down
-    assert metric.per_client(costs)[:3].tolist() == [10 + 50, 10 + 0, 20 + 50]
+    assert metric.per_client(costs)[:3].tolist() == [
+        10 + 50,
+        10 + 0,
+        20 + 50,
+    ]
     assert not metric.higher_is_better
 
     totals = {name: value.item() for name, value in metric.diagnostics().items()}
@@ -133,7 +137,12 @@ def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client():
         metric.update(torch.tensor(cohort))
 
     # Clients have taken part in 2, 0, 4 and 1 of the rounds.
-    assert metric.diagnostics()["affordable"].tolist() == [4 - 2, 4 - 0, 4 - 4, 4 - 1]
+    assert metric.diagnostics()["affordable"].tolist() == [
+        4 - 2,
+        4 - 0,
+        4 - 4,
+        4 - 1,
+    ]
     message = metric.spent()
     assert message is not None
     assert f"client 2 has spent epsilon = {epsilon_of_4_rounds:.3f}" in message

@@ -113,7 +113,13 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     data = toy_data((3, 2, 2), server_val=0.3)
     loop = FederatedLoop(recorder, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
-    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
+    module = fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        data,
+        rounds=2,
+    )
 
     for round, table in zip(recorder.rounds, estimator.tables):
         weights = round.aggregation_weights
@@ -164,7 +170,11 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client():
     expected = normalized_shares(gain) / 2 + normalized_shares(cosine / num_rounds) / 2
     assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
     assert values[3].isnan()
-    assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain, rtol=1e-5)
+    assert_allclose(
+        metric.diagnostics()["gain"][:3].numpy(),
+        gain,
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.fast_rows
@@ -183,9 +193,20 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
         3, estimator=estimator, performance="negative_loss", coalition_weights=kind
     )
     sampler = UniformSampler(cohort_size)
-    loop = FederatedLoop(recorder, {"or": metric}, sampler=sampler, seed=4)
+    loop = FederatedLoop(
+        recorder,
+        {"or": metric},
+        sampler=sampler,
+        seed=4,
+    )
 
-    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
+    module = fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        data,
+        rounds=3,
+    )
     (table,) = estimator.tables
     for number, utility in enumerate(table.tolist()):
         model = recorder.rounds[0].global_vector.clone()

@@ -39,12 +39,19 @@ def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha)
             average = alpha * expected[client] + (1 - alpha) * row
             expected[client] = torch.where(is_new, average, expected[client])
             has_value[client] |= is_new
-        torch.testing.assert_close(metric.compute(), expected.where(has_value, NAN), equal_nan=True)
+        torch.testing.assert_close(
+            metric.compute(),
+            expected.where(has_value, NAN),
+            equal_nan=True,
+        )
 
 
 def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
     # Clients with a class in common are relevant for each other.
-    class_counts = torch.eye(2, dtype=torch.long)[torch.arange(NUM_CLIENTS) % 2]
+    class_counts = torch.eye(
+        2,
+        dtype=torch.long,
+    )[torch.arange(NUM_CLIENTS) % 2]
     metric = DomainRelevance()
     metric.bind(NUM_CLIENTS, 2, class_counts=class_counts)
     for arguments in make_rounds(3):

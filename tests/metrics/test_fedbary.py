@@ -45,7 +45,10 @@ def distances_after_rounds(every: int, cohorts: dict[int, list[int]]) -> list[to
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
     cohort = [0, 1]
 
-    distances = distances_after_rounds(every=2, cohorts=dict.fromkeys(range(3), cohort))
+    distances = distances_after_rounds(
+        every=2,
+        cohorts=dict.fromkeys(range(3), cohort),
+    )
 
     measured = [of_round[cohort] for of_round in distances]
     assert torch.equal(measured[0], measured[1])
@@ -53,7 +56,10 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    earlier, later = distances_after_rounds(every=0, cohorts={3: [0, 1], 4: [1, 2]})
+    earlier, later = distances_after_rounds(
+        every=0,
+        cohorts={3: [0, 1], 4: [1, 2]},
+    )
 
     assert torch.equal(later[:2], earlier[:2])
     assert later[2].isfinite()
@@ -61,7 +67,15 @@ def test_wasserstein_contribution_measured_once_measures_newcomers_later():
 
 def test_default_support_follows_the_smallest_client_even_if_absent():
     sizes = torch.tensor([60, 60, 25])
-    clients = clients_of([draw_samples(60, seed) for seed in (1, 2)])
+    clients = clients_of(
+        [
+            draw_samples(
+                60,
+                seed,
+            )
+            for seed in (1, 2)
+        ]
+    )
     server = server_of(*draw_samples(20, 0))
     by_default = WassersteinContribution(3, features="pixels")
     by_default.check(sizes)  # sets the support
@@ -70,7 +84,12 @@ def test_default_support_follows_the_smallest_client_even_if_absent():
     with_support = WassersteinContribution(3, features="pixels", support=safe_support)
 
     for metric in (by_default, with_support):
-        metric.update(torch.tensor([0, 1]), clients, server, generator=make_generator())
+        metric.update(
+            torch.tensor([0, 1]),
+            clients,
+            server,
+            generator=make_generator(),
+        )
 
     distances = by_default.diagnostics()["distance"]
     expected = with_support.diagnostics()["distance"]
@@ -99,7 +118,11 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     module = Plain()
     recorder = KeepsRounds()
     data = toy_data()
-    loop = FederatedLoop(recorder, {"ot": WassersteinContribution(**CHEAP)}, seed=0)
+    loop = FederatedLoop(
+        recorder,
+        {"ot": WassersteinContribution(**CHEAP)},
+        seed=0,
+    )
 
     fit(loop, tmp_path, module, data, rounds=2)
 
@@ -111,17 +134,36 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
         x, y = (torch.cat(parts) for parts in zip(*batches))
         return body(x).detach(), y
 
-    sets = [features(data.client_loader(i, shuffle=False)) for i in range(3)]
+    sets = [
+        features(
+            data.client_loader(
+                i,
+                shuffle=False,
+            )
+        )
+        for i in range(3)
+    ]
     server = server_of(*features(data.val_dataloader()))
     generator = last_round.generator("WassersteinContribution")
     valuation = FedBary("pixels", **CHEAP).value(
         clients_of(sets), server, generator, values_samples=False
     )
-    assert_close(loop.contributions["ot"], valuation.shares, rtol=1e-4, atol=1e-5)
+    assert_close(
+        loop.contributions["ot"],
+        valuation.shares,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def draw_images(num_samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images = torch.randn(num_samples, 1, 3, 3, generator=make_generator(seed))
+    images = torch.randn(
+        num_samples,
+        1,
+        3,
+        3,
+        generator=make_generator(seed),
+    )
     return images, torch.arange(num_samples) % 2
 
 

@@ -88,7 +88,15 @@ def test_gradient_agreement_by_a_logged_loss_is_of_those_whose_updates_lower_it(
     """The targets have the slope 1. Two of three updates of the slope 0 go towards it, and one away from it."""
     line = nn.Linear(1, 1, bias=False)
     client_models = [torch.tensor([slope]) for slope in (0.5, -0.25, 0.5)]
-    batches = [(torch.ones(4, 1), torch.ones(4, 1))]
+    batches = [
+        (
+            torch.ones(
+                4,
+                1,
+            ),
+            torch.ones(4, 1),
+        )
+    ]
 
     values = value_round(
         line,

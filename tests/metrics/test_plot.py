@@ -47,9 +47,21 @@ def test_unknown_values_of_clients_have_no_bar():
 @pytest.mark.parametrize(
     ("values", "intervals"),
     [
-        pytest.param(torch.full((3, 2), NAN), None, id="per class"),
-        pytest.param(torch.full((1000,), NAN), None, id="of many clients"),
-        pytest.param(torch.full((3,), NAN), [torch.full((3,), NAN)] * 2, id="of clients"),
+        pytest.param(
+            torch.full((3, 2), NAN),
+            None,
+            id="per class",
+        ),
+        pytest.param(
+            torch.full((1000,), NAN),
+            None,
+            id="of many clients",
+        ),
+        pytest.param(
+            torch.full((3,), NAN),
+            [torch.full((3,), NAN)] * 2,
+            id="of clients",
+        ),
     ],
 )
 def test_unknown_values_alone_can_be_drawn(tmp_path, values, intervals):
@@ -71,23 +83,43 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     )
 
     horizontal_lines = [list(line.get_ydata()) for line in axis.lines]
-    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
+    (bars,) = [
+        bars
+        for bars in axis.containers
+        if getattr(
+            bars,
+            "has_yerr",
+            False,
+        )
+    ]
     (error_lines,) = bars.lines[2]
     intervals = [segment[:, 1] for segment in error_lines.get_segments()]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
     assert axis.get_ylim() == (-0.5, 0.5)
     assert [0, 0] in horizontal_lines
-    assert np.allclose(intervals, [[0.09, 0.11], [-0.22, -0.18]])
+    assert np.allclose(
+        intervals,
+        [[0.09, 0.11], [-0.22, -0.18]],
+    )
     save_figure(figure, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("values", "higher_values"),
     [
-        pytest.param(torch.tensor([0.1]), torch.tensor([2.0]), id="bars"),
         pytest.param(
-            torch.full((2, 1), 0.1).unbind(), torch.full((2, 1), 2.0).unbind(), id="lines"
+            torch.tensor([0.1]),
+            torch.tensor([2.0]),
+            id="bars",
+        ),
+        pytest.param(
+            torch.full(
+                (2, 1),
+                0.1,
+            ).unbind(),
+            torch.full((2, 1), 2.0).unbind(),
+            id="lines",
         ),
     ],
 )
@@ -111,7 +143,12 @@ def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
 
 def test_metric_plots_show_client_names_class_names_and_units():
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
-    cssv.bind(2, 2, class_names=["Shirt", "Dress"], client_names=["Boston", "Lyon"])
+    cssv.bind(
+        2,
+        2,
+        class_names=["Shirt", "Dress"],
+        client_names=["Boston", "Lyon"],
+    )
 
     figure, axis = cssv.plot(torch.rand(2, 2))
 

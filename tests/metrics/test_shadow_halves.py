@@ -34,7 +34,11 @@ def make_data():
             labels = labels % 2
         noise = torch.randn(num_samples, FEATURES, generator=generator)
         clients[f"site {client}"] = TensorDataset(centers[labels] + noise, labels)
-    return FederatedDataModule(clients=clients, batch_size=7, splits=Splits(server_val=0.3))
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=7,
+        splits=Splits(server_val=0.3),
+    )
 
 
 def make_loop(metric, **options):
@@ -59,7 +63,12 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
     fit(loop_of_list, tmp_path / "list", Plainest(), make_data(), ROUNDS)
     metric = loop.metrics["shadow"]
     expected = loop_of_list.metrics["shadow"]
-    assert_close(metric.compute(), expected.compute(), rtol=0, atol=1e-6)
+    assert_close(
+        metric.compute(),
+        expected.compute(),
+        rtol=0,
+        atol=1e-6,
+    )
     assert_close(metric.errors, expected.errors, rtol=0, atol=1e-6)
 
 
@@ -69,12 +78,20 @@ def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
     outputs = torch.randn(len(masks), 10, CLASSES)
     order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    next_coalitions = partial(metric.next_coalitions, logits=True, names=names, seed=0)
+    next_coalitions = partial(
+        metric.next_coalitions,
+        logits=True,
+        names=names,
+        seed=0,
+    )
 
     chosen = next_coalitions(masks[order], outputs[order])
 
     outputs_of_singles = outputs[2:]  # after those of the empty and of the grand coalition
-    assert torch.equal(chosen, choose_halvings(outputs_of_singles, names, 2, logits=True))
+    assert torch.equal(
+        chosen,
+        choose_halvings(outputs_of_singles, names, 2, logits=True),
+    )
     all_masks = torch.cat([masks, chosen])
     all_outputs = torch.cat([outputs, outputs[:4]])
     assert len(next_coalitions(all_masks, all_outputs)) == 0

@@ -41,7 +41,11 @@ class Regression(L.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.net = nn.Sequential(
+            nn.Linear(FEATURES, 8),
+            nn.Tanh(),
+            nn.Linear(8, 1),
+        )
 
     def forward(self, x):
         return self.net(x).squeeze(-1)
@@ -64,8 +68,17 @@ def make_regression_data() -> FederatedDataModule:
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
 
     sizes = [60, 30, 70]
-    clients = list(zip(x.split(sizes), y.split(sizes)))
-    return FederatedDataModule(clients=clients, batch_size=8, splits=Splits(server_val=0.3))
+    clients = list(
+        zip(
+            x.split(sizes),
+            y.split(sizes),
+        )
+    )
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=8,
+        splits=Splits(server_val=0.3),
+    )
 
 
 class TransformerWithAdapter(L.LightningModule):
@@ -104,7 +117,12 @@ def make_text_data() -> FederatedDataModule:
     generator = make_generator(3)
     clients = []
     for lowest_token, num_texts in [(0, 20), (4, 12), (8, 16)]:
-        tokens = torch.randint(lowest_token, TOKENS, (num_texts, 6), generator=generator)
+        tokens = torch.randint(
+            lowest_token,
+            TOKENS,
+            (num_texts, 6),
+            generator=generator,
+        )
         next_tokens = tokens[:, 1:]
         clients.append(TensorDataset(tokens, next_tokens))
 
@@ -125,7 +143,13 @@ def negative_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def recalls(outputs: Tensor, y: Tensor) -> Tensor:
-    by_class = [accuracies(outputs[:, y == label], label) for label in range(CLASSES)]
+    by_class = [
+        accuracies(
+            outputs[:, y == label],
+            label,
+        )
+        for label in range(CLASSES)
+    ]
     return torch.stack(by_class, 1)
 
 
@@ -193,7 +217,10 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
     module = case.make_module()
     data = case.make_data()
     data.setup("fit")
-    x, y = map(torch.cat, zip(*data.val_dataloader()))
+    x, y = map(
+        torch.cat,
+        zip(*data.val_dataloader()),
+    )
     trained = few_coalitions(CLIENTS, "singles")
     outputs = [outputs_of(module, x)]
     for members in [[0, 1, 2], [0], [1], [2]]:
@@ -204,9 +231,18 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
     stacked = torch.stack(outputs)
 
     metrics = {str(i): ShadowShapley(**options) for i, (options, _) in enumerate(case.utilities)}
-    fit(case.loop(metrics=metrics), tmp_path, module, case.make_data(), ROUNDS)
+    fit(
+        case.loop(metrics=metrics),
+        tmp_path,
+        module,
+        case.make_data(),
+        ROUNDS,
+    )
 
-    for metric, (_, utility) in zip(metrics.values(), case.utilities):
+    for metric, (_, utility) in zip(
+        metrics.values(),
+        case.utilities,
+    ):
         utility_of_outputs = partial(utility, y=y)
         expected = predicted_shapley(
             trained,

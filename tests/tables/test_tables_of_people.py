@@ -379,6 +379,11 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         misfits(120, "\n.*Lyon.csv, line 2: '.' in 'ward'"),
     ),
     "numbers of a frame as texts": (store_numbers_of_a_frame_as_texts, "right", "right"),
+    "infinity": (
+        write_cells("inf", "hb", rows=1),
+        "refused: .*hb: .*line 2: .* this one is 'inf'",
+        misfits(1, "\n"),
+    ),
     "a number of Python": (
         write_cells("1_000", "weight", rows=1),
         "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",

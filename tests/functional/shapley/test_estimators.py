@@ -35,7 +35,12 @@ ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out
 def test_estimators_of_closed_form_games_are_exact(name, n):
     for game, (utility, expected) in make_closed_form_games(n).items():
         estimate = ESTIMATORS[name](utility, n)
-        assert torch.allclose(estimate.values.double(), expected, atol=1e-9, rtol=1e-9), game
+        assert torch.allclose(
+            estimate.values.double(),
+            expected,
+            atol=1e-9,
+            rtol=1e-9,
+        ), game
         assert estimate.evaluations == 2**n
         assert (estimate.stderr == 0).all()
 
@@ -46,7 +51,12 @@ def test_sampled_values_are_unbiased(name):
     num_draws = 200
     table = make_random_table(6, seed=16)
     exact = torch.from_numpy(shapley_by_all_orders(table))
-    estimate = partial(UNBIASED[name], make_table_game(table), 6, budget=40)
+    estimate = partial(
+        UNBIASED[name],
+        make_table_game(table),
+        6,
+        budget=40,
+    )
 
     draws = [estimate(generator=make_generator(seed)).values for seed in range(num_draws)]
 
@@ -65,7 +75,12 @@ def test_standard_error_is_near_the_spread_over_seeds(name):
     values = []
     variances = []
     for seed in range(150):
-        estimate = SAMPLED[name](game, n, budget=180, generator=make_generator(seed))
+        estimate = SAMPLED[name](
+            game,
+            n,
+            budget=180,
+            generator=make_generator(seed),
+        )
         values.append(estimate.values)
         variances.append(estimate.stderr.square())
 
@@ -78,14 +93,22 @@ def test_standard_error_is_near_the_spread_over_seeds(name):
 
 def sampled_values(name, table):
     game = make_table_game(table)
-    return SAMPLED[name](game, 7, budget=60, generator=make_generator()).values
+    return SAMPLED[name](
+        game,
+        7,
+        budget=60,
+        generator=make_generator(),
+    ).values
 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_values_sum_to_the_gain(name):
     table = make_random_table(7, seed=1)
 
-    assert_close(sampled_values(name, table).sum(), table[-1] - table[0])
+    assert_close(
+        sampled_values(name, table).sum(),
+        table[-1] - table[0],
+    )
 
 
 @pytest.mark.parametrize("name", UNBIASED)
@@ -104,7 +127,12 @@ def test_value_of_one_player_is_the_whole_gain(name, options):
     def utility(masks):
         return masks[:, 0].double() * 3 + 1
 
-    estimate = ESTIMATORS[name](utility, 1, generator=make_generator(), **options)
+    estimate = ESTIMATORS[name](
+        utility,
+        1,
+        generator=make_generator(),
+        **options,
+    )
 
     assert estimate.values.tolist() == [3.0]
     assert estimate.evaluations == 2
@@ -128,7 +156,12 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
     middle = min(2 * smallest + 5, 2**n - 1)
     for budget in (smallest, smallest + 1, middle):
         utility = Watched(root_of_sum)
-        estimate = SAMPLED[name](utility, n, budget=budget, generator=make_generator())
+        estimate = SAMPLED[name](
+            utility,
+            n,
+            budget=budget,
+            generator=make_generator(),
+        )
         assert estimate.evaluations == len(utility.coalitions)
         assert estimate.evaluations <= budget
         assert estimate.values.isfinite().all()
@@ -142,12 +175,23 @@ def test_estimators_value_each_column_by_itself_and_half_precision_in_float32(na
     two_columns = torch.stack([table, 2 * table], dim=1)
     one_column = table[:, None]
 
-    of_two = ESTIMATORS[name](make_table_game(two_columns), 5, generator=make_generator())
-    of_one = ESTIMATORS[name](make_table_game(one_column), 5, generator=make_generator())
+    of_two = ESTIMATORS[name](
+        make_table_game(two_columns),
+        5,
+        generator=make_generator(),
+    )
+    of_one = ESTIMATORS[name](
+        make_table_game(one_column),
+        5,
+        generator=make_generator(),
+    )
 
     assert of_two.values.shape == of_two.stderr.shape == (5, 2)
     assert of_two.values.dtype == of_two.stderr.dtype == torch.float32
-    assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
+    assert_close(
+        2 * of_two.values[:, 0],
+        of_two.values[:, 1],
+    )
     assert of_one.values.shape == (5, 1)
 
 

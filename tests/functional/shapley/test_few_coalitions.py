@@ -22,7 +22,12 @@ from helpers import make_generator
 
 def make_quadratic_game(n, seed=0):
     generator = make_generator(seed)
-    sums, averages = torch.rand(2, n, generator=generator, dtype=torch.float64)
+    sums, averages = torch.rand(
+        2,
+        n,
+        generator=generator,
+        dtype=torch.float64,
+    )
     return sums, averages
 
 
@@ -67,7 +72,10 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     left_product = shapley_of_table(table_covariance)
     value_covariance = shapley_of_table(left_product.T)
 
-    expected_variance = torch.full((n,), prior_variance(kernel, n)).double()
+    expected_variance = torch.full(
+        (n,),
+        prior_variance(kernel, n),
+    ).double()
     assert_close(value_covariance.diagonal(), expected_variance, rtol=0, atol=1e-7)
 
 
@@ -104,7 +112,11 @@ def test_standard_errors_match_real_errors_in_noisy_games():
         play = partial(play_quadratic_game, sums=sums, averages=averages)
         exact = exact_shapley(play, 6)
         generator = make_generator(seed)
-        deviations = torch.randn(len(masks), generator=generator, dtype=torch.float64)
+        deviations = torch.randn(
+            len(masks),
+            generator=generator,
+            dtype=torch.float64,
+        )
         utilities = play(masks) + noise * deviations
 
         estimate = few_coalitions_shapley(masks, utilities, noise=noise)
@@ -185,7 +197,14 @@ EIGHT_MASKS = few_coalitions(3, "both")
         (EIGHT_MASKS, torch.rand(7), "expected masks bool"),
         (EIGHT_MASKS[[0, 1, 2, 2]], torch.rand(4), "a coalition occurs twice"),
         (EIGHT_MASKS[1:], torch.rand(7), "the empty or the grand coalition"),
-        (EIGHT_MASKS, torch.full((8,), torch.inf), "is not finite"),
+        (
+            EIGHT_MASKS,
+            torch.full(
+                (8,),
+                torch.inf,
+            ),
+            "is not finite",
+        ),
     ],
 )
 def test_few_coalitions_shapley_of_wrong_masks_or_utilities_raises(masks, utilities, message):

@@ -12,7 +12,11 @@ from helpers import make_generator, refused
 
 
 def slopes_of_players(n):
-    return torch.randn(n, dtype=torch.float64, generator=make_generator(n))
+    return torch.randn(
+        n,
+        dtype=torch.float64,
+        generator=make_generator(n),
+    )
 
 
 SERVER_LR = 0.3
@@ -66,7 +70,11 @@ def test_step_weights_equal_the_movement_under_torchs_sgd(momentum):
     for gradient_step in range(4):
         # The gradient is 1 in one step and 0 in all others.
         parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=momentum)
+        optimizer = torch.optim.SGD(
+            [parameter],
+            lr=1.0,
+            momentum=momentum,
+        )
         for step, rate in enumerate(rates):
             optimizer.param_groups[0]["lr"] = rate
             gradient = float(step == gradient_step)

@@ -75,14 +75,22 @@ def outputs_by_members(trained):
 def class_logits_by_hand(members, outputs, sizes):
     """l_S: the centered logarithm of the class frequencies that the members are expected to know."""
     frequencies = [softmax(outputs[client,]).mean(0) for client in members]
-    mean = np.average(frequencies, axis=0, weights=sizes[list(members)])
+    mean = np.average(
+        frequencies,
+        axis=0,
+        weights=sizes[list(members)],
+    )
     smoothed = 0.99 * mean + 0.01 / len(mean)
     return center(np.log(smoothed))
 
 
 def interpolate(members, outputs, trained):
     """By the weights that tests/functional/shapley/test_predicted_outputs.py compares with a Gaussian process."""
-    mask = torch.zeros(1, len(trained.weights), dtype=torch.bool)
+    mask = torch.zeros(
+        1,
+        len(trained.weights),
+        dtype=torch.bool,
+    )
     mask[0, list(members)] = True
     (weights,) = mixtures.interpolation_weights(mask, trained.masks, trained.weights)
     stacked_outputs = np.stack(list(outputs.values()))
@@ -108,7 +116,10 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
 
     predicted = halving_games.transported_interpolation(trained)(masks)
 
-    for members, logits in by_members(masks, predicted.double()).items():
+    for members, logits in by_members(
+        masks,
+        predicted.double(),
+    ).items():
         expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
         assert_allclose(logits, expected, atol=TOLERANCE)
@@ -137,7 +148,10 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
 
     predicted = halving_games.blocks(trained)(masks)
 
-    for members, logits in by_members(masks, predicted.double()).items():
+    for members, logits in by_members(
+        masks,
+        predicted.double(),
+    ).items():
         means = []
         for cut in cuts_by_hand(members, list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
@@ -169,7 +183,11 @@ def features_by_hand(members, trained):
     capped = capped_outputs_by_members(trained)
     probabilities = [softmax(logits) for logits in singles.values()]
     by_size = np.average(probabilities, axis=0, weights=weights)
-    mean_logits = np.average([capped[client,] for client in members], axis=0, weights=weights)
+    mean_logits = np.average(
+        [capped[client,] for client in members],
+        axis=0,
+        weights=weights,
+    )
     classes = class_logits_by_hand(members, outputs, sizes)
     mean_probabilities = np.mean(probabilities, 0)
     features = [
@@ -182,7 +200,13 @@ def features_by_hand(members, trained):
 
 
 def stack_features(masks, trained):
-    features = [features_by_hand(members_of(mask), trained) for mask in masks.numpy()]
+    features = [
+        features_by_hand(
+            members_of(mask),
+            trained,
+        )
+        for mask in masks.numpy()
+    ]
     return np.stack(features)
 
 
@@ -196,7 +220,12 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
 
     # The coefficients follow from the predictions by least squares.
     coefficients, residuals, *_ = np.linalg.lstsq(
-        features_of_untrained.reshape(-1, 4), predicted.reshape(-1), rcond=None
+        features_of_untrained.reshape(
+            -1,
+            4,
+        ),
+        predicted.reshape(-1),
+        rcond=None,
     )
     assert residuals < 1e-6
     least_loss = combiner_loss_by_hand(coefficients, features_of_trained, trained)
@@ -289,7 +318,12 @@ def test_player_whose_model_predicts_one_class_has_finite_predictions():
     trained = make_trained(4)
     outputs = trained.outputs.clone()
     outputs[0] = torch.tensor([1e4, 0, 0])
-    certain = TrainedOutputs(trained.masks, outputs, weights=trained.weights, logits=True)
+    certain = TrainedOutputs(
+        trained.masks,
+        outputs,
+        weights=trained.weights,
+        logits=True,
+    )
 
     for predict in halving_games.halving_predictions(certain):
         assert predict(untrained_masks(certain)).isfinite().all()

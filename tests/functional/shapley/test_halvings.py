@@ -31,7 +31,13 @@ def costs_by_hand(outputs):
     costs = {}
     for half in itertools.combinations(players, len(outputs) // 2):
         other_half = tuple(player for player in players if player not in half)
-        pairs = [*itertools.combinations(half, 2), *itertools.combinations(other_half, 2)]
+        pairs = [
+            *itertools.combinations(half, 2),
+            *itertools.combinations(
+                other_half,
+                2,
+            ),
+        ]
         cosines = []
         for i, j in pairs:
             product_of_norms = np.linalg.norm(rows[i]) * np.linalg.norm(rows[j])
@@ -42,7 +48,13 @@ def costs_by_hand(outputs):
 
 def partitions_of(masks):
     halves = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
-    return [frozenset(pair) for pair in zip(halves[::2], halves[1::2])]
+    return [
+        frozenset(pair)
+        for pair in zip(
+            halves[::2],
+            halves[1::2],
+        )
+    ]
 
 
 @pytest.mark.parametrize("num_players", [4, 5, 7])
@@ -100,7 +112,11 @@ def test_halvings_of_regressions_compare_outputs_without_a_softmax():
         ]
     )
 
-    masks = choose_halvings(outputs, ["a", "b", "c", "d"], logits=False)
+    masks = choose_halvings(
+        outputs,
+        ["a", "b", "c", "d"],
+        logits=False,
+    )
 
     # Clients 0 and 2 are alike, so that each half has one of them.
     unlike_halves = [
@@ -112,7 +128,12 @@ def test_halvings_of_regressions_compare_outputs_without_a_softmax():
 
 def test_has_halvings_is_true_of_clients_alone_with_pairs_of_halves_only():
     singles = few_coalitions(5, "singles")
-    halves = choose_halvings(make_outputs(5), names_of(5), 2, logits=True)
+    halves = choose_halvings(
+        make_outputs(5),
+        names_of(5),
+        2,
+        logits=True,
+    )
 
     assert has_halvings(torch.cat([singles, halves]))
     assert not has_halvings(torch.cat([singles, halves[:-1]]))

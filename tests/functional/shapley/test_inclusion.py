@@ -14,7 +14,13 @@ def probabilities_by_bisection(weights, m):
     high = weights.sum() / m * 10
     for _ in range(200):
         tau = (low + high) / 2
-        if np.minimum(1, weights / max(tau, 1e-300)).sum() > m:
+        if (
+            np.minimum(
+                1,
+                weights / max(tau, 1e-300),
+            ).sum()
+            > m
+        ):
             low = tau
         else:
             high = tau
@@ -25,7 +31,15 @@ def probabilities_by_bisection(weights, m):
 @pytest.mark.parametrize("m", [0.3, 1, 3.5, 11.9, 12])
 def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     for seed in range(20):
-        weights = torch.rand(12, generator=make_generator(seed), dtype=torch.float64) ** 4 + 1e-6
+        weights = (
+            torch.rand(
+                12,
+                generator=make_generator(seed),
+                dtype=torch.float64,
+            )
+            ** 4
+            + 1e-6
+        )
 
         probabilities = importance_probabilities(weights, m)
 
@@ -39,9 +53,17 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     ("weights", "m", "expected"),
     [
         ([0, 0, 0, 0], 3, [0.75] * 4),
-        ([2, 0, 0, 0], 2, [1, 1 / 3, 1 / 3, 1 / 3]),
+        (
+            [2, 0, 0, 0],
+            2,
+            [1, 1 / 3, 1 / 3, 1 / 3],
+        ),
         ([3, 1, 0], 2, [1, 1, 0]),
-        ([1e-30, 1e30, 1e-30], 2, [0.5, 1, 0.5]),
+        (
+            [1e-30, 1e30, 1e-30],
+            2,
+            [0.5, 1, 0.5],
+        ),
     ],
 )
 def test_importance_probabilities_of_equal_weights_are_equal(weights, m, expected):
@@ -54,7 +76,11 @@ def test_importance_probabilities_of_equal_weights_are_equal(weights, m, expecte
     ("weights", "m", "message"),
     [
         (torch.ones(4), 4.5, "expected_cohort"),
-        (torch.tensor([1.0, float("nan"), -1.0]), 1, r"weights of clients \[1, 2\]"),
+        (
+            torch.tensor([1.0, float("nan"), -1.0]),
+            1,
+            r"weights of clients \[1, 2\]",
+        ),
         (torch.ones(2, 2), 1, r"expected weights \[n\]"),
     ],
 )

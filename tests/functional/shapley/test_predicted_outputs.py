@@ -168,11 +168,19 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
         return is_class_0.double().mean(-1)
 
     def score_both(outputs):
-        return torch.stack([accuracy(outputs), share_of_class_0(outputs)], dim=1)
+        return torch.stack(
+            [accuracy(outputs), share_of_class_0(outputs)],
+            dim=1,
+        )
 
     def predict(score):
         return predicted_shapley(
-            trained, score(outputs), outputs, weights=sizes, score=score, logits=True
+            trained,
+            score(outputs),
+            outputs,
+            weights=sizes,
+            score=score,
+            logits=True,
         )
 
     estimate = predict(score_both)
@@ -241,7 +249,14 @@ def test_sizes_of_coalitions_are_complete_if_all_or_no_coalitions_of_a_size_are_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trained": slice(-1), "utilities": slice(-1), "outputs": slice(-1)}, "player alone"),
+        (
+            {
+                "trained": slice(-1),
+                "utilities": slice(-1),
+                "outputs": slice(-1),
+            },
+            "player alone",
+        ),
         ({"utilities": slice(1, None)}, "T utilities"),
     ],
 )

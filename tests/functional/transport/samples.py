@@ -16,9 +16,20 @@ def make_blobs(count, seed):
 
 def make_labeled(seed, m=40, d=3):
     generator = make_generator(seed)
-    x = torch.randn(m, d, generator=generator, dtype=torch.float64)
+    x = torch.randn(
+        m,
+        d,
+        generator=generator,
+        dtype=torch.float64,
+    )
     classes = torch.tensor([0, 2, 5])
-    y = classes[torch.randint(3, (m,), generator=generator)]
+    y = classes[
+        torch.randint(
+            3,
+            (m,),
+            generator=generator,
+        )
+    ]
     return x + y[:, None], y
 
 

@@ -36,7 +36,12 @@ def test_classes_without_statistics_are_refused():
         statistics.index(torch.tensor([0, 1]))
 
 
-def stack_vectors_by_hand(x: Tensor, y: Tensor, covariance: str, label_weight: float):
+def stack_vectors_by_hand(
+    x: Tensor,
+    y: Tensor,
+    covariance: str,
+    label_weight: float,
+):
     """Section 4.1 of the paper: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
     labels = y.numpy()
     root_of_weight = label_weight**0.5

@@ -113,7 +113,10 @@ def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_suppo
 
 def make_three_gaussians():
     generator = make_generator()
-    means = torch.tensor([[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]], dtype=torch.float64)
+    means = torch.tensor(
+        [[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]],
+        dtype=torch.float64,
+    )
     samples = []
     for mean in means:
         noise = torch.randn(100, 2, generator=generator)
@@ -142,7 +145,13 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations():
     positions = [x.numpy() for x in samples]
     reference = torch.from_numpy(ot.lp.free_support_barycenter(positions, masses, initial))
 
-    points = [make_barycenter(samples, i).support_points for i in (1, 3, 10, 20)]
+    points = [
+        make_barycenter(
+            samples,
+            i,
+        ).support_points
+        for i in (1, 3, 10, 20)
+    ]
 
     distances = [float(wasserstein_distance(x, reference)) for x in points]
     assert all(later < earlier for earlier, later in pairwise(distances))
@@ -157,4 +166,9 @@ def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter():
     result = make_barycenter(samples, 25)
 
     distances = [wasserstein_distance(x, result.support_points) for x in samples]
-    assert_close(result.distances, torch.stack(distances), rtol=1e-2, atol=0)
+    assert_close(
+        result.distances,
+        torch.stack(distances),
+        rtol=1e-2,
+        atol=0,
+    )
