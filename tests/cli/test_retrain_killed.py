@@ -27,7 +27,7 @@ def start_command(folder, *arguments, **environment):
 def uninterrupted_run(tmp_path_factory):
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    model = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
+    model = {"class_path": "zoo.configured.DigitsThatWait"}
     config = write_config_of_two_rounds(folder / "fed.yaml", model=model)
     fit = ["fit", "--config", str(config)]
     for arguments in (fit, RETRAIN):

@@ -40,7 +40,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     """ShadowShapley's coalitions are trained when the run has ended, and are those of flsv retrain."""
     game = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": game}
-    model = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}
+    model = {"class_path": "zoo.configured.DigitsPlateau"}
     config = write_config_of_two_rounds(tmp_path / "fed.yaml", {"shadow": shadow}, model=model)
     run = fit_by_command(tmp_path, config)
     rows = read_rows(run / "contributions.csv")
@@ -180,7 +180,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
 @pytest.mark.slow
 def test_retrain_of_a_module_with_state_in_its_class_has_a_warning_that_forbids_payment(tmp_path):
     """Each command in a process of its own, as from a shell."""
-    model = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
+    model = {"class_path": "zoo.configured.DigitsCountsSteps"}
     config = write_config_of_two_rounds(tmp_path / "federation.yaml", model=model)
     retraining = ["retrain", "lightning_logs/version_0", "--trainings", "singles", "--seeds", "1"]
     for command in (["fit", "--config", str(config)], retraining):

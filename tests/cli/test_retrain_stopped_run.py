@@ -12,7 +12,7 @@ from helpers.retrained import retrained_values
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
 
 REPORTING = {"table": False, "figures": 0}
-ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
+ONE_CYCLE = {"class_path": "zoo.configured.DigitsOneCycle"}
 QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 

@@ -54,8 +54,8 @@ SHORTHANDS = [
     ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks+=RichModelSummary"],
     ["--trainer.callbacks=RichModelSummary", "--trainer.callbacks.max_depth=2"],
     ["--trainer.callbacks+=RichModelSummary", "--trainer.callbacks.max_depth=2"],
-    ["--trainer.callbacks=helpers.own_callbacks.WithoutArguments"],
-    ["--trainer.callbacks=[{class_path: helpers.own_callbacks.WithoutArguments}]"],
+    ["--trainer.callbacks=cli.own_callbacks.WithoutArguments"],
+    ["--trainer.callbacks=[{class_path: cli.own_callbacks.WithoutArguments}]"],
     ["--trainer.callbacks=[]"],
     ["--trainer.callbacks=null"],
     ["--trainer.logger=false"],
@@ -148,7 +148,7 @@ def test_configuration_of_a_resumed_run_is_read_by_commands_that_resume_none(fit
         "[{class_path: LearningRateMonitor}]",
         "[{class_path: DeviceStatsMonitor}]",
         "RichModelSummary",
-        "helpers.own_callbacks.WritesBesideItsLog",
+        "cli.own_callbacks.WritesBesideItsLog",
     ],
 )
 def test_run_with_callbacks_that_need_a_logger_or_stand_alone_is_retrained(

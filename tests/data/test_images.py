@@ -325,6 +325,14 @@ def test_folders_val_and_test_belong_to_the_server(tmp_path):
     assert test_labels.tolist() == [dog, dog, dog]
 
 
+@pytest.mark.parametrize("held_out_names", [["val"], ["test"], ["val", "test"]])
+def test_image_folders_without_a_client_are_refused(tmp_path, held_out_names):
+    write_image_folders(tmp_path, {name: {"cat": 2, "dog": 2} for name in held_out_names})
+
+    with refused(f"too few clients: none. .*{held_out_names[-1]}"):
+        set_up_images(str(tmp_path))
+
+
 def test_test_data_beside_a_folder_of_test_images_are_refused(tmp_path):
     write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}})
     images = torch.zeros(2, 3, 4, 4)
@@ -370,7 +378,7 @@ def remove_all_clients_but_lyon(folder):
     [
         (write_a_client_without_classes, "contains Boston, .*Expected images"),
         (make_an_empty_client, "client 'Paris': .*Paris' was not found, or cannot be read"),
-        (remove_all_clients_but_lyon, "have 1 groups"),
+        (remove_all_clients_but_lyon, "too few clients: Lyon. .* at least 2 clients"),
     ],
 )
 def test_image_folder_with_wrong_contents_is_refused(tmp_path, change, message):

@@ -15,11 +15,11 @@ from flsv.metrics import ShadowShapley
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.values.coalition_files import read_settings
 from helpers import warns
-from helpers.coalition_kinds import Manual
 from helpers.forked import Forked
-from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.retrained import record_fits, stored_coalitions
+from zoo.optimizers import StepsByHand
+from zoo.program import Base, fit_valued
 
 
 @pytest.fixture
@@ -100,6 +100,7 @@ def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
             super().close()
 
     monkeypatch.setattr("flsv.retraining.progress.Tqdm", Bar)
+    monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 
@@ -108,7 +109,7 @@ def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
         assert num_done == total
 
 
-class InterruptsItself(Manual):
+class InterruptsItself(StepsByHand):
     """Sends itself Ctrl-C when clients 1 and 2 train alone, if FLSV_TEST_INTERRUPT is set."""
 
     def training_step(self, batch, batch_idx):

@@ -4,13 +4,17 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
+from itertools import permutations
 
 import joblib
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pandas.testing import assert_frame_equal
+from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch import nn
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 import flsv
 from flsv import FederatedLoop, Reporting
@@ -19,10 +23,12 @@ from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from helpers import refused
-from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
+from helpers.data import toy_data
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
+from zoo.optimizers import LowersRateOnPlateau, StepsByHand
+from zoo.program import Base, make_mlp
 
 LOSS = {"metric": "negative_loss"}
 
@@ -30,14 +36,14 @@ LOSS = {"metric": "negative_loss"}
 QUIET = Reporting(table=False)
 
 
-def make_trainer(folder, sampler=None, rounds=2):
-    loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=QUIET)
+def make_trainer(folder, sampler=None, rounds=2, reporting=QUIET):
+    loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=reporting)
     return trainer_for(loop, folder, rounds)
 
 
 @pytest.mark.slow
 def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
-    module = Module(lambda: make_mlp(nn.Dropout(0.3)))
+    module = Base(lambda: make_mlp(nn.Dropout(0.3)))
     loop = FederatedLoop(seed=SEED, reporting=QUIET)
     initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
@@ -59,6 +65,73 @@ def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
 
 
+def macro_auroc(logits, labels):
+    probabilities = logits.softmax(1)
+    return roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
+
+
+def macro_average_precision(logits, labels):
+    is_of_class = np.eye(logits.shape[1])[labels]
+    return average_precision_score(is_of_class, logits.softmax(1), average="macro")
+
+
+def macro_f1(logits, labels):
+    return f1_score(labels, logits.argmax(1), average="macro")
+
+
+def mean_gains(score_of, num_clients):
+    """The mean of what each client adds to the score of those before it, over all orders of the clients."""
+    orders = list(permutations(range(num_clients)))
+    gains = np.zeros((len(orders), num_clients))
+    for row, order in enumerate(orders):
+        for position, client in enumerate(order):
+            earlier_clients = tuple(sorted(order[:position]))
+            with_client = tuple(sorted(order[: position + 1]))
+            gains[row, client] = score_of(with_client) - score_of(earlier_clients)
+    return gains.mean(axis=0)
+
+
+def three_clients_scored_in_batches():
+    """39 held-out samples in batches of ten: a mean over the batches is another score."""
+    return toy_data((4, 1, 2), server_val=0.3, eval_batch_size=10)
+
+
+@pytest.fixture(scope="module")
+def game_by_fits(tmp_path_factory):
+    make_silent_trainer = partial(
+        make_trainer,
+        tmp_path_factory.mktemp("fits"),
+        reporting=Reporting(table=False, files=False),
+    )
+    return GameByFits(make_silent_trainer, Base(), three_clients_scored_in_batches())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metric", "score_by_sklearn"),
+    [
+        ("auroc", macro_auroc),
+        ("average_precision", macro_average_precision),
+        ("f1", macro_f1),
+        (MulticlassAUROC(3), macro_auroc),
+        (MulticlassF1Score(3), macro_f1),
+    ],
+    ids=["auroc", "average precision", "f1", "AUROC of torchmetrics", "F1 of torchmetrics"],
+)
+def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitions_fit(
+    tmp_path, game_by_fits, metric, score_by_sklearn
+):
+    data = three_clients_scored_in_batches()
+    table = flsv.retrain(make_trainer(tmp_path), Base(), data, seeds=1, metric=metric)
+
+    def score_of(members):
+        return score_by_sklearn(*game_by_fits.outputs(members))
+
+    expected = mean_gains(score_of, num_clients=3)
+    assert len(data.val_dataloader()) == 4
+    np.testing.assert_allclose(table["value"], expected, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path,
@@ -69,7 +142,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     def make_module():
         """A module with random weights, of which the first is written into a file."""
         weight = torch.randn(8, 6)
-        module = Manual()  # which sets a seed of its own
+        module = StepsByHand()  # which sets a seed of its own
         module.net[0].weight.data = weight
         os.write(descriptor, f"{weight[0, 0]:.6f}\n".encode())
         return module
@@ -99,7 +172,7 @@ def retrain_on_dask(folder):
     # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
     killed = folder.with_name(f"{folder.name}_killed")
 
-    class KillsItsFirstWorker(Manual):
+    class KillsItsFirstWorker(StepsByHand):
         def on_train_start(self):
             is_at_worker = os.getpid() != own_process
             if is_at_worker:
@@ -142,19 +215,19 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
 def test_retrain_without_a_federated_loop_is_refused(tmp_path):
     trainer = plain_trainer(tmp_path)
     with refused("no FederatedLoop"):
-        flsv.retrain(trainer, partial(Plateau), make_three_clients())
+        flsv.retrain(trainer, partial(LowersRateOnPlateau), make_three_clients())
 
 
 @pytest.fixture
 def fitted_trainer(tmp_path):
     trainer = make_trainer(tmp_path, rounds=1)
-    trainer.fit(Plateau(), make_three_clients())
+    trainer.fit(LowersRateOnPlateau(), make_three_clients())
     return trainer
 
 
 def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer):
     with refused("been fitted for 1 rounds"):
-        flsv.retrain(fitted_trainer, Plateau, make_three_clients())
+        flsv.retrain(fitted_trainer, LowersRateOnPlateau, make_three_clients())
 
 
 @pytest.mark.usefixtures("fitted_trainer")
@@ -167,7 +240,7 @@ def test_retrain_command_for_a_run_started_from_python_names_the_function(tmp_pa
     assert "print(flsv.retrain(trainer, module, data))" in message
 
 
-class EndsWithTheBest(Manual):
+class EndsWithTheBest(StepsByHand):
     """Gets worse from the second round on, and ends with the weights that its ModelCheckpoint found best."""
 
     def training_step(self, batch, batch_idx):

@@ -25,7 +25,7 @@ from flsv.uploads import TopK, Upload
 from helpers import refused, warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
-from helpers.models import OfOtherPackage, Plain, network
+from helpers.models import Plain, network
 
 
 class FailsIfTrained(Plain):
@@ -62,6 +62,10 @@ def test_trainer_of_two_processes_without_the_strategy_is_refused(tmp_path, monk
 
     with refused("one process.*trainer has 2"):
         fit(FederatedLoop(), tmp_path, FailsIfTrained())
+
+
+class OfOtherPackage(nn.Linear):
+    __module__ = "pytorch_lightning.core.module"
 
 
 class CallbackOfOtherPackage(L.Callback):

@@ -34,6 +34,9 @@ LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 SCORE_MODELS = "flsv.games.client_evaluation:score_models"
 SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
 EVALUATED_BY_CLIENTS = {"metrics": {"sv": PartialFederatedShapley(evaluators="clients")}}
+EVALUATED_BY_F1 = {
+    "metrics": {"sv": PartialFederatedShapley(evaluators="clients", performance="f1")}
+}
 BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
 BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
 MIX_MODELS = "flsv.personalization.fedfomo:mix_models"
@@ -167,11 +170,12 @@ def score_models(server, samples, *arguments, **fields):
     return server.request(SCORE_MODELS, models, *arguments, **fields)
 
 
-def score_other_coalitions(server):
+def score_other_coalitions(server, num_clients=6):
     """Of as many clients as the server likes."""
-    num_clients = 6
-    trained = torch.eye(num_clients, dtype=torch.bool)
-    models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
+    alone = torch.eye(num_clients, dtype=torch.bool)
+    nobody, everybody = alone[:1] & False, alone[:1] | True
+    trained = torch.cat([nobody, alone, everybody])
+    models = torch.stack([model_that_picks(sample) for sample in range(len(trained))])
     return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
 
 
@@ -253,9 +257,17 @@ REFUSED_ATTEMPTS = {
         EVALUATED_BY_CLIENTS,
         lambda server: [score_models(server, range(9))],
     ),
+    "more scores than coalitions": (
+        EVALUATED_BY_F1,
+        lambda server: [score_models(server, range(10), "f1")],
+    ),
     "coalitions of more clients": (
         EVALUATED_BY_CLIENTS,
         lambda server: [score_other_coalitions(server)],
+    ),
+    "counts by class of coalitions that are scored by F1": (
+        EVALUATED_BY_F1,
+        lambda server: [score_other_coalitions(server, num_clients=3)],
     ),
     "scores by more classes": (
         EVALUATED_BY_CLIENTS,
@@ -347,8 +359,9 @@ def test_all_responses_about_a_table_count_against_one_budget(tmp_path, options,
         (BY_OTHERS, 4),
         # The counts of eight coalitions' models and of the samples, of two classes and of the rare ones.
         (EVALUATED_BY_CLIENTS, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
+        (EVALUATED_BY_F1, 4 * (1 + 8)),
     ],
-    ids=["none", "tests", "losses", "others", "evaluators"],
+    ids=["none", "tests", "losses", "others", "evaluators", "evaluators by F1"],
 )
 def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     tmp_path, options, numbers_of_run
@@ -401,6 +414,20 @@ def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, d
     assert server.responded == 6
 
 
+@pytest.mark.parametrize("data_type", [FederatedDataModule, DataOfEachClient])
+def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_type):
+    """An update tells the size of a split of the client id."""
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    data = partial(data_type, SiteData(), OneClient(), splits=splits)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=3), data)
+    train = partial(server.send, "train", model=server.untrained_model(), continue_from=None)
+
+    replies = [train(client=client, run=f"{client:016x}") for client in range(NUM_SITES)]
+
+    assert [reply.kind for reply in replies] == ["update", "failed", "failed"]
+    assert server.responded == 3
+
+
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     powers = 2.0 ** torch.arange(-4, NUM_SAMPLES - 4)
@@ -431,14 +458,18 @@ def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, send_
 
 
 class RareClass(SiteData):
+    def __init__(self, dtype=torch.long):
+        super().__init__()
+        self.dtype = dtype
+
     def train_dataloader(self):
-        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).long()  # 8 of 40
+        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).to(self.dtype)  # 8 of 40
         return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
 
 
-def make_rare_data():
+def make_rare_data(**options):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    return FederatedDataModule(RareClass(), OneClient(), splits=splits)
+    return FederatedDataModule(RareClass(**options), OneClient(), splits=splits)
 
 
 def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):
@@ -454,6 +485,28 @@ def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_p
     options = {"metrics": {"fedce": ContributionEstimation(performance="balanced_accuracy")}}
     server = CuriousServer(tmp_path / "b", data=make_rare_data, **options)
     assert score_of_others(server, 3, "balanced_accuracy") is None
+
+
+class FloatLabels(OneWeightPerSample):
+    """Its labels are numbers with a point, which may be values to predict, so that the site knows no classes."""
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return super().training_step((inputs, labels.long()), batch_idx)
+
+
+class FloatLabelsServer(CuriousServer):
+    make_module = FloatLabels
+
+
+def test_site_that_does_not_know_its_classes_tells_no_score_of_classes(tmp_path):
+    data = partial(make_rare_data, dtype=torch.float)
+    server = FloatLabelsServer(tmp_path, data=data, **EVALUATED)
+
+    reply = server.send("test", model=model_that_picks(3))
+
+    assert reply.plain["withheld"] == ["balanced_accuracy", "auroc"]
+    assert reply.plain["auroc"] != reply.plain["auroc"]
 
 
 def test_size_of_a_rare_class_is_not_the_difference_of_reported_sizes(tmp_path):
@@ -546,9 +599,8 @@ def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_
 
 def test_refusal_without_numbers_counts_if_it_depends_on_samples(tmp_path):
     """A request for the scores of no model tells whether the site has a rare class."""
-    evaluated = PartialFederatedShapley(evaluators="clients", performance="f1")
     for name, data in {"rare": make_rare_data, "usual": make_data}.items():
-        server = CuriousServer(tmp_path / name, data=data, metrics={"sv": evaluated})
+        server = CuriousServer(tmp_path / name, data=data, **EVALUATED_BY_F1)
         no_models = torch.zeros(0, len(server.untrained_model()))
 
         server.request(SCORE_MODELS, no_models, "f1")

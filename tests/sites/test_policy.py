@@ -375,7 +375,10 @@ class AllOptions(SiteData):
 
 @pytest.mark.parametrize(
     "name",
-    ["polcy", "Policy", "policy_file", "foldr", "Folder", "max_epsilon", "max-epsilon", "report"],
+    [
+        *("polcy", "Policy", "policy_file", "foldr", "Folder"),
+        *("max_epsilon", "max-epsilon", "epsilon", "Answers", "report"),
+    ],
 )
 @pytest.mark.parametrize(
     "read",

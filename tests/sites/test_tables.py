@@ -156,6 +156,7 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
             "sizes": reply.plain["sizes"],
             "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
             "dictionary": MERGED.hash,
+            "class_names": None,  # which the dictionary has
             "message": reply.plain["message"],
         }
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}

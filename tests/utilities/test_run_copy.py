@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from flsv.utilities.run_copy import RunCopy
 from helpers import make_generator, refused
 from helpers.fits import plain_trainer, state_vector
-from helpers.hidden_state import Base, make_data
+from zoo.program import Base, make_data
 
 
 def load_copy(module, folder, **trainer_options):
@@ -170,6 +170,17 @@ def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path):
 
     with refused(r"module\.parts\['files'\]\[1\] \(generator\) cannot be pickled"):
         load_copy(module, tmp_path)
+
+
+def test_data_of_a_copy_made_after_a_fit_has_no_trainer(tmp_path):
+    data = make_data()
+    data.trainer = fitted_trainer = plain_trainer(tmp_path)  # as Lightning leaves it after a fit
+    run_copy = RunCopy(plain_trainer(tmp_path), Base(), data=data)
+
+    _, _, copied_data = run_copy.load()
+
+    assert copied_data.trainer is None
+    assert data.trainer is fitted_trainer
 
 
 def test_worker_gets_the_same_copy_by_bytes_also_after_the_fit(tmp_path):
