@@ -176,7 +176,11 @@ class WithOwnSchedule(Plain):
             {},
             r"\['late_layer.bias', 'late_layer.weight'\] are new.* before FederatedLoop",
         ),
-        (WithoutParameters, {}, "RuleModule has no parameters, so there is nothing to train"),
+        (
+            WithoutParameters,
+            {},
+            "WithoutParameters has no parameters, so there is nothing to train",
+        ),
         (WeighsClassesLate, {}, r"\['criterion.weight'\] are new.* in its setup instead"),
         (BufferGrowsInTraining, {}, r"changes the sizes of .* bank was \[0\] and is"),
         (BufferGrowsAfterRound, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),

@@ -344,7 +344,7 @@ class ChangesBiasWithoutStep(Plain):
 
 
 def test_model_that_changes_without_a_step_is_refused(tmp_path):
-    with refused("Stepless changes the model"):
+    with refused("ChangesBiasWithoutStep changes the model"):
         fit(FederatedLoop(seed=SEED), tmp_path, ChangesBiasWithoutStep())
 
 

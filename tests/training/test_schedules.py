@@ -250,7 +250,7 @@ class ReadsScheduleLength(RecordsLearningRates):
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("ways", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
+@pytest.mark.parametrize("readers", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
     """They fall to 0 within each client's steps."""
     module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsScheduleLength(readers), rounds=2)
