@@ -206,13 +206,13 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     sizes = data.num_samples.tolist()
     assert len(set(sizes)) == 3
     total = sum(sizes)
-    whole = (total, total, "Samples", BATCH_SIZE)
+    whole = (total, total, "LabeledSamples", BATCH_SIZE)
     for hook in ("setup", "on_fit_start", "on_train_epoch_start", "on_train_epoch_end"):
         assert module.by_hook[hook] == [whole], hook
     sizes_in_training = [size for size, *_ in module.by_hook["on_train_batch_start"]]
     assert list(dict.fromkeys(sizes_in_training)) == sizes
     for size, num_labels, kind, _ in module.by_hook["on_after_backward"]:
-        assert (num_labels, kind) == (size, "Samples")
+        assert (num_labels, kind) == (size, "LabeledSamples")
 
 
 # ---- what modules set, and the head that they make
