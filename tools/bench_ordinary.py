@@ -75,7 +75,11 @@ class Classifier(L.LightningModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.network(x)
 
-    def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> torch.Tensor:
+    def training_step(
+        self,
+        batch: Sequence[torch.Tensor],
+        batch_idx: int,
+    ) -> torch.Tensor:
         x, y = batch
         return nn.functional.cross_entropy(self.network(x), y)
 
@@ -86,18 +90,44 @@ class Classifier(L.LightningModule):
 def make_network(name: str) -> nn.Module:
     """Return the network of a setting."""
     if name == "mlp20":
-        return nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))
+        return nn.Sequential(
+            nn.Linear(30, 64),
+            nn.ReLU(),
+            nn.Linear(64, 2),
+        )
     if name == "text50":
-        return nn.Sequential(nn.EmbeddingBag(VOCABULARY, 64), nn.Linear(64, 4))
+        return nn.Sequential(
+            nn.EmbeddingBag(VOCABULARY, 64),
+            nn.Linear(64, 4),
+        )
     if name == "lenet10":
-        first_layers = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-        second_layers = [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-        head = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
-        return nn.Sequential(*first_layers, *second_layers, *head)
+        return make_lenet()
     return nn.Linear(20, 3)
 
 
-def make_samples(setting: Setting, count: int, generator: torch.Generator) -> TensorDataset:
+def make_lenet() -> nn.Module:
+    """Return a small network of convolutions for images of 28 x 28 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+
+
+def make_samples(
+    setting: Setting,
+    count: int,
+    generator: torch.Generator,
+) -> TensorDataset:
     """Return ``count`` samples around a center for each class, or random texts."""
     labels = torch.randint(setting.num_classes, (count,), generator=generator)
     if setting.input_shape is None:
@@ -113,7 +143,8 @@ def make_samples(setting: Setting, count: int, generator: torch.Generator) -> Te
 def make_federation(name: str) -> tuple[L.LightningModule, FederatedDataModule, int]:
     """Return a setting's module, data module and number of rounds."""
     setting = SETTINGS[name]
-    samples = partial(make_samples, setting, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    samples = partial(make_samples, setting, generator=generator)
     data = FederatedDataModule(
         samples(setting.num_samples),
         IIDPartitioner(setting.num_clients),
@@ -124,7 +155,12 @@ def make_federation(name: str) -> tuple[L.LightningModule, FederatedDataModule, 
     return Classifier(make_network(name)), data, setting.num_rounds
 
 
-def time_function(owner: Any, name: str, part: str, seconds: Counter[str]) -> None:
+def time_function(
+    owner: Any,
+    name: str,
+    part: str,
+    seconds: Counter[str],
+) -> None:
     """Let the processor seconds of a function count for a part from now on, if the checkout has this function."""
     function = getattr(owner, name, None)
     if function is None:
@@ -173,7 +209,11 @@ def measure(name: str, has_values: bool) -> dict[str, float]:
     return {"all": processor_seconds() - seconds_before, **seconds}
 
 
-def measure_in_process(name: str, work: str, checkout: str) -> dict[str, float]:
+def measure_in_process(
+    name: str,
+    work: str,
+    checkout: str,
+) -> dict[str, float]:
     """Measure a setting in a process of its own, ``alone`` or with ``values``, with the code of a checkout."""
     result = subprocess.run(
         [sys.executable, __file__, name, work],
@@ -187,7 +227,10 @@ def measure_in_process(name: str, work: str, checkout: str) -> dict[str, float]:
     return seconds
 
 
-def print_table(checkouts: Sequence[str], repeats: int) -> None:
+def print_table(
+    checkouts: Sequence[str],
+    repeats: int,
+) -> None:
     """Print a row for each setting and checkout."""
     print("setting", "fit_s", "with_values_s", "times", *PARTS, "checkout", sep=",")
     for name in SETTINGS:

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from house import house, place_of
 
@@ -140,13 +141,20 @@ def tokens_by_line(source: str) -> Counter[int]:
             counts[token.start[0]] += 1
     for node in ast.walk(tree):
         if isinstance(node, ast.FormattedValue):
-            counts[node.value.lineno] += sum(1 for _ in tokens_of(ast.unparse(node.value)))
+            tokens = tokens_of(ast.unparse(node.value))
+            counts[node.value.lineno] += sum(1 for _ in tokens)
     return counts
 
 
 #: Python 3.12 and later read an f-string as tokens of its own. Other strings have no begin and end.
-_BEGIN_OF_TEXT = {getattr(tokenize, f"{kind}STRING_START", None) for kind in "FT"} - {None}
-_END_OF_TEXT = {getattr(tokenize, f"{kind}STRING_END", None) for kind in "FT"} - {None}
+_BEGIN_OF_TEXT = {
+    getattr(tokenize, "FSTRING_START", None),
+    getattr(tokenize, "TSTRING_START", None),
+}
+_END_OF_TEXT = {
+    getattr(tokenize, "FSTRING_END", None),
+    getattr(tokenize, "TSTRING_END", None),
+}
 
 
 def tokens_of(source: str) -> Iterator[tokenize.TokenInfo]:
@@ -236,7 +244,10 @@ def words_of_glossary() -> dict[str, str]:
     return dict(re.findall(r"`(\w+)`\s\(([^`)]+)\)", page))
 
 
-def other_words(path: Path, words: Mapping[str, str]) -> list[str]:
+def other_words(
+    path: Path,
+    words: Mapping[str, str],
+) -> list[str]:
     """Return which names that a file binds, also those of its functions and classes, have another word."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = list(bound_names(tree))
@@ -254,7 +265,10 @@ def other_words(path: Path, words: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def is_dense(counts: Iterable[int], limits: Density) -> bool:
+def is_dense(
+    counts: Iterable[int],
+    limits: Density,
+) -> bool:
     """Return whether lines of so many tokens are over the limits, apart from one long line."""
     counts = list(counts)
     long_lines = sum(count >= MANY_TOKENS for count in counts)
@@ -359,13 +373,18 @@ def long_signatures() -> list[str]:
     """Return which class of the first page has too many arguments."""
     problems = []
     for name, file in CLASSES.items():
-        tree = ast.parse((ROOT / "flsv" / file).read_text(encoding="utf-8"))
-        (described,) = [node for node in tree.body if getattr(node, "name", "") == name]
-        (init,) = [node for node in described.body if getattr(node, "name", "") == "__init__"]
-        count = len(init.args.args) + len(init.args.kwonlyargs) - 1  # self
+        source = (ROOT / "flsv" / file).read_text(encoding="utf-8")
+        constructor = defined(defined(ast.parse(source), name), "__init__")
+        arguments = constructor.args
+        count = len(arguments.args) + len(arguments.kwonlyargs) - 1  # self
         if count > ARGUMENTS:
             problems.append(f"more than {ARGUMENTS} arguments: {name} ({count})")
     return problems
+
+
+def defined(node: Any, name: str) -> Any:
+    """Return the class or the function of a name in the body of a module or a class."""
+    return next(child for child in node.body if getattr(child, "name", "") == name)
 
 
 def room_of(path: Path, folder: Path) -> str:
@@ -375,7 +394,10 @@ def room_of(path: Path, folder: Path) -> str:
     return path.relative_to(folder).parts[0]
 
 
-def print_rooms(folder: Path, counts: dict[Path, Counter[int]]) -> None:
+def print_rooms(
+    folder: Path,
+    counts: dict[Path, Counter[int]],
+) -> None:
     """Print tokens and density of a folder and of each folder in it."""
     rooms: dict[str, list[int]] = {}
     files = Counter[str]()
@@ -461,7 +483,8 @@ def over_budget(facts: Mapping[Path, Facts]) -> list[str]:
 
     core_tokens = 0
     print(f"\nPython {sys.version.split()[0]}\n{'':20} {'now':>8} {'stood':>8}")
-    for name, described in {**house()["core"], **house()["wings"]}.items():
+    places = {**house()["core"], **house()["wings"]}
+    for name, described in places.items():
         tokens = tokens_by_place[name]
         stood = described["tokens"]
         print(f"{name:20} {tokens:8,} {stood:8,}   {described.get('page', 'core')}")
@@ -482,7 +505,11 @@ def over_budget(facts: Mapping[Path, Facts]) -> list[str]:
     return problems
 
 
-def beyond(name: str, count: int, stood: int) -> list[str]:
+def beyond(
+    name: str,
+    count: int,
+    stood: int,
+) -> list[str]:
     """Return a problem if a count is above what stood by more than the margin of ``house.yaml``."""
     limit = int(stood * (1 + house()["margin"]))
     return [f"more than {limit:,} {name}: {count:,}"] if count > limit else []

@@ -262,7 +262,7 @@ def _columns_of_outputs(outputs: Tensor, data: FederatedDataModule) -> DataFrame
         return DataFrame({"prediction": _cells(outputs.flatten())})
     num_columns = outputs.shape[1]
     has_classes = data.no_classes is None and num_columns == data.num_classes
-    columns: dict[str, Any] = {}
+    columns = {}
     if outputs.is_floating_point() and has_classes:
         names = [str(name) for name in data.class_names or range(num_columns)]
         columns["prediction"] = _likeliest_classes(outputs, names)

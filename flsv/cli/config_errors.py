@@ -54,7 +54,11 @@ class OptionError(ConfigurationError):
     """
 
     # The default allows errors of other processes to be unpickled: pickle sets the names afterwards.
-    def __init__(self, message: str, names: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        names: Collection[str] = (),
+    ) -> None:
         super().__init__(message)
         self.names = names
 
@@ -128,11 +132,14 @@ def _problems_in_classes(message: str) -> list[str]:
     ]
 
 
-def _problem_with_value(message: str, value_match: re.Match[str]) -> tuple[str, bool]:
+def _problem_with_value(
+    message: str,
+    value_match: re.Match[str],
+) -> tuple[str, bool]:
     """Return what was expected instead of a value, and whether that may be a name."""
     value = value_match[1]
-    kinds: list[str] = []
-    names: list[str] = []
+    kinds = []
+    names = []
     for kind, choices, name in _EXPECTED_IN_MESSAGE.findall(message, endpos=value_match.end()):
         if kind in _PLAIN_VALUES:
             kinds.append(_PLAIN_VALUES[kind])
@@ -166,7 +173,10 @@ def naming_options(message: str, words: Sequence[str]) -> str:
     return " ".join(options) + message[match.end() :]
 
 
-def _options_called(name: str, words: Sequence[str]) -> Iterator[str]:
+def _options_called(
+    name: str,
+    words: Sequence[str],
+) -> Iterator[str]:
     """Yield the options of a command line whose last part is the name of an argument."""
     for word in words:
         option, _, _ = word.partition("=")
@@ -194,7 +204,10 @@ def _suggestion(
     return "", ""
 
 
-def _possible_names(message: str, option_names: Collection[str]) -> list[str]:
+def _possible_names(
+    message: str,
+    option_names: Collection[str],
+) -> list[str]:
     """Return the names that a message's wrong word can stand for, none if it can stand for any."""
     choices = re.findall(r"[\w.+-]+", " ".join(_CHOICES_IN_MESSAGE.findall(message)))
     options = [name for name in option_names if not name[0].isupper()]  # without classes
@@ -238,7 +251,10 @@ def _names_behind(message: str) -> Iterator[str]:
             yield from dir(imported)
 
 
-def _unknown_names(message: str, known_names: Collection[str]) -> Iterator[str]:
+def _unknown_names(
+    message: str,
+    known_names: Collection[str],
+) -> Iterator[str]:
     """Yield the first part that is unknown of each dotted name in a message."""
     for name in _names_in(message):
         for prefix in _prefixes(name):
@@ -277,7 +293,10 @@ def origin_of(
     return ""
 
 
-def _lines_with(word: str, files: Sequence[Path]) -> Iterator[tuple[str, list[str]]]:
+def _lines_with(
+    word: str,
+    files: Sequence[Path],
+) -> Iterator[tuple[str, list[str]]]:
     """Yield the file and line of each key or value that is a word, and the texts of the key's value."""
     for path in files:
         root = yaml.compose(path.read_text("utf-8"))

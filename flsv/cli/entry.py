@@ -61,11 +61,7 @@ def main(args: list[str] | None = None) -> int:
     return exit_status(_run, words, is_resumable=is_resumable)
 
 
-def exit_status(
-    run: Callable[[list[str]], int],
-    words: list[str],
-    is_resumable: bool,
-) -> int:
+def exit_status(run: Callable[[list[str]], int], words: list[str], is_resumable: bool) -> int:
     """Run a program with the words of its command line, print its error, and return the exit status.
 
     It is 2 for a configuration that cannot work, 130 after Ctrl-C, 143 after SIGTERM.
@@ -77,10 +73,7 @@ def exit_status(
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
             raise
-        _print_stopped(is_resumable)
-        if type(stopped) is KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        return 128 + signal.SIGTERM
+        return _status_of_stopped(stopped, is_resumable)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -102,11 +95,15 @@ def _import_from_working_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _print_stopped(is_resumable: bool) -> None:
+def _status_of_stopped(stopped: BaseException, is_resumable: bool) -> int:
+    """Print that the program was stopped, and return its exit status."""
     advice = ""
     if is_resumable:
         advice = ". Finished work is kept: run the same command again to continue."
     print(f"flsv: stopped{advice}", file=sys.stderr)
+    if type(stopped) is KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 128 + signal.SIGTERM
 
 
 def _print_disk_error(error: OSError) -> None:

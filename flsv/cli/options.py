@@ -181,7 +181,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
     ``--federation.metrics {...}`` adds to the metrics of files, and a part of another class drops the earlier options.
     """
     # --federation.sampler=UniformSampler becomes --config {"federation": {"sampler": "UniformSampler"}}.
-    merged: list[str] = []
+    merged = []
     remaining_words = list(words)
     while remaining_words:
         word = remaining_words.pop(0)

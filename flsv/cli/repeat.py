@@ -52,12 +52,7 @@ def repeat(
         raise ConfigurationError(f"flsv repeat {runs}: expected 1 or more runs.")
     config, identity = _config_and_identity(arguments)
     repetitions = runs_with_seeds(
-        config,
-        identity,
-        range(runs),
-        out,
-        shows_bars=shows_bars,
-        say=say,
+        config, identity, range(runs), out, shows_bars=shows_bars, say=say
     )
     if not repetitions[0].metrics:
         raise ConfigurationError(

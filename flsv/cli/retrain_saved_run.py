@@ -87,17 +87,9 @@ def retrain(
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
-    config = yaml.safe_load(find_config_of(run).read_text())
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
-    seed_of_data = int(config.get("seed_everything") or seed)
-    options += [f"--seed_everything={seed_of_data}", f"--trainer.default_root_dir={run}"]
-    with config_with_seeds(config, seed_of_data) as arguments:
-        cli = _cli_without_outputs([*arguments, *options])
-        run_identity = cli.identity()
-        changes = _changed_settings(run_identity, arguments)
-    _check_data(run, record, cli.datamodule.client_names, run_identity)
-
+    cli, run_identity, changes = _saved_federation(run, record, options)
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
     performance = metric
@@ -112,14 +104,7 @@ def retrain(
     }
     performances = _performances(performance, game)
     _set_metrics(config, cli.loop, game, performances)
-    add_same_run(
-        config,
-        run,
-        seed,
-        rounds=num_rounds,
-        changes=changes,
-        say=say,
-    )
+    add_same_run(config, run, seed, rounds=num_rounds, changes=changes, say=say)
 
     out = run / RETRAINED
     settings = {
@@ -130,16 +115,36 @@ def retrain(
     }
     identity = Identity(settings, run_identity.samples)
     _remove_runs_of_other_coalitions(out, identity)
-    folder_of_own_seed = out / f"seed_{seed}"
     is_same_training = not changes and num_rounds == record.get("rounds_done")
-    if is_same_training and not folder_of_own_seed.exists():
-        copy_coalitions(run, folder_of_own_seed / EARLIER_FOLDER)
+    if is_same_training:
+        _copy_trainings(run, out / f"seed_{seed}")
     seeds_of_runs = range(seed, seed + seeds)
     repetitions = runs_with_seeds(config, identity, seeds_of_runs, out, say=say)
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
     return saved_summary(out)
+
+
+def _saved_federation(
+    run: Path, record: Mapping[str, Any], options: Sequence[str]
+) -> tuple[FederatedCLI, Identity, list[str]]:
+    """Return a command line with the run's configuration and options, its identity, and the settings that differ."""
+    config = yaml.safe_load(find_config_of(run).read_text())
+    seed = int(config.get("seed_everything") or record["settings"]["federation_seed"])
+    own_options = [f"--seed_everything={seed}", f"--trainer.default_root_dir={run}"]
+    with config_with_seeds(config, seed) as arguments:
+        cli = _cli_without_outputs([*arguments, *options, *own_options])
+        identity = cli.identity()
+        changes = _changed_settings(identity, arguments)
+    _check_data(run, record, cli.datamodule.client_names, identity)
+    return cli, identity, changes
+
+
+def _copy_trainings(run: Path, repetition_folder: Path) -> None:
+    """Let the repetition with the run's own seed find the coalitions that the run has trained, unless it has begun."""
+    if not repetition_folder.exists():
+        copy_coalitions(run, repetition_folder / EARLIER_FOLDER)
 
 
 def _check_metric(metric: str | None, mode: str | None) -> None:
@@ -293,7 +298,7 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
     # By metric name. The loop has read those of contribution metrics.
-    performances: dict[str, Any] = {}
+    performances = {}
     for metric_name, metric in loop.metrics.items():
         if hasattr(metric, "performance"):
             performances[metric_name] = metric.performance

@@ -131,10 +131,11 @@ class ClientPlacement:
 
     def assign(self, cohort: Sequence[int]) -> None:
         """Assign a round's cohort to the ranks, except :attr:`bound` clients."""
-        fixed_ranks = {}  # by position in the cohort
-        for position, client in enumerate(cohort):
-            if client in self._bound:
-                fixed_ranks[position] = self[client]
+        fixed_ranks = {
+            position: self[client]
+            for position, client in enumerate(cohort)
+            if client in self._bound
+        }
 
         costs = [self._costs[client] for client in cohort]
         ranks_of_cohort = balance_load(costs, self.ranks.size, fixed_ranks)

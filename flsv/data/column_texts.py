@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -18,14 +19,22 @@ def texts_of(column: pd.Series) -> pd.Series:
     column with missing values, but in a column of versions 7.0 stands beside 7.5.
     """
     value_of_row, distinct_values = pd.factorize(column)  # -1 for a missing value
-    texts = [str(value).strip() for value in distinct_values]
-    have_fractions = any(map(_FRACTION.fullmatch, texts))
-    if not have_fractions:
-        texts = [_WHOLE.sub(r"\1", text) for text in texts]
+    texts = _texts(distinct_values)
 
     # Two values, such as "a" and "a ", may have one text.
     text_of_value, distinct_texts = pd.factorize(np.array(texts, dtype=object))
     # The last code, -1, is that of missing values, whose index is -1.
     codes = np.append(text_of_value, -1)
-    words = pd.Categorical.from_codes(codes[value_of_row], categories=distinct_texts)
+    words = pd.Categorical.from_codes(
+        codes[value_of_row],
+        categories=distinct_texts,
+    )
     return pd.Series(words, index=column.index)
+
+
+def _texts(values: Iterable[object]) -> list[str]:
+    texts = [str(value).strip() for value in values]
+    have_fractions = any(map(_FRACTION.fullmatch, texts))
+    if have_fractions:
+        return texts
+    return [_WHOLE.sub(r"\1", text) for text in texts]

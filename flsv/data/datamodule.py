@@ -43,7 +43,6 @@ from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
-from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
 from flsv.utilities.wings import from_wing
 
@@ -166,15 +165,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             read_dictionary = self._read_dictionary(dictionary)
             labels = _target(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
-        self._clients = None
+        self._clients: dict[str, Any] | None = None
         self._source_name = source_name(source)
         if clients is not None:
-            self._clients = clients_by_name(clients)
-            if self._source_name != "digits" or groups is not None:
-                raise ConfigurationError(
-                    "clients: the data are given by client, without source and groups. Remove these arguments."
-                )
-            self._source_name = f"{len(self._clients)} clients' data"
+            self._set_clients(clients, has_groups=groups is not None)
         by_client = clients is not None or groups is not None
         # Whether a folder has data by client is known only when it is read.
         is_path = isinstance(source, str) and not known_as(source)
@@ -213,6 +207,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self.prepare_data_per_node = self._module.prepare_data_per_node
         self._read_only = _ARGUMENTS - {"batch_size"}
 
+    def _set_clients(self, clients: Any, has_groups: bool) -> None:
+        self._clients = clients_by_name(clients)
+        if self._source_name != "digits" or has_groups:
+            raise ConfigurationError(
+                "clients: the data are given by client, without source and groups. Remove these arguments."
+            )
+        self._source_name = f"{len(self._clients)} clients' data"
+
     def _read_dictionary(self, dictionary: DictionaryOptions) -> DataDictionary:
         if self._module is not None:
             raise ConfigurationError(
@@ -238,7 +240,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         copied: FederatedDataModule = object.__new__(type(self))
         vars(copied).update(vars(self), trainer=None)
         if self._module is not None:
-            samples: list[Any] = []
+            samples = []
             if self._division is not None and self.division.source.train_loader is not None:
                 samples = parts_of_samples(self.division.source.train_loader.dataset)
             users_copy = copy_of_data_module(self._module, samples)
@@ -510,10 +512,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             del settings["splits.server_val"]  # the server has data of its own
         if source.dictionary is not None:
             settings["dictionary"] = source.dictionary.hash
-        draws = source.draws
-        if draws is not None:
-            digest_of_weights = digest([draws.weights, draws.replacement]).hex()
-            settings["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+        if source.draws is not None:
+            settings["sampler"] = source.draws.describe()
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):

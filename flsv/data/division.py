@@ -173,20 +173,10 @@ def _in_memory(source: SourceData, num_workers: int) -> SourceData:
 
 
 def _split(
-    source: SourceData,
-    classes: Classes,
-    partitioner: Partitioner,
-    options: Splits,
-    groups: Any,
+    source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    if source.is_by_client and not partitioner.keeps_groups:
-        names_of_clients = listed(source.group_names, show=repr)
-        raise ConfigurationError(
-            f"The data are given by client ({names_of_clients}), so that they need no partitioner. Remove "
-            f"{partitioner!r} (in a configuration: null)."
-        )
-    group_numbers = source.groups
-    group_names = source.group_names
+    _check_partitioner(source, partitioner)
+    group_numbers, group_names = source.groups, source.group_names
     if group_numbers is None:
         group_numbers, group_names = named_groups(source.train, groups)
 
@@ -205,6 +195,15 @@ def _split(
         group_names=group_names,
         whole=source.is_by_client,
     )
+
+
+def _check_partitioner(source: SourceData, partitioner: Partitioner) -> None:
+    if source.is_by_client and not partitioner.keeps_groups:
+        names_of_clients = listed(source.group_names, show=repr)
+        raise ConfigurationError(
+            f"The data are given by client ({names_of_clients}), so that they need no partitioner. Remove "
+            f"{partitioner!r} (in a configuration: null)."
+        )
 
 
 def _split_column(source: SourceData, name: str) -> Any:
@@ -393,9 +392,7 @@ def _without_unknown(
     is_known = ~torch.isin(labels, unknown)
     clients = []
     for client, client_split in enumerate(splits.clients):
-        known_samples = {}
-        for name, samples in client_split.items():
-            known_samples[name] = samples[is_known[samples]]
+        known_samples = {name: samples[is_known[samples]] for name, samples in client_split.items()}
         if client in corrupted_clients:
             known_samples["train"] = client_split["train"]
         clients.append(known_samples)

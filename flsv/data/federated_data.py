@@ -180,7 +180,7 @@ class FederatedData:
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64."""
-        tensors: list[Tensor] = []  # of each split, its indices and their labels
+        tensors = []  # of each split, its indices and their labels
         splits: tuple[SplitName, ...] = ("train", "val", "test")
         for split in splits:
             tensors += [self.client_indices(client, split), self.client_labels(client, split)]

@@ -38,29 +38,21 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
     source = division.source
     classes = division.classes
     compare_labels = compare_labels and not classes.missing_reason
-    collates_by_default = has_default_collate(source.train_options)
+    is_in_order = has_default_collate(source.train_options)
     if source.tensors or has_streams(source.train):
         return
-    if collates_by_default and not compare_labels:
+    if is_in_order and not compare_labels:
         return
 
     splits = division.splits
-    max_samples = max(1, MAX_SAMPLES // len(splits.clients))
-    max_samples = min(MAX_SAMPLES_OF_CLIENT, max_samples)
-    rows_by_client = [_evenly_spaced(rows, max_samples) for rows in splits.train]
+    rows_by_client = [_evenly_spaced(rows, len(splits.clients)) for rows in splits.train]
     batches = _read(source.train, rows_by_client, source.train_options)
     for client, batch in enumerate(batches):
         rows = rows_by_client[client]
         description = f"{type(source.train).__name__}, {client_called(client, splits.names)}"
         _check_length(batch, len(rows), description)
         if compare_labels:
-            # [B] each, one of which should be the labels
-            vectors = [vector.cpu() for vector in label_vectors(batch)]
-            labels = classes.labels[rows]
-            if not collates_by_default:  # collate_fn may sort or repeat samples
-                labels = labels.unique()
-                vectors = [vector.unique() for vector in vectors]
-            _check_labels(vectors, labels, description)
+            _check_labels(batch, classes.labels[rows], is_in_order, description)
 
 
 def _check_length(batch: Any, num_samples: int, description: str) -> None:
@@ -73,8 +65,13 @@ def _check_length(batch: Any, num_samples: int, description: str) -> None:
         )
 
 
-def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> None:
+def _check_labels(batch: Any, labels: Tensor, is_in_order: bool, description: str) -> None:
     """Raise ConfigurationError if a batch has vectors of whole numbers, but none of them equals the labels."""
+    vectors = [vector.cpu() for vector in label_vectors(batch)]  # [B] each
+    if not is_in_order:  # collate_fn may sort or repeat samples
+        labels = labels.unique()
+        vectors = [vector.unique() for vector in vectors]
+
     labels_of_batch = None
     for vector in vectors:
         numbers = vector.double()
@@ -130,8 +127,8 @@ def _read(
         yield from loader_of_batches(dataset, batches, options)
 
 
-def _evenly_spaced(rows: Tensor, max_count: int) -> Tensor:
+def _evenly_spaced(rows: Tensor, num_clients: int) -> Tensor:
+    max_count = min(MAX_SAMPLES_OF_CLIENT, max(1, MAX_SAMPLES // num_clients))
     num_rows = len(rows)
-    count = min(num_rows, max_count)
-    positions = torch.linspace(0, num_rows - 1, count)
+    positions = torch.linspace(0, num_rows - 1, min(num_rows, max_count))
     return rows[positions.round().long()]

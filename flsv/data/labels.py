@@ -102,10 +102,9 @@ def _second_part(sample: Any, is_number: Callable[[Any], bool]) -> Any:
     """Return the second part of a sample ``(x, y)``, or None. Raise _NoClassError if a further part is a number."""
     if not isinstance(sample, list | tuple) or len(sample) < 2:
         return None
-    positions_of_numbers = []
-    for position, part in enumerate(sample):
-        if position > 0 and is_number(part):
-            positions_of_numbers.append(position)
+    positions_of_numbers = [
+        position for position, part in enumerate(sample) if position > 0 and is_number(part)
+    ]
     if positions_of_numbers not in ([], [1]):
         raise _NoClassError(
             f"the parts {listed(positions_of_numbers)} of a sample are numbers, and each of them may be its label. "
@@ -277,14 +276,12 @@ def find_classes(
     except _NoClassError as error:
         if parts_that_need_classes:
             requirement = f"{parts_that_need_classes[0]!r} needs the class of each sample."
-            raise ConfigurationError(
-                f"{requirement} {_message_of_no_labels(train, str(error))}"
-            ) from error
-        # For mypy: a map-style data set has a length.
-        return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
+            reason = _message_of_no_labels(train, str(error))
+            raise ConfigurationError(f"{requirement} {reason}") from error
+        no_labels = torch.zeros(len(train), dtype=torch.long)  # type: ignore[arg-type]  # map-style
+        return Classes(no_labels, ONE_CLASS, str(error))
 
-    if len(class_names) != num_classes:
-        # There are no names, or another number of them.
+    if len(class_names) != num_classes:  # or there are no names
         class_names = list(map(str, range(num_classes)))
     return Classes(classes, tuple(class_names))
 

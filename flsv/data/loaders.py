@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import seed_generators
 
@@ -49,6 +50,10 @@ class WeightedDraws:
         if len(indices):
             count = max(1, count)
         return WeightedDraws(self.weights[indices], count, self.replacement)
+
+    def describe(self) -> str:
+        digest_of_weights = digest([self.weights, self.replacement]).hex()
+        return f"{self.count} draws by weights {digest_of_weights[:12]}"
 
 
 def drawn_order(

@@ -54,7 +54,11 @@ class Partitioner(ValidatedArguments, ABC):
     first_client: int = 0
     """Id of the first client of this partition in the federation. Not 0 only at a site, which has a single client."""
 
-    def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: Clients,
+        seed: int | None = None,
+    ) -> None:
         self.num_clients = num_clients
         self.seed = seed
 
@@ -90,7 +94,11 @@ class Partitioner(ValidatedArguments, ABC):
         return parts
 
 
-def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
+def partition_counts(
+    parts: Sequence[Tensor],
+    labels: Tensor,
+    num_classes: int,
+) -> Tensor:
     """Count the samples of each class at each client.
 
     Args:
@@ -159,7 +167,6 @@ def plot_partition(
         >>> axes.get_xlabel()
         'samples'
     """
-    import pandas as pd
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
@@ -169,26 +176,36 @@ def plot_partition(
     axes = figure.add_subplot()
     if class_names is None:
         class_names = list(map(str, range(num_classes)))
-    frame = pd.DataFrame(counts[:num_bars].tolist(), columns=list(map(label_text, class_names)))
+    _draw_bars(axes, counts[:num_bars], class_names)
+    if num_bars < num_clients:
+        axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
+    if client_names is None:
+        client_names = list(map(str, range(num_bars)))
+    axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
+    if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
+        figure.legend(loc="outside right upper", title="class", frameon=False)
+    return figure, axes
+
+
+def _draw_bars(
+    axes: Axes,
+    counts: Tensor,
+    class_names: Sequence[str],
+) -> None:
+    """Draw a bar for each row of ``counts``, the first at the top."""
+    import pandas as pd
+
+    frame = pd.DataFrame(counts.tolist(), columns=list(map(label_text, class_names)))
     frame.plot.barh(
         stacked=True,
         ax=axes,
-        color=_class_colors(num_classes),
+        color=_class_colors(len(class_names)),
         width=0.84,
         legend=False,
         xlabel="samples",
         ylabel="client",
     )
     axes.invert_yaxis()
-    if num_bars < num_clients:
-        axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
-    if client_names is None:
-        client_names = list(map(str, range(num_bars)))
-    shown_names = client_names[:num_bars]
-    axes.set_yticks(range(num_bars), list(map(label_text, shown_names)))
-    if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
-        figure.legend(loc="outside right upper", title="class", frameon=False)
-    return figure, axes
 
 
 def _class_colors(num_classes: int) -> Sequence[Any]:
@@ -245,7 +262,11 @@ class GroupPartitioner(Partitioner):
     needs_classes = False
     keeps_groups = True
 
-    def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: Clients | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.num_clients = num_clients  # type: ignore[assignment]  # not known until groups are read
         self.seed = seed
 

@@ -81,7 +81,7 @@ def loader_hash(loaders: Any) -> str:
     """Return a hash of the samples that loaders read, or "" if these cannot be read by index."""
     if not isinstance(loaders, list | tuple):
         loaders = [loaders]
-    hashes: list[str] = []
+    hashes = []
     for loader in loaders:
         dataset, rows = samples_of(loader)
         if rows is not None:

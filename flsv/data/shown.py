@@ -73,23 +73,28 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     if kind is ConcatDataset:
         parts = [rows_as(part, part_rows) for part, part_rows in parts_with_rows(dataset, rows)]
         return parts[0] if len(parts) == 1 else ConcatDataset(parts)
+    return _view_or_subset(dataset, rows)
+
+
+def _view_or_subset(dataset: Any, rows: Tensor) -> Any:
+    """Return an object with the class and the attributes of a data set, but with only some of its rows."""
+    kind: Any = type(dataset)
     try:
-        return _view(dataset, rows)
+        view_class = type(kind)(kind.__name__, (kind,), _methods_of_view(dataset, rows))
+        return object.__new__(view_class)
     except Exception:
         # Built-in classes cannot be extended, nor some with a metaclass or an __init_subclass__.
-        return Subset(dataset, indices)
+        return Subset(dataset, rows.tolist())
 
 
-def _view(dataset: Any, rows: Tensor) -> Any:
-    """Return an object with the class and the attributes of a data set, but with only some of its rows."""
+def _methods_of_view(dataset: Any, rows: Tensor) -> dict[str, Any]:
     kind: Any = type(dataset)
     num_samples = len(dataset)
     indices = rows.tolist()
 
     def get_attribute(view: Any, name: str) -> Any:
         if name in attributes_and_slots(dataset):
-            value = getattr(dataset, name)
-            return items_of_rows(value, rows, num_samples)
+            return items_of_rows(getattr(dataset, name), rows, num_samples)
         return kind.__getattribute__(view, name)
 
     methods: dict[str, Any] = {
@@ -105,8 +110,7 @@ def _view(dataset: Any, rows: Tensor) -> Any:
         methods["__getitems__"] = lambda view, positions: dataset.__getitems__(
             [indices[position] for position in positions]
         )
-    view_class = type(kind)(kind.__name__, (kind,), methods)
-    return object.__new__(view_class)
+    return methods
 
 
 def items_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
@@ -203,7 +207,7 @@ def _copied_loader(
 
 def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
     """Return the user's stream with these rows, or several streams chained. None without streams."""
-    streams: list[IterableDataset[Any]] = []
+    streams = []
     for part, _ in parts_with_rows(dataset, rows):
         if isinstance(part, StreamSamples):
             users_stream = part.stream.dataset

@@ -144,7 +144,8 @@ class Engine:
         models are scored. Run each evaluation once that clients will run for the metrics ``evaluating``."""
         self.space.check(self._module)
         is_scored_by_strategy = any(map(_scores_models, self._strategies.values()))
-        if not (measures or evaluating or self._config.evaluation.every or is_scored_by_strategy):
+        readers = (measures, evaluating, self._config.evaluation.every, is_scored_by_strategy)
+        if not any(readers):
             return None
 
         # Imported late: a run that scores no models does not load the module.

@@ -72,7 +72,7 @@ class ScoringOfARun:
             own_validation=self._own_validation(evaluators),
         )
 
-    def _own_validation(self, evaluators: Mapping[str, Any]) -> OwnValidation | None:
+    def _own_validation(self, evaluators: Mapping[Any, Any]) -> OwnValidation | None:
         if all(evaluator.requests_from_clients for evaluator in evaluators.values()):
             return None
         return OwnValidation(

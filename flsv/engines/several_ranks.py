@@ -275,12 +275,7 @@ class SeveralRanks(Engine):
                 all_scores[name][clients] = scores_of_clients
         return all_scores
 
-    def agree(
-        self,
-        round: Round,
-        model: Tensor,
-        contributions: Mapping[str, Tensor],
-    ) -> None:
+    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
         values = {
             "cohort": round.client_ids,
             "global model": model,

@@ -188,11 +188,13 @@ class LightningFit(Rounds):
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         self._change((self.data, "_division", self.data.to_device(self.trainer)))
+        make_engine = self._engine_class()
+        store = self.run_state.store
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
             state=self.state,
-            engine=self._make_engine(),
+            engine=make_engine(self.trainer, self.data, self.state, store, self.config, self.steps),
             max_rounds=self.trainer.max_epochs,
         )
         self.federation = federation
@@ -227,12 +229,6 @@ class LightningFit(Rounds):
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
         return self.state.round_index > 0 and bool(self.metrics.pending_names)
-
-    def _make_engine(self) -> Engine:
-        make_engine = self._engine_class()
-        return make_engine(
-            self.trainer, self.data, self.state, self.run_state.store, self.config, self.steps
-        )
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 #: Module that is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
-#: Module that is imported when a run reports data-quality warnings.
-_DATA_EVENTS_MODULE = "flsv.federation.data_events"
 
 
 class RunReports:
@@ -116,7 +114,7 @@ class RunReports:
         is_reported = self._writes_files or self._config.reporting.table
         if not is_reported:
             return []
-        data_events = import_module(_DATA_EVENTS_MODULE)
+        data_events = import_module("flsv.federation.data_events")
         if self._writes_files:
             data_events.write_dictionary(self._data, self._folder)
         return [
@@ -194,9 +192,7 @@ class RunReports:
 
     def _sinks_of_loggers(self, loggers: Sequence[Any], settings: Mapping[str, Any]) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
-        if not loggers:
-            return []
-        logger_sinks: Any = import_module("flsv.results.tensorboard")
+        logger_sinks = import_module("flsv.results.tensorboard")
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,
             **getattr(self._data, "hparams_initial", {}),
@@ -220,8 +216,8 @@ class RunReports:
 
     def _open_tensorboard(self, logger: Any, curves: Curves, settings: Mapping[str, Any]) -> Sink:
         limits_drawing = self._config.reporting.figures is None
-        make_sink = resolve_name("flsv.results.tensorboard:TensorBoard")
-        tensorboard = make_sink(logger, curves, limits_drawing=limits_drawing)
+        logger_sinks = import_module("flsv.results.tensorboard")
+        tensorboard = logger_sinks.TensorBoard(logger, curves, limits_drawing=limits_drawing)
         tensorboard.write_settings(self._state.round_index, settings, self._draw_partition)
         return tensorboard
 

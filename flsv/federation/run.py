@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class FederationRun:
         self.channel = engine.manager.channel
 
         module = engine.trainer.lightning_module
-        self._check_parts(module)
+        self._check_parts()
         metrics.to(module.device)
         state.to(module.device)
         state.global_vector = self.space.read(module)
@@ -78,8 +77,9 @@ class FederationRun:
             filters=config.filters,
         )
 
-    def _check_parts(self, module: L.LightningModule) -> None:
+    def _check_parts(self) -> None:
         config = self.config
+        module = self.engine.trainer.lightning_module
         check_space(
             self.space,
             self.metrics,

@@ -344,10 +344,11 @@ class ClientEvaluator(VectorEvaluator):
         """
         tensors = [models.to(self._device), trained, weights]
         responses = map_clients(self._clients, partial(self._request, score_coalitions, tensors))
-        counts_by_client = {}
-        for client, response in zip(self._clients, responses):
-            if response is not None:
-                counts_by_client[client.id] = response
+        counts_by_client = {
+            client.id: response
+            for client, response in zip(self._clients, responses)
+            if response is not None
+        }
         if not counts_by_client:
             raise NoResponse("no client has scored the coalitions' models.")
 

@@ -46,6 +46,9 @@ class CoalitionGames:
         2
     """
 
+    _round: Round | None = None
+    _evaluations_of_earlier_rounds = 0
+
     def __init__(
         self,
         evaluators: Mapping[Hashable, VectorEvaluator],
@@ -58,14 +61,12 @@ class CoalitionGames:
         self.server_lr = server_lr
         self._evaluators_by_key = evaluators
         self._ranks = ranks
-        self._round: Round | None = None
         # {name of the loss: (model, gradient of the loss at the model)}
         self._gradient_by_loss: dict[str, tuple[Tensor, Tensor]] = {}
         # {name of the loss: its slopes along the round's updates}
         self._slopes_by_loss: dict[str, Tensor] = {}
         # {key of the evaluator: scores of the round's coalitions}
         self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
-        self._evaluations_of_earlier_rounds = 0
 
     @property
     def round(self) -> Round:

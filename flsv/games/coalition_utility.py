@@ -100,13 +100,13 @@ class CoalitionModels:
 
         return build
 
-    def _add_initial_models(self, out: Tensor, weights: Tensor, rest: float) -> None:
-        """Add x - sum_i w_i s_i to ``out``, which is ``rest`` * x if all clients started from the global model x."""
+    def _add_initial_models(self, out: Tensor, weights: Tensor, global_weight: float) -> None:
+        """Add x - sum_i w_i s_i to ``out``, which is ``global_weight`` * x if all started from the global model x."""
         global_parameters = self._round.global_vector[: len(out)]
         initial_models = self._round.matrix.starts
         if all(model is self._round.global_vector for model in initial_models):
-            if abs(rest) > _WEIGHT_TOLERANCE:
-                out.add_(global_parameters, alpha=rest)
+            if abs(global_weight) > _WEIGHT_TOLERANCE:
+                out.add_(global_parameters, alpha=global_weight)
             return
         out.add_(global_parameters)
         for weight, model in zip(weights.tolist(), initial_models):
@@ -156,6 +156,8 @@ class CoalitionTable:
         evaluations: the number of models evaluated so far.
     """
 
+    _scores: Scores | None = None
+
     def __init__(
         self,
         round: Round,
@@ -167,7 +169,6 @@ class CoalitionTable:
         self._ranks = ALONE if evaluator.requests_from_clients else ranks
         # {coalition: row of the scores}
         self._row_by_coalition: dict[CoalitionKey, int] = {}
-        self._scores: Scores | None = None
 
     @property
     def evaluations(self) -> int:

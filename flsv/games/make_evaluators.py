@@ -77,11 +77,11 @@ def make_evaluators(
 
 
 def _scores_at_server(measures: Measures) -> dict[str, ModelScore]:
-    scores = {}
-    for name, measure in measures.items():
-        if isinstance(measure, ModelScore) and not measure.at_clients:
-            scores[name] = measure
-    return scores
+    return {
+        name: measure
+        for name, measure in measures.items()
+        if isinstance(measure, ModelScore) and not measure.at_clients
+    }
 
 
 def _evaluators_of_names(

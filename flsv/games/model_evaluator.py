@@ -128,6 +128,9 @@ class ModelEvaluator(CopyEvaluator):
         [1.0, 0.5]
     """
 
+    _metric: OutputMetric | None = None
+    form: OutputForm | None = None
+
     def __init__(
         self,
         module: nn.Module,
@@ -159,12 +162,10 @@ class ModelEvaluator(CopyEvaluator):
         self._requester = requester
         self._logits = logits
         self._dtype_by_name = named_dtypes(module)
-        self._metric: OutputMetric | None = None
         if metric is not None:
             self._use_metric(metric)
         self._read_batches(batches)
 
-        self.form: OutputForm | None = None
         if effects is not None and metric is None and self.backend == "serial":
             self.form = OutputForm(classifies=True)
         else:

@@ -70,6 +70,8 @@ class ModuleCopies:
         (False, True)
     """
 
+    _pickled: Pickled | None = None
+
     def __init__(
         self,
         module: nn.Module,
@@ -99,7 +101,6 @@ class ModuleCopies:
             stand_ins=self._stand_ins,
             program=present_state(),
         )
-        self._pickled: Pickled | None = None
         self._dump_parts()
         if self._trainer is not None and _configures_callbacks(module):
             self._copy_callbacks(self._trainer)
@@ -311,11 +312,12 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 class ScoringCopies:
     """Copies of a module, into which models' vectors are written. Those of one round are made from one snapshot."""
 
+    _is_in_round = False
+    _copies_of_round: ModuleCopies | None = None
+
     def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
         self._module = module
         self._space = space
-        self._is_in_round = False
-        self._copies_of_round: ModuleCopies | None = None
 
     def begin_round(self) -> None:
         """Begin a round, within which the module does not change."""

@@ -38,6 +38,8 @@ class OutputMetric:
     regression.
     """
 
+    _last_batch = ""
+
     def __init__(
         self,
         metric: Metric,
@@ -52,7 +54,6 @@ class OutputMetric:
         self.converts_logits = converts_logits
         self._requester = requester
         self._device = device
-        self._last_batch = ""
 
     def clone(self, device: torch.device | None = None) -> OutputMetric:
         """Return a copy without batches, on the same or another device."""
@@ -118,9 +119,10 @@ class OutputMetric:
 class ModelMetrics:
     """A measure of several models at once, with one :class:`OutputMetric` for each model."""
 
+    _num_models = 0
+
     def __init__(self, metric: OutputMetric) -> None:
         self._metrics = [metric]
-        self._num_models = 0
 
     def begin(self, num_models: int) -> None:
         """Remove all batches, and measure c = ``num_models`` models from now on."""

@@ -32,6 +32,12 @@ class OutputScorer:
         order: int64 ``[V]``, the order in which :meth:`score` takes samples. None: that of the batches.
     """
 
+    sorted_labels: SortedLabels | None = None
+    order: Tensor | None = None
+    _metric: OutputMetric | None = None
+    # Whether the metric depends on the batches. None: not known yet.
+    _depends_on_batches: bool | None = None
+
     def __init__(
         self,
         form: OutputForm,
@@ -41,16 +47,13 @@ class OutputScorer:
     ) -> None:
         self.form = form
         self.labels = torch.cat([batch_labels.cpu() for batch_labels in labels])
-        self.sorted_labels: SortedLabels | None = None
-        self.order: Tensor | None = None
         self._support = support
         if support is not None:
             self.sorted_labels = SortedLabels(self.labels, len(support))
             self.order = self.sorted_labels.order
         self._batch_sizes = [len(batch_labels) for batch_labels in labels]
-        self._metric = None if metric is None else metric.clone(torch.device("cpu"))
-        # Whether the metric depends on the batches. None: not known yet.
-        self._depends_on_batches: bool | None = None
+        if metric is not None:
+            self._metric = metric.clone(torch.device("cpu"))
 
     @torch.no_grad()
     def score(self, outputs: Tensor, losses: bool = True) -> Scores:

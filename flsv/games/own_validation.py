@@ -33,6 +33,9 @@ class OwnValidation:
         seed: seed of the random numbers that a validation draws.
     """
 
+    _num_validations = 0
+    _copies: ModuleCopies | None = None
+
     def __init__(
         self,
         trainer: L.Trainer,
@@ -49,8 +52,6 @@ class OwnValidation:
         self._seed = seed
         self._compares_all = scorer is not None
         self._is_over = trainer.world_size > 1
-        self._num_validations = 0
-        self._copies: ModuleCopies | None = None
 
     def begin(self, module: L.LightningModule) -> None:
         """Copy the module before the run's own validation."""

@@ -107,9 +107,10 @@ class ValidatedModels(CopyEvaluator):
     def score_module(self, module: nn.Module) -> Scores:
         """Score a module as it is by a validation of one copy."""
         logged_values = self.logged_values(ModuleCopies(module, self.space))
-        scores = {}
-        for name, value in self._named_values(logged_values).items():
-            scores[name] = torch.tensor([value], dtype=torch.float64)
+        scores = {
+            name: torch.tensor([value], dtype=torch.float64)
+            for name, value in self._named_values(logged_values).items()
+        }
         return Scores(scores)
 
     @property

@@ -98,10 +98,11 @@ def scores_without_own(
 
 
 def _check_finite(clients: Sequence[Client], responses: Sequence[Tensor | None]) -> None:
-    broken = []
-    for client, response in zip(clients, responses):
-        if response is not None and not response.isfinite():
-            broken.append(client.id)
+    broken = [
+        client.id
+        for client, response in zip(clients, responses)
+        if response is not None and not response.isfinite()
+    ]
     if broken:
         raise ValueError(
             f"the average model of the other clients has a score that is not finite on the validation samples of the "

@@ -268,7 +268,7 @@ def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
 
 
 def _reported_numbers(reply: Message) -> dict[str, Any]:
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for record in reply.content.metric_records.values():
         numbers.update(record.items())
     return numbers
@@ -356,12 +356,11 @@ class _Files:
         """
         num_clients = len(round_values.names)
         unseen_clients = range(len(names), num_clients)
-        all_names = [*names, *(f"not seen ({client})" for client in unseen_clients)]
+        all_names = [*names, *map("not seen ({})".format, unseen_clients)]
         tensorboard = self._writer_for(all_names)
 
-        shares = self._shares(samples, num_clients)
         values = {**round_values.values, **round_values.per_class}
-        result = self._results.round_result(index, values, shares)
+        result = self._results.round_result(index, values, self._shares(samples, num_clients))
         self._csv.write_round(result)
         tensorboard.write_round(result)
         tensorboard.flush()

@@ -21,6 +21,7 @@ from pandas import DataFrame
 
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
+from flsv.core import Client
 from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.results.terminal import print_table, shown_clients
@@ -66,26 +67,27 @@ def value(
         server = None
     valuation = valuer.value(clients, server, generator_for(seed, "value"))
     seconds = time.perf_counter() - start_time
-    out.mkdir(parents=True, exist_ok=True)
-    names = data.client_names
     columns = valuation_columns(valuation)
-    _write_columns(out / "valuation.csv", columns, names)
-    folders = client_folders(names)
+    _write_files(out, columns, clients, data)
+    if table:
+        target = "the clients' barycenter" if server is None else "the server's validation set"
+        title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
+        texts = {name: format_numbers(column) for name, column in columns.items()}
+        rows = shown_clients(columns["share"], len(data.client_names))
+        print_table(title, data.client_names, texts, rows)
+    return valuation
+
+
+def _write_files(
+    out: Path, columns: DataFrame, clients: Sequence[Client], data: FederatedDataModule
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    _write_columns(out / "valuation.csv", columns, data.client_names)
+    folders = client_folders(data.client_names)
     for client in clients:
         client_folder = out / "clients" / folders[client.id]
         train_indices = data.client_indices(client.id, "train")
         client.request(write_flagged, client_folder, train_indices, data.class_names)
-    if table:
-        target = "the clients' barycenter"
-        if server is not None:
-            target = "the server's validation set"
-        title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
-        texts = {}
-        for name, column in columns.items():
-            texts[name] = format_numbers(column)
-        rows = shown_clients(columns["share"], len(names))
-        print_table(title, names, texts, rows)
-    return valuation
 
 
 def _write_columns(path: Path, columns: DataFrame, names: Sequence[str]) -> None:

@@ -204,7 +204,12 @@ class _Cohort:
             return sample_counts.double() / sample_counts.sum()
         return torch.tensor(self._numbers(weights, "weights", float), dtype=torch.float64)
 
-    def _numbers(self, values: Any, argument: str, kind: Any) -> list[Any]:
+    def _numbers(
+        self,
+        values: Any,
+        argument: str,
+        kind: Any,
+    ) -> list[Any]:
         number_by_client = _by_client(values, argument, self.clients, expected=self.ids)
         numbers = number_by_client.values()
         return [check_argument("value_round", argument, number, kind) for number in numbers]
@@ -234,7 +239,10 @@ def _stacked_models(
     return models
 
 
-def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]:
+def _checked_names(
+    clients: Sequence[Any],
+    num_clients: int | None,
+) -> list[str]:
     names = [str(client) for client in clients]
     has_expected_number = num_clients in (None, len(names)) and len(names) > 1
     are_distinct = len(set(names)) == len(names)
@@ -268,10 +276,9 @@ def _by_client(
     """
     id_by_client = {client: client_id for client_id, client in enumerate(clients)}
     entries = values if isinstance(values, Mapping) else dict(zip(clients, values))
-    value_by_id = {}
-    for client, value in entries.items():
-        if client in id_by_client:
-            value_by_id[id_by_client[client]] = value
+    value_by_id = {
+        id_by_client[client]: value for client, value in entries.items() if client in id_by_client
+    }
 
     expected_ids = list(value_by_id) if expected is None else expected
     has_all = len(value_by_id) == len(values) and value_by_id.keys() == set(expected_ids)
@@ -285,7 +292,10 @@ def _by_client(
     return {client_id: value_by_id[client_id] for client_id in expected_ids}
 
 
-def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
+def metrics_by_name(
+    metrics: Any,
+    loss: Any = None,
+) -> Mapping[str, ContributionMetric]:
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping):
         return dict(metrics)
@@ -476,11 +486,18 @@ def _check_tensors(
         )
 
 
-def _shape_of(name: str, tensors: Mapping[str, Any]) -> torch.Size | None:
+def _shape_of(
+    name: str,
+    tensors: Mapping[str, Any],
+) -> torch.Size | None:
     return getattr(tensors.get(name), "shape", None)
 
 
-def _check_variances(models: Tensor, space: ParameterSpace, owners: Sequence[str]) -> None:
+def _check_variances(
+    models: Tensor,
+    space: ParameterSpace,
+    owners: Sequence[str],
+) -> None:
     """Check that BatchNorm's variances in models ``[k, P]`` are not negative, as those of differences are."""
     sizes = [shape.numel() for shape in space.shapes]
     for name, entries in zip(space.names, models.split(sizes, dim=1)):

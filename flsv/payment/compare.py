@@ -10,11 +10,14 @@ import torch
 from pandas import DataFrame
 
 from flsv.payment.html import Table, bar_cells, write_page
-from flsv.results.basis import preferred_basis
+from flsv.results.basis import Basis, preferred_basis
 from flsv.results.reading import Run, open_run
 from flsv.results.text import MESSAGES, format_number, shares_in, titled, with_intervals
 from flsv.utilities.csv_files import save_table
 from flsv.values.over_seeds import mean_with_interval
+
+#: What is compared, and the client whose value or share it is.
+Row = tuple[str, str]
 
 
 def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
@@ -33,7 +36,7 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
         ConfigurationError: a folder has no run.
     """
     by_run = {str(path): _by_seed(open_run(path)) for path in paths}
-    first_run, *_ = by_run
+    first_run = str(paths[0])
     numbers = pandas.concat(by_run, axis=1)
     names = numbers.index.unique("what")
     numbers = numbers.loc[names]  # what only a later run has is beside its like
@@ -41,12 +44,19 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     columns_by_run = {}
     for run in by_run:
         differences = numbers[run] - numbers[first_run]
-        estimates = mean_with_interval(torch.tensor(differences.to_numpy().T))
-        columns = DataFrame(estimates._asdict(), index=numbers.index)
-        columns.insert(0, "mean", numbers[run].mean(axis=1))
-        columns_by_run[run] = columns
+        columns_by_run[run] = _columns_of_run(numbers[run], differences)
     comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
-    return comparison.stack("run", future_stack=True).reset_index()
+    rows = comparison.stack("run", future_stack=True)
+    return rows.reset_index()
+
+
+def _columns_of_run(by_seed: DataFrame, differences: DataFrame) -> DataFrame:
+    seeds_and_rows = torch.tensor(differences.to_numpy().T)
+    estimates = mean_with_interval(seeds_and_rows)
+    columns = DataFrame(estimates._asdict(), index=by_seed.index)
+    mean = by_seed.mean(axis=1)
+    columns.insert(0, "mean", mean)
+    return columns
 
 
 def _by_seed(run: Run) -> DataFrame:
@@ -55,28 +65,49 @@ def _by_seed(run: Run) -> DataFrame:
         return _by_seed(run.retrained)
 
     basis = preferred_basis(run)
-    by_seed: dict[object, dict[tuple[str, str], float]] = {}
+    by_seed = {}
     for seed_run in run.runs:
-        numbers: dict[tuple[str, str], float] = {}
-        for name, number in seed_run.record.get("logged", {}).items():
-            numbers[f"last {name}", ""] = number
-        for performance in seed_run.performances.values():
-            numbers[titled(performance["by"]), ""] = performance["end"]
+        numbers = _scores_of(seed_run)
         if basis is not None:
-            source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
-            values = seed_run.final(basis.key)
-            for name, value, share in zip(run.client_names, values, shares_in(values)):
-                numbers[f"value by {source}", name] = value
-                numbers[f"share by {source}", name] = share
-        by_seed[seed_run.record["settings"].get("federation_seed")] = numbers
-    return DataFrame(by_seed, dtype=float).rename_axis(["what", "client"])
+            numbers |= _values_of(seed_run, basis)
+        settings = seed_run.record["settings"]
+        seed = settings.get("federation_seed")
+        by_seed[seed] = numbers
+    table = DataFrame(by_seed, dtype=float)
+    return table.rename_axis(["what", "client"])
+
+
+def _scores_of(run: Run) -> dict[Row, float]:
+    scores = {}
+    logged = run.record.get("logged", {})
+    for name, number in logged.items():
+        scores[f"last {name}", ""] = number
+    for performance in run.performances.values():
+        title = titled(performance["by"])
+        scores[title, ""] = performance["end"]
+    return scores
+
+
+def _values_of(
+    run: Run,
+    basis: Basis,
+) -> dict[Row, float]:
+    numbers = {}
+    source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
+    values = run.final(basis.key)
+    shares = shares_in(values)
+    for client, name in enumerate(run.client_names):
+        numbers[f"value by {source}", name] = values[client]
+        numbers[f"share by {source}", name] = shares[client]
+    return numbers
 
 
 def cells(comparison: DataFrame) -> dict[str, list[str]]:
     """Format the columns of :func:`compare_runs`, each row with decimals of its own."""
     rows = [comparison.loc[[row]] for row in comparison.index]
     return {
-        **comparison[["client", "run"]].to_dict("list"),
+        "client": comparison["client"].tolist(),
+        "run": comparison["run"].tolist(),
         "mean": list(map(format_number, comparison["mean"])),
         "minus the first run": [with_intervals(row, " to ")[0] for row in rows],
     }
@@ -88,13 +119,14 @@ def write_comparison(comparison: DataFrame, page: Path) -> None:
     for _, group in comparison.groupby("what", sort=False):
         bars += bar_cells(group)  # on a scale of its own
     columns = cells(comparison)
-    rows = list(zip(comparison["what"], *columns.values(), bars))
+    rows = zip(comparison["what"], *columns.values(), bars)
+    table = Table(["", *columns, ""], list(rows))
     write_page(
         page,
         title="Runs side by side",
         subtitle="",
         heading="Differences",
-        front=[Table(["", *columns, ""], rows), MESSAGES["compare"]],
+        front=[table, MESSAGES["compare"]],
         verdict=None,
         appendix={},
     )

@@ -127,7 +127,7 @@ def heatmap_table(values: DataFrame, caption: str) -> Table:
     if largest == 0:
         largest = 1.0
 
-    rows: list[list[str | Cell]] = []
+    rows = []
     for name, row_numbers, texts in zip(
         values.index, numbers.tolist(), format_rows(values, digits=2)
     ):
@@ -184,7 +184,13 @@ class _Scale(NamedTuple):
     lowest: float
     highest: float
 
-    def cell(self, base: float, end: float, low_bound: float, high_bound: float) -> Cell:
+    def cell(
+        self,
+        base: float,
+        end: float,
+        low_bound: float,
+        high_bound: float,
+    ) -> Cell:
         """Return a cell with a bar from ``base`` to ``end``, and a line between the bounds if they are known."""
         value = end - base
         if not math.isfinite(value):
@@ -199,7 +205,13 @@ class _Scale(NamedTuple):
         style = f"background: {', '.join(layers)}"
         return Cell("", style, title=format_number(value), css="bar")
 
-    def bar(self, begin: float, end: float, color: str, height: str) -> str:
+    def bar(
+        self,
+        begin: float,
+        end: float,
+        color: str,
+        height: str,
+    ) -> str:
         """Return a CSS background that is colored between two numbers."""
         begin_percent = self._percent(begin)
         end_percent = self._percent(end)

@@ -99,17 +99,12 @@ def write_report(
     folder = _folder_of_page(run, client_id)
     file = folder / "report.html" if out is None else Path(out)
 
-    if budget is None:
-        shares = None
-        basis = preferred_basis(run)
-        verdict = None if basis is None else basis.verdict()
-    else:
-        shares = shares_of(run, budget)
-        basis = shares.basis
-        verdict = shares.verdict
+    shares = None if budget is None else shares_of(run, budget)
+    basis = preferred_basis(run) if shares is None else shares.basis
+    verdict = _verdict(basis, shares)
     # Where the verdict forbids a payment, the page shows no shares.
     shown_shares = shares
-    if shares is not None and shares.verdict.forbids_payment:
+    if verdict is not None and verdict.forbids_payment:
         shown_shares = None
     if client_id is None:
         content = _for_all(run, basis, verdict, shown_shares)
@@ -119,6 +114,12 @@ def write_report(
     if shares is not None and client_id is None:
         save_table(shares_file(file), shares.csv_table())
     return file
+
+
+def _verdict(basis: Basis | None, shares: Shares | None) -> Verdict | None:
+    if shares is not None:
+        return shares.verdict
+    return None if basis is None else basis.verdict()
 
 
 def _folder_of_page(run: Run, client: int | None) -> Path:
@@ -136,16 +137,10 @@ def _subtitle(run: Run) -> str:
 
 
 def _for_all(
-    run: Run,
-    basis: Basis | None,
-    verdict: Verdict | None,
-    shares: Shares | None,
+    run: Run, basis: Basis | None, verdict: Verdict | None, shares: Shares | None
 ) -> dict[str, Any]:
     """Return the content of the page for the federation's operator, on all clients by name."""
-    values = Series(NAN, index=range(run.num_clients))
-    if basis is not None:
-        values = basis.estimates["value"]
-    clients = ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
+    clients = _shown_clients(run, basis)
     names = list(map(run.label, clients))
     return {
         "title": "Who contributed what",
@@ -165,6 +160,14 @@ def _for_all(
             "Settings": _settings_section(run, basis, clients),
         },
     }
+
+
+def _shown_clients(run: Run, basis: Basis | None) -> list[int]:
+    """Return the clients in the order of their values, of many the first and the last ones."""
+    values = Series(NAN, index=range(run.num_clients))
+    if basis is not None:
+        values = basis.estimates["value"]
+    return ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
 
 
 def _front_for_all(
@@ -327,14 +330,12 @@ def _values_table(
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and findings."""
     estimates = basis.estimates.loc[clients]
-    has_all_clients = len(clients) == len(basis.values)
-    is_waterfall = has_all_clients and basis.adds_up
-    if is_waterfall:
-        bars = _waterfall_cells(basis, estimates)
-    else:
-        bars = bar_cells(estimates)
+    is_waterfall = basis.adds_up and len(clients) == len(basis.values)
     columns: dict[str, list[Any]] = {"value": with_intervals(estimates, between=" to ")}
-    columns[_BARS] = bars
+    if is_waterfall:
+        columns[_BARS] = _waterfall_cells(basis, estimates)
+    else:
+        columns[_BARS] = bar_cells(estimates)
     if shares is not None:
         columns |= _share_columns(shares, clients)
     if any(client_findings):

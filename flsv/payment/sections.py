@@ -20,7 +20,9 @@ def notes_on_values(
     misses_value: bool,
 ) -> list[str]:
     """Return sentences below the main table: where the values come from, and what its intervals and dashes mean."""
-    source = basis.title if basis.key == RETRAINED else f"the metric {basis.title}"
+    source = basis.title
+    if basis.key != RETRAINED:
+        source = f"the metric {source}"
     notes = [f"Source of the values: {source}; {basis.origin}. {basis.sentence_on_intervals}"]
     if shares is not None:
         notes.append(MESSAGES["rules"][shares.budget.rule])
@@ -33,8 +35,11 @@ def notes_on_values(
 
 def bases_beside(run: Run, basis: Basis | None) -> list[Basis]:
     """Return the values by each metric that the page's main table does not show."""
-    key_of_basis = None if basis is None else basis.key
-    return [basis_by_metric(run, metric) for metric in run.metrics if metric != key_of_basis]
+    bases = []
+    for metric in run.metrics:
+        if basis is None or metric != basis.key:
+            bases.append(basis_by_metric(run, metric))
+    return bases
 
 
 def sentences_on_intervals(bases: Iterable[Basis]) -> list[str]:
@@ -42,25 +47,35 @@ def sentences_on_intervals(bases: Iterable[Basis]) -> list[str]:
     metrics_by_sentence: dict[str, list[str]] = {}
     for basis in bases:
         if basis.has_intervals:
-            metrics_by_sentence.setdefault(basis.sentence_on_intervals, []).append(basis.key)
-    return [f"{joined(keys)}: {sentence}" for sentence, keys in metrics_by_sentence.items()]
+            sentence = basis.sentence_on_intervals
+            metrics_by_sentence.setdefault(sentence, []).append(basis.key)
+    sentences = []
+    for sentence, metrics in metrics_by_sentence.items():
+        sentences.append(f"{joined(metrics)}: {sentence}")
+    return sentences
 
 
 def packages(run: Run) -> dict[str, str]:
     """Return the versions of packages, by title."""
-    return {f"package {name}": version for name, version in run.record["packages"].items()}
+    versions = run.record["packages"]
+    return {f"package {name}": versions[name] for name in versions}
 
 
 def logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
     texts = {}
-    for name, value in run.record.get("logged", {}).items():
+    logged_values = run.record.get("logged", {})
+    for name, value in logged_values.items():
         number = NAN if value is None else value
         texts[f"last {name}"] = format_number(number)
     return texts
 
 
-def class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
+def class_count_heatmap(
+    run: Run,
+    clients: Sequence[int],
+    names: Sequence[str],
+) -> Table | None:
     """Return a heatmap of clients' numbers of samples per class, or None if these are not known."""
     counts = run.record["class_counts"]
     class_names = run.record["classes"]
@@ -78,40 +93,46 @@ def class_heatmaps(
     names: Sequence[str],
 ) -> list[Table]:
     """Return a heatmap of some clients' last values for each metric with several columns."""
-    client_ids = list(map(str, range(run.num_clients)))
     heatmaps = []
     for metric in metrics:
         columns = run.columns(metric)
         if len(columns) <= 1:
             continue
-        kind = "class" if run.columns_are_classes(metric) else "column"
-        titles = list(columns.values())
-        columns_are_clients = kind == "column" and list(columns) == client_ids
-        if columns_are_clients:
-            titles = list(map(run.label, range(run.num_clients)))
-
         final_values = [run.final(metric, column) for column in columns]
+        titles = _titles_of_columns(run, metric)
         values = DataFrame(final_values, index=titles)
-        table = values[list(clients)].set_axis(names, axis=1).T
-        heatmaps.append(heatmap_table(table, caption=f"{metric} by {kind}"))
+        values_of_clients = values[list(clients)]
+        table = values_of_clients.set_axis(names, axis=1).T
+
+        kind = "class" if run.columns_are_classes(metric) else "column"
+        heatmap = heatmap_table(table, caption=f"{metric} by {kind}")
+        heatmaps.append(heatmap)
     return heatmaps
+
+
+def _titles_of_columns(run: Run, metric: str) -> list[str]:
+    columns = run.columns(metric)
+    all_clients = range(run.num_clients)
+    are_clients = list(columns) == list(map(str, all_clients))
+    if are_clients and not run.columns_are_classes(metric):
+        return list(map(run.label, all_clients))
+    return list(columns.values())
+
+
+#: The title of a text of the guide, and the text.
+TitledText = tuple[str, str]
 
 
 def guide_table(run: Run, basis: Basis | None) -> Table | None:
     """Return a table with each metric's description, unit, sign, needs, cost and limits, the main values first."""
     # Metrics with the same text share a row.
-    metrics_by_text: dict[tuple[str, str], list[str]] = {}
+    metrics_by_text = {}
     if basis is not None and basis.key == RETRAINED:
-        for title, text in MESSAGES["retrained"].items():
-            sentence = text.format(origin=basis.origin, seeds=basis.inputs.seeds)
-            metrics_by_text[title, sentence] = [RETRAINED]
+        for titled_text in _guide_to_retraining(basis):
+            metrics_by_text[titled_text] = [RETRAINED]
     for metric in run.metrics:
-        metric_info = run.metric_info(metric)
-        titled_texts = [("what it is", metric_info["about"]), *metric_info["guide"].items()]
-        caveats = MESSAGES["caveats"].get(metric_info["class"], ())
-        titled_texts += [("limits", caveat) for caveat in caveats]
-        for title_and_text in titled_texts:
-            metrics_by_text.setdefault(title_and_text, []).append(metric)
+        for titled_text in _guide_to_metric(run, metric):
+            metrics_by_text.setdefault(titled_text, []).append(metric)
 
     rows = []
     for (title, text), metrics in metrics_by_text.items():
@@ -120,3 +141,23 @@ def guide_table(run: Run, basis: Basis | None) -> Table | None:
     if not rows:
         return None
     return Table(["", "metric", ""], rows, css="texts")
+
+
+def _guide_to_retraining(basis: Basis) -> list[TitledText]:
+    seeds = basis.inputs.seeds
+    guide = []
+    for title, text in MESSAGES["retrained"].items():
+        sentence = text.format(origin=basis.origin, seeds=seeds)
+        guide.append((title, sentence))
+    return guide
+
+
+def _guide_to_metric(run: Run, metric: str) -> list[TitledText]:
+    metric_info = run.metric_info(metric)
+    class_name = metric_info["class"]
+    caveats = MESSAGES["caveats"].get(class_name, ())
+    return [
+        ("what it is", metric_info["about"]),
+        *metric_info["guide"].items(),
+        *(("limits", caveat) for caveat in caveats),
+    ]

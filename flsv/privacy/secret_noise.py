@@ -14,7 +14,11 @@ BLOCK_SIZE = 2**18
 _MANTISSA_BITS = 53
 
 
-def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
+def add_secret_noise(
+    vector: Tensor,
+    scale: float,
+    key: bytes,
+) -> None:
     """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise is derived from ``key``, which
     must be used only once.
     """

@@ -134,7 +134,11 @@ class Run:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
 
-    def final(self, metric: str, column: str = "") -> list[float]:
+    def final(
+        self,
+        metric: str,
+        column: str = "",
+    ) -> list[float]:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
@@ -252,7 +256,11 @@ def _read_folder(folder: Path) -> Run:
 SUMMARY_FILE = "repeat.csv"
 
 
-def final_values(runs: Sequence[Run], metric: str, column: str = "") -> DataFrame:
+def final_values(
+    runs: Sequence[Run],
+    metric: str,
+    column: str = "",
+) -> DataFrame:
     """Return the last values of a metric, with a row per run and a column per client."""
     rows = []
     for run in runs:
@@ -293,7 +301,10 @@ def _check_repetition(run: Run, repetition: Run) -> None:
         )
 
 
-def _mean_performance(metric: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _mean_performance(
+    metric: str,
+    runs: Sequence[Run],
+) -> dict[str, Any]:
     """Return the first run's performance by a metric, with means over all runs."""
     performance_by_run = [run.performances.get(metric, {}) for run in runs]
     means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))

@@ -134,22 +134,19 @@ class ResultBuilder:
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
         missing: Collection[str] = (),
-        # By default errors are raised.
-        keeping_run: KeepingRun = lambda names, action: nullcontext(),
+        keeping_run: KeepingRun = lambda names, action: nullcontext(),  # errors are raised
     ) -> None:
         self._metrics = metrics
         self._missing = missing
         self._keeping_run = keeping_run
         self._client_names = client_names
-        # {metric: names of its columns, None if they are classes}
-        self.columns: dict[str, list[str] | None] = {}
+        self.columns: dict[str, list[str] | None] = {}  # None: a metric's columns are classes
         # {metric: names of classes}: the names in the data or, without these, in the metric
         self._class_names: dict[str, Sequence[str] | None] = {}
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
-        # The metrics' numbers after the round before.
-        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}
+        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}  # after the round before
         self._federation_numbers: set[str] = set()
         # The numbers of the whole federation that late results do not repeat.
         self._written_numbers: set[str] = set()
@@ -199,13 +196,13 @@ class ResultBuilder:
         tensors: Mapping[TensorKey, Tensor],
     ) -> list[Row]:
         """Return the rows of the metrics' numbers. A number of the whole federation has one row, without a client."""
-        rows: list[Row] = []
+        rows = []
         for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
                 rows.append(_federation_row(index, name, tensor.item()))
             elif part == OVERALL:
                 interval_ends = tensors.get((name, ENDS))
-                intervals: Any = {}
+                intervals = {}
                 if interval_ends is not None:
                     intervals = by_client(interval_ends)
                 rows += client_rows(
@@ -216,7 +213,7 @@ class ResultBuilder:
         return rows
 
     def _column_rows(self, index: int, metric: str, values: Tensor) -> list[Row]:
-        rows: list[Row] = []
+        rows = []
         columns = self._named_columns(metric, num_columns=values.shape[1])
         for position, (column, class_name) in enumerate(columns.items()):
             rows += client_rows(
@@ -303,13 +300,7 @@ class ResultBuilder:
             (name, part): tensor for (name, part), tensor in tensors.items() if part != COLUMNS
         }
         metric_rows = self._metric_rows(index, tensors_without_columns)
-
-        weight_by_client = {} if weights is None else by_client(weights.cpu())
-        rows_of_round = [
-            *client_rows(index, "weight", weight_by_client, self._client_names),
-            *client_rows(index, "update_norm", norms, self._client_names),
-            *client_rows(index, TRAIN_LOSS, losses, self._client_names),
-        ]
+        rows_of_round = self._rows_of_round(index, weights, norms, losses)
         score_rows = self._score_rows(index, scores)
         changes += rows_of_round
         if has_new_scores:  # scores of an earlier round are no change
@@ -322,6 +313,20 @@ class ResultBuilder:
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )
+
+    def _rows_of_round(
+        self,
+        index: int,
+        weights: Tensor | None,
+        norms: Mapping[int, float],
+        losses: Mapping[int, float],
+    ) -> list[Row]:
+        weight_by_client = {} if weights is None else by_client(weights.cpu())
+        return [
+            *client_rows(index, "weight", weight_by_client, self._client_names),
+            *client_rows(index, "update_norm", norms, self._client_names),
+            *client_rows(index, TRAIN_LOSS, losses, self._client_names),
+        ]
 
     def _without_written_numbers(
         self, tensors: Mapping[TensorKey, Tensor]
@@ -362,7 +367,7 @@ def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
     """
     # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
     # Allocation in Federated Learning", ICLR 2020, definition 1.
-    numbers: dict[str, float] = {}
+    numbers = {}
     for name, client_scores in scores.items():
         has_score = ~client_scores.isnan()
         known_scores = client_scores[has_score].double()

@@ -135,7 +135,7 @@ class CSV(Sink):
         If rounds of another run would be lost, the file is copied first.
         """
         earlier_path = earlier or self.path
-        rows: list[Row] = []
+        rows = []
         if first_round > 0:
             rows = self._rows_of_earlier_run(earlier_path, first_round)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ class CSV(Sink):
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
-        late_rows: list[Row] = []
+        late_rows = []
         late_metrics = set()
         for result in results:
             late_rows += result.rows_of_file

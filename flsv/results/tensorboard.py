@@ -104,7 +104,7 @@ class TensorBoard(LoggerSink):
         # purge_step=0 discards the result of an earlier process, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
-        plain_settings: dict[str, str | float] = {}
+        plain_settings = {}
         for name, setting in settings.items():
             if name.startswith("_"):  # entries that the command line adds
                 continue

@@ -68,24 +68,31 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
 
 def _print_clients(run: Run) -> None:
     rows = shown_clients(None, run.num_clients)
-    title = "Clients" + _part_shown(rows, run)
-    columns = {"samples": _sample_counts(run)}
-    columns["rounds"] = format_numbers(run.final("rounds"))
-    print_table(title, run.client_names, columns, rows)
+    columns = {
+        "samples": _sample_counts(run),
+        "rounds": format_numbers(run.final("rounds")),
+    }
+    print_table(f"Clients{_part_shown(rows, run)}", run.client_names, columns, rows)
 
 
 def _print_values(run: Run, basis: Basis) -> None:
     rows = shown_clients(basis.estimates["value"], run.num_clients)
-    title = "Contributions" + _part_shown(rows, run, order=f", by {basis.key}")
-    columns = {"samples": _sample_counts(run)}
-    columns[basis.key] = with_intervals(basis.estimates)
-    columns |= share_column(basis)
-    print_table(title, run.client_names, columns, rows)
+    part = _part_shown(rows, run, order=f", by {basis.key}")
+    columns = {
+        "samples": _sample_counts(run),
+        basis.key: with_intervals(basis.estimates),
+        **share_column(basis),
+    }
+    print_table(f"Contributions{part}", run.client_names, columns, rows)
     if basis.inputs.unsuitable:
         print_values_by_class(run, basis.key, rows)
 
 
-def _part_shown(rows: Sequence[int], run: Run, order: str = "") -> str:
+def _part_shown(
+    rows: Sequence[int],
+    run: Run,
+    order: str = "",
+) -> str:
     """Return the end of a table's title: how many of the clients the table shows, or "" if it shows all."""
     if len(rows) == run.num_clients:
         return ""
@@ -97,16 +104,22 @@ def _sample_counts(run: Run) -> list[str]:
     return list(map(str, run.record["samples"]))
 
 
-def print_values_by_class(run: Run, metric: str, rows: Sequence[int]) -> None:
+def print_values_by_class(
+    run: Run,
+    metric: str,
+    rows: Sequence[int],
+) -> None:
     """Print a table of a metric's values by class or other column, unless it has more than ten of them or none."""
     columns = run.columns(metric)
     if not 0 < len(columns) <= _MAX_COLUMNS:
         return
     kind = "class" if run.columns_are_classes(metric) else "column"
-    cells: dict[str, list[str]] = {}
+    cells = {}
     for position, (key, name) in enumerate(columns.items()):
-        head = f"{name} ({position})" if name in cells else name  # if another class has this name
-        cells[head] = format_numbers(run.final(metric, key), 2)
+        is_taken = name in cells  # another class has this name
+        head = f"{name} ({position})" if is_taken else name
+        values = run.final(metric, key)
+        cells[head] = format_numbers(values, digits=2)
     print_table(f"{metric} by {kind}", run.client_names, cells, rows)
 
 
@@ -121,7 +134,10 @@ def filled(line: str) -> str:
     label = line[:9] if line[6:9] == "   " else ""
     indent = " " * len(label)
     text = textwrap.fill(
-        unbroken(line), width() or 10_000, subsequent_indent=indent, break_on_hyphens=False
+        unbroken(line),
+        width() or 10_000,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )
     return text.replace("\u00a0", " ")
 
@@ -153,15 +169,15 @@ def print_table(
     """Print a table of columns ``{header: cells}`` with a row per name. A table wider than the terminal is split."""
     import pandas  # not at the start: it takes most of the time in which flsv is imported
 
-    cells = {head: [*column] for head, column in columns.items()}
-    row_names = [shortened_name(name) for name in names]
-    table = pandas.DataFrame(cells, index=row_names, dtype=object)
+    row_names = list(map(shortened_name, names))
+    table = pandas.DataFrame(dict(columns), index=row_names, dtype=object)
     table.columns.name = corner
     if rows is not None:
         table = table.iloc[list(rows)]
     print(filled(title))
     with pandas.option_context("display.unicode.east_asian_width", True):
-        print(table.to_string(line_width=width()), end="\n\n")
+        text = table.to_string(line_width=width())
+        print(text, end="\n\n")
 
 
 def width() -> int | None:
@@ -193,11 +209,17 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _show_progress_on(bar: ProgressBar, progress: Callable[[], dict[str, str]]) -> None:
+def _show_progress_on(
+    bar: ProgressBar,
+    progress: Callable[[], dict[str, str]],
+) -> None:
     """Let this bar alone show the progress of the training, too."""
     get_metrics = bar.get_metrics
 
-    def metrics_and_progress(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+    def metrics_and_progress(
+        trainer: L.Trainer,
+        module: L.LightningModule,
+    ) -> dict[str, Any]:
         items = dict(get_metrics(trainer, module))
         items.pop("v_num", None)  # the number of the run's folder
         if trainer.training:
@@ -233,11 +255,13 @@ class Terminal(Sink):
         """Print the clients' table, if the fit has a result and the argument ``table`` is True."""
         if not self._prints_table or self._result is None:
             return
+        record = self._result.record
         where = []
         if self._writes_files:
-            where = where_results_are(self._trainer, has_ended="ended" in self._result.record)
+            where = where_results_are(self._trainer, has_ended="ended" in record)
         run_class = resolve_name("flsv.results.reading:Run")  # it imports pandas
-        run = run_class(run_folder(self._trainer), self._result.record, self._result.table)
+        folder = run_folder(self._trainer)
+        run = run_class(folder, record, self._result.table)
         print_contributions(run, where)
 
     def close(self, failed: bool = False) -> None:

@@ -51,7 +51,10 @@ def _decimals(value: float, digits: int) -> int:
     return max(0, digits - 1 - power_of_ten)
 
 
-def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
+def format_numbers(
+    values: Sequence[float],
+    digits: int = 3,
+) -> list[str]:
     """Format a column of numbers with equally many decimals, enough for ``digits`` significant digits of the largest.
 
     Example:
@@ -78,13 +81,19 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     return texts
 
 
-def format_rows(numbers: DataFrame, digits: int = 3) -> list[list[str]]:
+def format_rows(
+    numbers: DataFrame,
+    digits: int = 3,
+) -> list[list[str]]:
     """Format rows of numbers, with equally many decimals, see :func:`format_numbers`."""
     texts = format_numbers(numbers.to_numpy().ravel().tolist(), digits)
     return np.reshape(texts, numbers.shape).tolist()
 
 
-def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
+def with_intervals(
+    estimates: DataFrame,
+    between: str = ", ",
+) -> list[str]:
     """Format the column ``value`` with the interval from ``low`` to ``high`` in square brackets.
 
     Example:
@@ -102,7 +111,10 @@ def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
     return cells
 
 
-def ends_of(order: Sequence[int], limit: int) -> list[int]:
+def ends_of(
+    order: Sequence[int],
+    limit: int,
+) -> list[int]:
     """Return the elements of ``order`` if there are at most ``limit``, or else the first and the last ten."""
     if len(order) <= limit:
         return [*order]
@@ -230,7 +242,10 @@ def percent(fraction: float) -> str:
     return NO_NUMBER if math.isnan(fraction) else f"{100 * fraction:.1f} %"
 
 
-def joined(names: Iterable[str], word: str = "and") -> str:
+def joined(
+    names: Iterable[str],
+    word: str = "and",
+) -> str:
     """Join names with commas and, before the last, ``word``.
 
     Example:

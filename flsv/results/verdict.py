@@ -22,6 +22,8 @@ from flsv.utilities.errors import listed
 #: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
 #: coalition was trained.
 Source = Literal["trainings", "outputs", "scores", "none"]
+#: Whether all together have gained nothing, no more than the most frequent class's fraction, or something.
+Improvement = Literal["none", "like majority", "clear"]
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
 ONE_CLASS_FRACTION = 0.7
 #: Largest probability that all together have gained nothing with which values are still paid by.
@@ -106,6 +108,28 @@ class PaymentInputs:
     #: The metric's reason why no client has a value, if it knows one.
     why_no_values: str = ""
 
+    @property
+    def has_values(self) -> bool:
+        """Return whether a client has a value."""
+        return any(not math.isnan(value) for value in self.values)
+
+    @property
+    def has_trainings(self) -> bool:
+        """Return whether coalitions were trained."""
+        return self.source != "none"
+
+    @property
+    def are_gains(self) -> bool:
+        """Return whether the values add up to what all together have gained."""
+        is_suitable = not self.unsuitable and not self.of_rounds
+        return self.has_values and is_suitable
+
+    @property
+    def allows_ranks_only(self) -> bool:
+        """Return whether the trained coalitions only allow a ranking."""
+        is_scored_alone = self.alone_only and self.source == "scores"
+        return self.has_trainings and (self.ranks_only or is_scored_alone)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -159,44 +183,64 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         >>> verdict_of(values).text
         'These values can be a basis for payment: models were also trained without some of the partners, with 3 seeds.'
     """
-    has_trainings = inputs.source != "none"
     joint = _joint(inputs, rule)
-    has_values = not all(map(math.isnan, inputs.values))
-    are_gains = has_values and not inputs.unsuitable and not inputs.of_rounds
-    no_gain = are_gains and _has_no_gain(inputs, joint)
-    is_like_majority = not no_gain and _is_like_majority(inputs)
-    has_gain = not no_gain and not is_like_majority
-    are_trained_values = has_trainings and has_values
-    is_scored_alone = inputs.alone_only and inputs.source == "scores"
-    ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
+    improvement = _improvement(inputs, joint)
+    detail_by_reason = {
+        **_forbidding_details(inputs, joint, improvement),
+        **_reservations(inputs, improvement),
+    }
+    return Verdict(_sentences(detail_by_reason), inputs.seeds)
 
-    detail_by_reason: dict[str, Any] = {
+
+def _improvement(inputs: PaymentInputs, joint: JointShares) -> Improvement:
+    """Return whether the model of all together is clearly better than an untrained one."""
+    if inputs.are_gains and _has_no_gain(inputs, joint):
+        return "none"
+    if _is_like_majority(inputs):
+        return "like majority"
+    return "clear"
+
+
+def _forbidding_details(
+    inputs: PaymentInputs, joint: JointShares, improvement: Improvement
+) -> dict[str, Any]:
+    """Return a detail of each of :data:`FORBIDDING_REASONS`, false for reasons that do not apply."""
+    is_wide = improvement == "clear" and joint.moved > MAX_MOVED_FRACTION
+    return {
         "rounds": inputs.of_rounds,
         "unfinished": inputs.stopped_after,
         "unsuitable": inputs.unsuitable,
-        "no_values": not has_values and _why_no_values(inputs),
+        "no_values": not inputs.has_values and _why_no_values(inputs),
         "shared_samples": inputs.shared_samples,
-        "ranking": has_values and ranks_only,
-        "evaluated_by_clients": inputs.evaluated_by_clients and not inputs.accepts_partners,
-        "no_gain": no_gain,
-        "majority": is_like_majority and percent(inputs.majority),
-        "wide": has_gain and joint.moved > MAX_MOVED_FRACTION and percent(joint.moved),
-        "metric": are_gains and not has_trainings,
-        "data_warnings": inputs.data_warnings,
         "unlike_run": inputs.unlike_run,
-        "incidents": inputs.incidents,
-        "one_class": has_values
-        and inputs.majority >= ONE_CLASS_FRACTION
-        and percent(inputs.majority),
-        "one_seed": are_trained_values and inputs.seeds == 1,
-        "alone": are_trained_values and inputs.alone_only and not ranks_only,
-        "halves": has_values and inputs.halved,
-        "scores": has_values and inputs.source == "scores" and not ranks_only,
-        "partners": has_values and inputs.evaluated_by_clients and inputs.accepts_partners,
-        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together - inputs.margin,
-        "small_gain": are_trained_values and has_gain and is_small_gain(inputs.by, inputs.values),
+        "ranking": inputs.has_values and inputs.allows_ranks_only,
+        "evaluated_by_clients": inputs.evaluated_by_clients and not inputs.accepts_partners,
+        "no_gain": improvement == "none",
+        "majority": improvement == "like majority" and percent(inputs.majority),
+        "wide": is_wide and percent(joint.moved),
     }
-    return Verdict(_sentences(detail_by_reason), inputs.seeds)
+
+
+def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, Any]:
+    """Return a detail of each reason that does not forbid a payment, false for those that do not apply."""
+    has_trained_values = inputs.has_trainings and inputs.has_values
+    allows_shares = inputs.has_values and not inputs.allows_ranks_only
+    has_one_class = inputs.has_values and inputs.majority >= ONE_CLASS_FRACTION
+    is_accepted = inputs.evaluated_by_clients and inputs.accepts_partners
+    is_small = improvement == "clear" and is_small_gain(inputs.by, inputs.values)
+    return {
+        "metric": inputs.are_gains and not inputs.has_trainings,
+        "data_warnings": inputs.data_warnings,
+        "incidents": inputs.incidents,
+        "one_class": has_one_class and percent(inputs.majority),
+        "one_seed": has_trained_values and inputs.seeds == 1,
+        "alone": has_trained_values and allows_shares and inputs.alone_only,
+        "halves": inputs.has_values and inputs.halved,
+        "scores": allows_shares and inputs.source == "scores",
+        "partners": inputs.has_values and is_accepted,
+        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together - inputs.margin,
+        "small_gain": has_trained_values and is_small,
+    }
 
 
 def _sentences(detail_by_reason: Mapping[str, Any]) -> dict[str, str]:

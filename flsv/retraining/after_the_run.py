@@ -126,7 +126,9 @@ class TrainingAfterTheRun:
 
     def _coalitions_to_train(self) -> list[Members]:
         """Return all coalitions except the empty one and that of all clients, whose models are the run's."""
-        return members_of(self.masks)[2:]
+        num_clients = self.masks.shape[1]
+        coalitions = members_of(self.masks)
+        return [members for members in coalitions if 0 < len(members) < num_clients]
 
     def _train_missing(self, training: CoalitionTraining, run: MeasuredRun) -> None:
         """Train the coalitions that are missing in the store, and then the complementary coalitions (halves) that the

@@ -62,17 +62,18 @@ class CoalitionScoring(L.Callback):
     training.
     """
 
+    _untrained: ScoredModel | None = None
+    # The last finite model, if training ended because no further model was finite.
+    _last_model: ScoredModel | None = None
+    _has_last_round_ended = False
+    _start_hash = ""
+    _models: FitModels | None = None
+
     def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
         self._data = data
         self._job = job
         self._measures = measures if job.scores_rounds else {}
-        self._untrained: ScoredModel | None = None
         self._model_by_round: dict[int, ScoredModel] = {}
-        # The last finite model, if training ended because no further model was finite.
-        self._last_model: ScoredModel | None = None
-        self._has_last_round_ended = False
-        self._start_hash = ""
-        self._models: FitModels | None = None
         self._first_updates: Mapping[int, Tensor] = {}
         # The parts of the fit that the program's own code has read.
         self.reads = ProgramReads()
@@ -320,9 +321,8 @@ class ProgramReads:
     callbacks (``checkpoints``) during a fit.
     """
 
-    def __init__(self) -> None:
-        self.values = False
-        self.checkpoints = False
+    values = False
+    checkpoints = False
 
     def begin(self, trainer: L.Trainer, validates: bool) -> None:
         """Record from now on whether the program reads validation results. If the fit does not validate, such a read

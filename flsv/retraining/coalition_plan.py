@@ -99,6 +99,7 @@ class CoalitionsElsewhere(Protocol):
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
+    _coalitions: Coalitions
     # The copy from before the fit, and the result of its dry run.
     _run_copy: CopyOfRun | None = None
     _dry_run_result: DryRunResult | None = None
@@ -123,14 +124,14 @@ class CoalitionPlan(RunExtension):
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
         metrics = list(self._metrics.values())
-        self._coalitions: Coalitions = metrics[0].trains
-        self._halvings = metrics[0].halvings
         self._max_fits = min(metric.max_fits for metric in metrics)
-        if len({(metric.trains, metric.halvings) for metric in metrics}) > 1:
+        designs = [(metric.trains, metric.halvings) for metric in metrics]
+        if any(design != designs[0] for design in designs):
             raise ConfigurationError(
                 f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of coalitions. "
                 "Give these metrics the same coalitions, or keep only one of them."
             )
+        self._coalitions, self._halvings = designs[0]
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
         # The part of the run's checkpoints that belongs to this object.
@@ -385,10 +386,11 @@ class CoalitionPlan(RunExtension):
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
-        pending_lines = []
-        for name, metric in metrics.items():
-            if metric.pending is not None:
-                pending_lines.append(f"{name}: {metric.pending}")
+        pending_lines = [
+            f"{name}: {metric.pending}"
+            for name, metric in metrics.items()
+            if metric.pending is not None
+        ]
         if pending_lines or not metrics:
             return pending_lines
 

@@ -145,8 +145,8 @@ class ProgramFolder:
                     continue
                 if entry.is_dir():
                     pending.append(entry.path)
-                elif entry.stat().st_ctime_ns >= self._start_time:
-                    yield entry.path
+                elif entry.is_file() and entry.stat().st_ctime_ns >= self._start_time:
+                    yield entry.path  # a socket or a pipe cannot be copied
 
     # ---- a coalition
 
@@ -288,7 +288,7 @@ class ProgramFolder:
         remove(entry)
         if kind == "folder":
             os.makedirs(entry)
-        elif kind == "changed" and is_there:
+        elif kind == "changed" and is_there and os.path.isfile(source):
             shutil.copy2(source, entry)
         elif kind in ("file", "link"):
             os.symlink(source, entry)

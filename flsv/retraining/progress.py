@@ -29,13 +29,14 @@ class Progress:
     :data:`PAUSE_SECONDS`. The bar is shown from the first step on, or inside of a ``with`` statement.
     """
 
+    _num_done = 0
+    _bar: Tqdm | None = None
+
     def __init__(self, trainer: L.Trainer, total: int, title: str) -> None:
         has_bar = trainer.progress_bar_callback is not None and _can_redraw()
         self._shows_bar = has_bar and ranks_of(trainer).rank == 0
         self._total = total
         self._title = title
-        self._num_done = 0
-        self._bar: Tqdm | None = None
         self._line_time = time.monotonic()
 
     def __enter__(self) -> Self:

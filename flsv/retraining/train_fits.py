@@ -41,9 +41,10 @@ class FitsFailed(ConfigurationError):
             reason = f"{failure}".rstrip(".")
             coalitions_by_reason.setdefault(reason, []).append(members)
 
-        reasons = []
-        for reason, coalitions in coalitions_by_reason.items():
-            reasons.append(f"{listed(coalitions, show=clients_text)}: {reason}")
+        reasons = [
+            f"{listed(coalitions, show=clients_text)}: {reason}"
+            for reason, coalitions in coalitions_by_reason.items()
+        ]
         plural = "s" if len(failed) > 1 else ""
         super().__init__(f"{len(failed)} coalition{plural} failed to train, {'; '.join(reasons)}.")
 

@@ -67,31 +67,37 @@ def inconsistent_own_models(
         {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
     """
     moves = own_models - initial_model  # [n, P]
+    reasons = _reasons_by_directions(moves, update_sums)
+
     distances_to_federation = (own_models - federation_model).norm(dim=1)  # [n]
     is_near = distances_to_federation < MIN_RELATIVE_DISTANCE * moves.norm(dim=1)
     if has_others is not None:
         is_near &= has_others
-    near_clients = is_near.nonzero().flatten().tolist()
-    reasons = dict.fromkeys(near_clients, "its own model is the federation's")
+    for client in is_near.nonzero().flatten().tolist():
+        reasons[client] = "its own model is the federation's"
+    return dict(sorted(reasons.items()))
 
+
+def _reasons_by_directions(moves: Tensor, update_sums: Tensor) -> dict[int, str]:
+    """Find clients whose moves ``[n, P]`` do not have the directions of their own updates ``[n, P]``, with reasons."""
     # A move or an update of length zero has no direction to compare.
     has_moved = moves.norm(dim=1) > 0
     has_update = update_sums.norm(dim=1) > 0
     if has_moved.sum() < 3:
-        return reasons
+        return {}
 
+    reasons = {}
     cosines = _cosines(moves, update_sums)  # [n, n]
-    compared_clients = (has_moved & has_update).nonzero().flatten().tolist()
-    for client in compared_clients:
+    for client in (has_moved & has_update).nonzero().flatten().tolist():
         is_other = has_moved.clone()
         is_other[client] = False
-        reason = _reason_by_direction(client, cosines[client], cosines[is_other.cpu()], has_update)
-        if reason and client not in reasons:
+        reason = _wrong_direction(client, cosines[client], cosines[is_other.cpu()], has_update)
+        if reason:
             reasons[client] = reason
-    return dict(sorted(reasons.items()))
+    return reasons
 
 
-def _reason_by_direction(
+def _wrong_direction(
     client: int, cosines_of_client: Tensor, cosines_of_others: Tensor, has_update: Tensor
 ) -> str:
     """Return why the client has probably not trained its own model alone. Empty if there is no reason to think so."""
@@ -172,31 +178,28 @@ class CoalitionsAtSites(Strategy):
         self._are_updates_unchanged = not federation.uploads
         self._run = FederationState()
         self._memory = memory
+        self._warnings_of_run = consistency_warnings
+
         saved = memory.get("sites")
         if saved is None:
-            saved = {  # by the keys of checkpoints
-                "left": None,
-                "consistency_warnings": [],
-                "masks": masks,
-                "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
-                "coalitions": {},
-                "initial": federation.global_vector.clone(),
-            }
+            saved = _initial_state(masks, federation)
+        self._restore(saved, federation)
+        consistency_warnings += self._consistency_warnings
+
+    def _restore(self, saved: Mapping[str, Any], federation: FederationInfo) -> None:
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
         # The run's model after its last complete round. None before the first round.
         self._last_model: Tensor | None = saved["left"]
         self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
-        self._warnings_of_run = consistency_warnings
-        consistency_warnings += self._consistency_warnings
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
         self._coalitions = []
-        for index, mask in enumerate(trained_masks(self._masks)):
+        for index, members in enumerate(_trained_coalitions(self._masks)):
             coalition = _Coalition(
-                mask.nonzero().flatten().tolist(),
+                members,
                 replace(federation, global_vector=self._initial_model),
-                sites_of=engine.sites_of,
+                sites_of=self._engine.sites_of,
                 saved=saved["coalitions"].get(index),
             )
             self._coalitions.append(coalition)
@@ -255,8 +258,8 @@ class CoalitionsAtSites(Strategy):
         )
         num_others = len(self._masks) - len(halves)
         self._masks = torch.cat([self._masks[:num_others], halves])
-        for coalition, mask in zip(self._coalitions, trained_masks(self._masks)):
-            coalition.set_members(mask.nonzero().flatten().tolist())
+        for coalition, members in zip(self._coalitions, _trained_coalitions(self._masks)):
+            coalition.set_members(members)
 
     def _check_unchanged(self, round: Round) -> None:
         if self._last_model is None:
@@ -285,7 +288,7 @@ class CoalitionsAtSites(Strategy):
         while any(packets_by_coalition):
             # A site trains one model at a time, so it gets one packet at a time.
             packet_by_site: dict[int, Packet] = {}
-            coalition_by_site: dict[int, int] = {}
+            coalition_by_site = {}
             for index, waiting_packets in enumerate(packets_by_coalition):
                 for site in waiting_packets.keys() - packet_by_site.keys():
                     packet_by_site[site] = waiting_packets.pop(site)
@@ -297,41 +300,55 @@ class CoalitionsAtSites(Strategy):
         return replies_by_coalition
 
     def _note_inconsistent_models(self, round: Round) -> None:
-        coalition_by_client = {}
-        for coalition in self._coalitions:
-            if len(coalition.members) == 1:
-                coalition_by_client[coalition.members[0]] = coalition
+        coalition_by_client = self._coalitions_of_one()
         if len(coalition_by_client) < len(self._update_sums):
             return
 
         global_model = round.global_vector  # the model that was last sent to the clients
         self._update_sums = self._update_sums.to(global_model)
-        has_update_before = self._update_sums.norm(dim=1) > 0
-        num_others_before = has_update_before.sum() - has_update_before.long()
-        is_first_round = round.round_index == 0
-        is_same_training = is_first_round and self._are_updates_unchanged
+        has_others = self._have_others_updates()
         for update in self._updates:
-            client = update.client_id
-            step = _update_of(update, global_model)
-            self._update_sums[client] += step
-            own_model = coalition_by_client[client].sent_models.get(client, update.vector)
-            distance = (own_model - update.vector).norm()
-            if is_same_training and distance > MAX_RELATIVE_DIFFERENCE * step.norm():
-                self._run.note(client, "its own model is not its first update", OF_VALUES)
-        if is_first_round:
+            self._update_sums[update.client_id] += _update_of(update, global_model)
+        if round.round_index == 0:
+            self._note_unlike_first_updates(coalition_by_client, global_model)
             return
 
-        clients = range(len(self._update_sums))
-        own_models = [coalition_by_client[client].state.model() for client in clients]
+        own_models = [
+            coalition_by_client[client].state.model() for client in range(len(has_others))
+        ]
         reasons = inconsistent_own_models(
             torch.stack(own_models),
             self._initial_model.to(global_model),
             federation_model=global_model,
             update_sums=self._update_sums,
-            has_others=num_others_before > 0,
+            has_others=has_others,
         )
         for client, reason in reasons.items():
             self._run.note(client, reason, OF_VALUES)
+
+    def _coalitions_of_one(self) -> dict[int, _Coalition]:
+        singles = [coalition for coalition in self._coalitions if len(coalition.members) == 1]
+        return {coalition.members[0]: coalition for coalition in singles}
+
+    def _have_others_updates(self) -> Tensor:
+        """Return whether another client's update is part of the global model, bool ``[n]``."""
+        has_update = self._update_sums.norm(dim=1) > 0
+        num_others = has_update.sum() - has_update.long()
+        return num_others > 0
+
+    def _note_unlike_first_updates(
+        self, coalition_by_client: Mapping[int, _Coalition], global_model: Tensor
+    ) -> None:
+        """Record clients whose own model is not the one that they sent in the run's first round."""
+        if not self._are_updates_unchanged:
+            return
+        for update in self._updates:
+            client = update.client_id
+            own_model = coalition_by_client[client].sent_models.get(client, update.vector)
+            distance = (own_model - update.vector).norm()
+            step = _update_of(update, global_model)
+            if distance > MAX_RELATIVE_DIFFERENCE * step.norm():
+                self._run.note(client, "its own model is not its first update", OF_VALUES)
 
     @property
     def masks(self) -> Tensor:
@@ -364,45 +381,34 @@ class _Coalition:
         roles: Mapping[str, Any] = federation.strategies
         self._sampler_of_run: ClientSampler = roles["sampler"]
         self.set_members(members)
-        excluded_roles = ("sampler", "personalizer")
-        run_strategies = {role: roles[role] for role in roles if role not in excluded_roles}
-        # They are copied together, since they may refer to each other.
-        run_parts = run_strategies, _metric_of_aggregator(federation), federation.filters
-        strategies, metrics, filters = copy.deepcopy(run_parts)
-
-        num_clients = federation.num_clients
-        self._metrics = ContributionMetrics(metrics, check_names(strategies), num_clients)
+        strategies, metrics, filters = _copied_parts(federation)
+        self._metrics = ContributionMetrics(
+            metrics, check_names(strategies), federation.num_clients
+        )
         self._metrics.reset()
         self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
         self._parts = [*strategies.values(), *self._server.filters]
 
-        initial_model = federation.global_vector
+        self.state = _state_before_rounds(federation)
         if saved is not None:
-            initial_model = saved["model"].to(initial_model)
-        self.state = FederationState(
-            num_clients,
-            federation.seed,
-            participations=torch.zeros(num_clients, dtype=torch.long),
-            updates_received=torch.zeros(num_clients, dtype=torch.long),
-        )
-        self.state.global_vector = initial_model.clone()
+            self.state.global_vector = saved["model"].to(federation.global_vector).clone()
         info = replace(
             federation,
             global_vector=self.state.model().clone(),
             strategies={**federation.strategies, **strategies},
             metrics=metrics,
         )
-        for part in self._parts:
-            part.set_up(info)
-        if saved is not None:
-            self._restore(saved, info)
-        else:
-            for part in self._parts:
-                part.begin(info)
-        self._metrics.to(initial_model.device)
+        self._begin(info, saved)
+        self._metrics.to(federation.global_vector.device)
         self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
 
-    def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
+    def _begin(self, info: FederationInfo, saved: Mapping[str, Any] | None) -> None:
+        for part in self._parts:
+            part.set_up(info)
+        if saved is None:
+            for part in self._parts:
+                part.begin(info)
+            return
         self._metrics.load_state_dict(saved["metrics"])
         self.state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
@@ -431,16 +437,25 @@ class _Coalition:
         clients: Sequence[Client],
     ) -> dict[int, Packet]:
         """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
-        state = self.state
         self._clients = clients
+        self._begin_round(run_state)
+        cohort = self._draw_cohort(clients)
+        self.state.cohort = [client for client in cohort if client not in absent]
+        self._instructions = self._server.instruct(self.state.cohort, self.state)
+        self.sites.discard()
+        return self.sites.packets(self._instructions)
+
+    def _begin_round(self, run_state: FederationState) -> None:
+        state = self.state
         state.round_index = run_state.round_index
         state.incidents = run_state.incidents
         if not state.run:  # the id of the coalition's run, for which sites keep a separate state
             state.run = digest([run_state.run, self.members]).hex()[:16]
 
+    def _draw_cohort(self, clients: Sequence[Client]) -> list[int]:
+        state = self.state
         contributions = self._metrics.with_priors()
         cohort = draw_cohort(self._sampler, state, contributions, clients)
-        state.cohort = [client for client in cohort if client not in absent]
         # Each client's probability to be drawn is only computed if it is needed.
         self._drawing_probabilities = partial(
             checked_probabilities,
@@ -450,9 +465,7 @@ class _Coalition:
             round_index=state.round_index,
             cohort=cohort,
         )
-        self._instructions = self._server.instruct(state.cohort, state)
-        self.sites.discard()
-        return self.sites.packets(self._instructions)
+        return cohort
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
         """End the coalition's round with the sites' ``replies``. If no site has sent a finite model, the coalition's
@@ -492,6 +505,29 @@ class _Coalition:
         self.state.complete(finished_round, [*broken_clients, *self.sent_models])
 
 
+def _copied_parts(
+    federation: FederationInfo,
+) -> tuple[dict[str, Strategy], dict[str, Any], Sequence[Any]]:
+    excluded_roles = ("sampler", "personalizer")
+    strategies = {}
+    for role, strategy in federation.strategies.items():
+        if role not in excluded_roles:
+            strategies[role] = strategy
+    # They are copied together, since they may refer to each other.
+    return copy.deepcopy((strategies, _metric_of_aggregator(federation), federation.filters))
+
+
+def _state_before_rounds(federation: FederationInfo) -> FederationState:
+    no_counts = torch.zeros(federation.num_clients, dtype=torch.long)
+    return FederationState(
+        federation.num_clients,
+        federation.seed,
+        participations=no_counts,
+        updates_received=no_counts.clone(),
+        global_vector=federation.global_vector.clone(),
+    )
+
+
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
     """Return the metric whose values the aggregator reads, as ``{name: metric}``. Empty if it reads none."""
     metric_name = federation.strategies["aggregator"].metric
@@ -500,8 +536,19 @@ def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict
     return {metric_name: federation.metrics[metric_name]}
 
 
-def trained_masks(masks: Tensor) -> Tensor:
-    """Return the coalitions in ``masks [K, n]`` that are neither empty nor full."""
+def _trained_coalitions(masks: Tensor) -> list[list[int]]:
+    """Return the members of the coalitions in ``masks [K, n]`` that are neither empty nor full."""
     sizes = masks.sum(1)
     is_inner = (sizes > 0) & (sizes < masks.shape[1])
-    return masks[is_inner]
+    return [mask.nonzero().flatten().tolist() for mask in masks[is_inner]]
+
+
+def _initial_state(masks: Tensor, federation: FederationInfo) -> dict[str, Any]:
+    return {
+        "left": None,
+        "consistency_warnings": [],
+        "masks": masks,
+        "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
+        "coalitions": {},
+        "initial": federation.global_vector.clone(),
+    }

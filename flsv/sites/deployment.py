@@ -118,17 +118,7 @@ class RemoteServer:
         if not is_resumed:
             # The file may come from another run.
             sizes_file.unlink(missing_ok=True)
-        directory = Directory(
-            transport,
-            self.sites,
-            agreement(module, loop),
-            sizes_file,
-            timeout=self.timeout,
-            wait=self.wait,
-            report_waiting=report_waiting,
-            max_samples=self.max_samples,
-            run_size={"rounds": self.rounds, "classes": self.num_classes},
-        )
+        directory = self._directory(transport, agreement(module, loop), sizes_file, report_waiting)
         directory.gather()
         data = self._data(directory)
 
@@ -137,6 +127,25 @@ class RemoteServer:
         trainer = L.Trainer(**self._trainer_options(folder, loop))
         trainer.fit(module, data, ckpt_path=checkpoint)
         report_waiting(self._site_errors(loop))
+
+    def _directory(
+        self,
+        transport: Transport,
+        server_agreement: Mapping[str, str],
+        sizes_file: Path,
+        report_waiting: ReportWaiting,
+    ) -> Directory:
+        return Directory(
+            transport,
+            self.sites,
+            server_agreement,
+            sizes_file,
+            timeout=self.timeout,
+            wait=self.wait,
+            report_waiting=report_waiting,
+            max_samples=self.max_samples,
+            run_size={"rounds": self.rounds, "classes": self.num_classes},
+        )
 
     def _data(self, directory: Directory) -> RemoteData:
         if self.datamodule is not None:
@@ -251,25 +260,30 @@ class SiteClient:
         """
         check_options(node)
         # The policy is read at every message: the owner may change the file while this process runs.
+        policy = SitePolicy()
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))
-        else:
-            policy = SitePolicy()
         if self._site is None:
-            self._node_config = NodeConfig(node)
-            run_size = {"clients": len(self.sites or ()), "rounds": self.rounds}
-            self._site = Site(
-                module=self.make_module,
-                data=partial(self.make_datamodule, self._node_config),
-                settings=self.make_loop,
-                folder=Path(str(node.get("folder", SITE_FOLDER))),
-                trainer=self.trainer,
-                functions=self.functions,
-                run_size=run_size,
-            )
+            self._site = self._make_site(node)
             self._site.log_policy(node.get("policy"), policy)
         self._site.policy = policy
         reply = self._site.respond(packet, sender)
+        self._check_unread_options()
+        return reply
+
+    def _make_site(self, node: Mapping[str, Any]) -> Site:
+        self._node_config = NodeConfig(node)
+        return Site(
+            module=self.make_module,
+            data=partial(self.make_datamodule, self._node_config),
+            settings=self.make_loop,
+            folder=Path(str(node.get("folder", SITE_FOLDER))),
+            trainer=self.trainer,
+            functions=self.functions,
+            run_size={"clients": len(self.sites or ()), "rounds": self.rounds},
+        )
+
+    def _check_unread_options(self) -> None:
         unread_names = self._node_config.unread - OWN_OPTIONS
         if unread_names:
             raise Refused(
@@ -277,7 +291,6 @@ class SiteClient:
                 "'folder', 'policy' and the options that the app's data module reads, "
                 f"{sorted(self._node_config.read)}"
             )
-        return reply
 
 
 def check_options(node: Mapping[str, Any]) -> None:

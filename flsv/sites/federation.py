@@ -135,6 +135,21 @@ def _check_metrics(
             )
 
 
+def _max_steps(
+    config: FederationConfig,
+    names: Sequence[str],
+    is_automatic: bool,
+    site: int,
+    num_samples: int,
+) -> int:
+    """Return the largest number of optimizer steps of a site in a round. With ``is_automatic`` Lightning takes them."""
+    work = config.work_of(names[site])
+    max_batches = work.steps or work.epochs * num_samples  # of one sample or more
+    # A module with manual optimization may step several times per batch.
+    steps_of_batch = 1 if is_automatic else MAX_STEPS_PER_SAMPLE
+    return max_batches * steps_of_batch
+
+
 class RemoteFederation(IdleEngine):
     """Engine whose clients train at remote sites, for ``FederatedLoop(engine=...)``.
 
@@ -155,20 +170,12 @@ class RemoteFederation(IdleEngine):
                 "max_epochs=-1: the server sends the number of rounds to the sites. Set max_epochs to this number."
             )
         state.run = state.run or secrets.token_hex(8)
-        # A module with manual optimization may step several times per batch.
         is_automatic = trainer.lightning_module.automatic_optimization
-        steps_of_batch = 1 if is_automatic else MAX_STEPS_PER_SAMPLE
-
-        def max_steps(site: int, num_samples: int) -> int:
-            work = config.work_of(directory.names[site])
-            max_batches = work.steps or work.epochs * num_samples  # of one sample or more
-            return max_batches * steps_of_batch
-
         self.sites_of = partial(
             RemoteSites,
             directory,
             rounds=trainer.max_epochs or 1,
-            max_steps=max_steps,
+            max_steps=partial(_max_steps, config, directory.names, is_automatic),
             reports=expected_reports(config),
             num_classes=data.known_num_classes,
         )
@@ -286,10 +293,13 @@ class RemoteSites:
         self._expected_reports = reports
         self._majority_report: str | None = None
         self._withheld_names: set[tuple[int, str]] = set()
-        self._accepted_states: dict[int, str] = {}
-        self._states_of_round: dict[int, str] = {}
         self._last_queries: dict[int, _LastQuery] = {}
         self.discard()
+
+    def discard(self) -> None:
+        """Forget this round's trainings, so that sites continue from the last completed round."""
+        self._accepted_states = dict(self._state.counted)
+        self._states_of_round: dict[int, str] = {}
 
     def accept(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
@@ -301,11 +311,6 @@ class RemoteSites:
     def commit(self) -> None:
         """Record the name of each site's last accepted state at the end of a round."""
         self._state.counted = dict(self._accepted_states)
-
-    def discard(self) -> None:
-        """Forget this round's trainings, so that sites continue from the last completed round."""
-        self._accepted_states = dict(self._state.counted)
-        self._states_of_round = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
@@ -333,50 +338,60 @@ class RemoteSites:
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
-        finite_updates = {}
-        broken_sites = []  # whose model is not finite
-        states: dict[int, str] = {}  # the names of the sites' new states
-        packets = {}
-        errors = {}
-        for site, reply in replies.items():
-            try:
-                packets[site] = check_done(reply)
-                update, states[site] = self._read_update(site, packets[site], device, space)
-            except BadReply as error:
-                errors[site] = str(error)
-                continue
-            if update is None:
-                broken_sites.append(site)
-            else:
-                finite_updates[site] = update
+        updates, errors = self._valid_updates(replies, device, space)
+        broken_sites = [site for site, update in updates.items() if update is None]
+        finite_updates = {site: update for site, update in updates.items() if update is not None}
 
         reports = {site: describe_reports(update) for site, update in finite_updates.items()}
         errors |= self._unusual_reports(reports)
-        when = f" in round {self._state.round_index + 1}"
         for site, error_text in errors.items():
-            self._warn(site, self._exclusion, error_text, when)
-        accepted_sites = [site for site in finite_updates if site not in errors]
-        self._states_of_round = {site: states[site] for site in accepted_sites}
-        for site in accepted_sites:
-            if packets[site].plain.get("lost"):
-                self._warn(
-                    site, "has lost its state of earlier rounds, and continues without it", "", when
-                )
-            self._warn_of_withheld(site, packets[site], [TRAINING_LOSS])
-        return [finite_updates[site] for site in accepted_sites], broken_sites
+            self._warn(site, self._exclusion, error_text, self._in_round())
+            finite_updates.pop(site, None)
+        self._states_of_round = {}
+        for site in finite_updates:
+            self._note_accepted(site, replies[site])
+        return list(finite_updates.values()), broken_sites
+
+    def _valid_updates(
+        self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
+    ) -> tuple[dict[int, ClientUpdate | None], dict[int, str]]:
+        """Return the sites' updates, None for one that is not finite, and the errors of other sites."""
+        updates = {}
+        errors = {}
+        for site, reply in replies.items():
+            try:
+                updates[site] = self._read_update(site, reply, device, space)
+            except BadReply as error:
+                errors[site] = str(error)
+        return updates, errors
+
+    def _note_accepted(self, site: int, reply: Any) -> None:
+        self._states_of_round[site] = read_state_name(reply)
+        if reply.plain.get("lost"):
+            self._warn(
+                site,
+                "has lost its state of earlier rounds, and continues without it",
+                when=self._in_round(),
+            )
+        self._warn_of_withheld(site, reply, [TRAINING_LOSS])
+
+    def _in_round(self) -> str:
+        return f" in round {self._state.round_index + 1}"
 
     def _read_update(
-        self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
-    ) -> tuple[ClientUpdate | None, str]:
-        """Return a site's update, None if it is not finite, and the name of the site's new state."""
+        self, site: int, reply: Reply, device: torch.device, space: ParameterSpace
+    ) -> ClientUpdate | None:
+        """Return a site's update, None if it is not finite. Raise BadReply if the reply is not valid."""
+        packet = check_done(reply)
         num_samples = self.directory.sizes[site]["train"]
         max_steps = self._max_steps(site, num_samples)
-        update = read_update(reply, site, space, device, num_samples, max_steps)
+        update = read_update(packet, site, space, device, num_samples, max_steps)
         if update is None:  # its model is not finite
-            return None, ""
+            return None
         for name, value in sorted(update.reports.items()):
             self._check_report(name, value)
-        return update, read_state_name(reply)
+        read_state_name(packet)  # raises an error if there is none
+        return update
 
     def _check_report(self, name: str, value: Tensor) -> None:
         if name not in self._expected_reports:
@@ -422,24 +437,9 @@ class RemoteSites:
         name = name_of_function(function)
         expected = self._expected_result(site, function, args, kwargs)
 
-        # The site continues from its training in this round, if it has trained.
-        states = self._accepted_states
-        if site in self._states_of_round:
-            states = self._states_of_round
+        states = self._latest_states(site)
         state_before = states.get(site)
-        plain, tensors = pack((tuple(args), dict(kwargs)))
-        info = {**self._run_info(site), "continue_from": state_before}
-        packet = Packet(
-            "query",
-            {
-                "function": name,
-                "arguments": plain,
-                "round": self._state.round_index,
-                **info,
-            },
-            on_cpu(tensors),
-        )
-
+        packet = self._query_packet(site, name, (tuple(args), dict(kwargs)), state_before)
         self._last_queries.pop(site, None)
         reply = self.conversations.send(site, packet)
         try:
@@ -450,6 +450,25 @@ class RemoteSites:
         states[site] = state
         self._last_queries[site] = _LastQuery(states, state_before)
         return result
+
+    def _latest_states(self, site: int) -> dict[int, str]:
+        """Return the names of states from which the site continues: those of this round if it has trained in it."""
+        if site in self._states_of_round:
+            return self._states_of_round
+        return self._accepted_states
+
+    def _query_packet(
+        self, site: int, function_name: str, arguments: Any, state: str | None
+    ) -> Packet:
+        plain_arguments, tensors = pack(arguments)
+        plain = {
+            "function": function_name,
+            "arguments": plain_arguments,
+            "round": self._state.round_index,
+            **self._run_info(site),
+            "continue_from": state,
+        }
+        return Packet("query", plain, on_cpu(tensors))
 
     def _expected_result(
         self, site: int, function: Callable[..., Any], args: Any, kwargs: Any

@@ -83,14 +83,7 @@ class GridTransport:
         self, packets: Mapping[int, Packet], seconds: float
     ) -> Iterator[tuple[int, Reply]]:
         deadline = time.monotonic() + seconds
-        messages = []
-        for node, packet in packets.items():
-            plain = {**packet.plain, "seconds": seconds}
-            content = to_record(Packet(packet.kind, plain, packet.tensors))
-            message_type = MESSAGE_TYPES[packet.kind]
-            messages.append(Message(content, node, message_type, ttl=seconds + POLL_SECONDS))
-
-        message_ids = self._grid.push_messages(messages)
+        message_ids = self._grid.push_messages(_messages(packets, seconds))
         waiting_nodes = dict(zip(message_ids, packets))
         is_last_look = False
         while waiting_nodes and not is_last_look:
@@ -105,6 +98,16 @@ class GridTransport:
                 yield node, _reply(message)
             if waiting_nodes and not is_last_look:
                 time.sleep(POLL_SECONDS)
+
+
+def _messages(packets: Mapping[int, Packet], seconds: float) -> list[Message]:
+    messages = []
+    for node, packet in packets.items():
+        plain = {**packet.plain, "seconds": seconds}
+        content = to_record(Packet(packet.kind, plain, packet.tensors))
+        message_type = MESSAGE_TYPES[packet.kind]
+        messages.append(Message(content, node, message_type, ttl=seconds + POLL_SECONDS))
+    return messages
 
 
 def _reply(message: Message) -> Reply:

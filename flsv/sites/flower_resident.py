@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,8 @@ def _reply_of_resident_process(request: tuple[Any, ...]) -> Any:
     configured_folder = context.node_config.get("folder", SITE_FOLDER)
     key_file = _key_file(Path(str(configured_folder)).absolute())
     key = key_file.read_bytes()
-
-    # Each SuperNode, run and key has a process of its own. The socket is not in the site's folder, since its path may
-    # not be longer than some 100 characters.
     supernode = os.getppid()
-    users = f"{key.hex()} {supernode} {context.run_id}"
-    name = hashlib.sha256(users.encode()).hexdigest()[:16]
-    address = f"{tempfile.gettempdir()}/flsv-{name}.sock"
+    address = _socket_address(key, supernode, context.run_id)
     open_socket = partial(Client, address, "AF_UNIX", authkey=key)
     arguments = [app, IDLE_SECONDS, address, str(key_file), supernode, sys.path]
     command = [*_COMMAND, json.dumps(arguments)]
@@ -129,18 +125,36 @@ def _reply_of_resident_process(request: tuple[Any, ...]) -> Any:
         process = None
         if starts_process:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        while True:
-            with suppress(*_CONNECTION_ERRORS), open_socket() as connection:
-                connection.send(request)
-                return connection.recv()
-            # There is no process, or it does not listen yet, or it has died.
-            if process is None or process.poll() is not None:
-                break
-            time.sleep(0.05)
+        reply = _reply_through(open_socket, request, process)
+        if reply is not None:
+            return reply
     raise RuntimeError(
         "The site's process has not started, or has died twice while it processed this message. The site's own log has "
         "the details."
     )
+
+
+def _socket_address(key: bytes, supernode: int, run_id: int) -> str:
+    # It is not in the site's folder, since its path may not be longer than some 100 characters.
+    users = f"{key.hex()} {supernode} {run_id}"
+    name = hashlib.sha256(users.encode()).hexdigest()[:16]
+    return f"{tempfile.gettempdir()}/flsv-{name}.sock"
+
+
+def _reply_through(
+    open_socket: Callable[[], Connection],
+    request: tuple[Any, ...],
+    process: subprocess.Popen[bytes] | None,
+) -> Any:
+    """Return the reply of the resident process, None if it has died, or if there is none and none was started."""
+    while True:
+        with suppress(*_CONNECTION_ERRORS), open_socket() as connection:
+            connection.send(request)
+            return connection.recv()
+        # There is no process, or it does not listen yet, or it has died.
+        if process is None or process.poll() is not None:
+            return None
+        time.sleep(0.05)
 
 
 def _key_file(folder: Path) -> Path:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -61,28 +61,39 @@ class AnswerBudget:
         """
         with locked_json(self._path, {"run": {}, "answers": {}}) as entries:
             answers = entries["answers"]
-            for name in _RUN_SIZE:
-                if name in plain:
-                    entries["run"].setdefault(name, plain[name])
+            _store_size(entries["run"], plain)
             if answer in answers or not numbers:
                 return
             if limit is None:
                 limit = self._default_limit(entries["run"])
             answered = sum(answers.values())
-            is_first = first_of is not None and not any(
-                name.startswith(first_of) for name in answers
-            )
-            if answered + numbers > limit and not is_first:
-                words = f"it has answered {answered} numbers about its samples, and answers at most {limit}"
-                rank_zero_warn(
-                    f"flsv: this site refuses {numbers} more, since {words}. max_answers in its policy allows more, "
-                    f"for all runs together; {self._path} has the count."
-                )
-                raise Refused(words)
+            if answered + numbers > limit and not _is_first(first_of, answers):
+                self._refuse(numbers, answered, limit)
             answers[answer] = numbers
         rank_zero_info(
             f"flsv: this site has answered {answered + numbers} of at most {limit} numbers about its samples."
         )
+
+    def _refuse(self, numbers: int, answered: int, limit: int) -> NoReturn:
+        words = f"it has answered {answered} numbers about its samples, and answers at most {limit}"
+        rank_zero_warn(
+            f"flsv: this site refuses {numbers} more, since {words}. max_answers in its policy allows more, "
+            f"for all runs together; {self._path} has the count."
+        )
+        raise Refused(words)
+
+
+def _store_size(run: dict[str, int], plain: Mapping[str, Any]) -> None:
+    for name in _RUN_SIZE:
+        if name in plain:
+            run.setdefault(name, plain[name])
+
+
+def _is_first(beginning: str | None, answers: Iterable[str]) -> bool:
+    """Return whether no name of an answer starts with ``beginning``. Without a beginning, no answer is the first."""
+    if beginning is None:
+        return False
+    return not any(name.startswith(beginning) for name in answers)
 
 
 def spend_privacy(
@@ -102,11 +113,7 @@ def spend_privacy(
     # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
     inverse_square = sum(multiplier**-2 for multiplier in noise_multipliers) or math.inf
     with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
-        if not _is_ledger(entries):
-            raise Refused(
-                f"its ledger {ledger} cannot be read. Write it again from the trainings in the site's log, as "
-                '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
-            )
+        _check_ledger(ledger, entries)
         entries["squares"] += inverse_square
         composed_multiplier = entries["squares"] ** -0.5
         epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=delta)
@@ -119,7 +126,12 @@ def spend_privacy(
         entries["epsilon"] = epsilon
 
 
-def _is_ledger(entries: Mapping[str, Any]) -> bool:
+def _check_ledger(ledger: Path, entries: Mapping[str, Any]) -> None:
     updates = entries.get("updates")
     squares = entries.get("squares")
-    return type(updates) is int and isinstance(squares, int | float) and squares >= 0  # not NaN
+    is_sum = isinstance(squares, int | float) and squares >= 0  # not NaN
+    if type(updates) is not int or not is_sum:
+        raise Refused(
+            f"its ledger {ledger} cannot be read. Write it again from the trainings in the site's log, as "
+            '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -141,9 +141,7 @@ def instruction_packet(
         "seed": instruction.seed,
         **info,
     }
-    tensors = {}
-    for name, tensor in instruction.tensors.items():
-        tensors[SENT_PREFIX + name] = tensor
+    tensors = {SENT_PREFIX + name: tensor for name, tensor in instruction.tensors.items()}
     if instruction.start is not None:
         tensors[START_NAME] = instruction.start
     return Packet(kind, plain, on_cpu(tensors))
@@ -212,9 +210,7 @@ def update_packet(
         "withheld": list(withheld),
         "state": state,
     }
-    tensors = {}
-    for name, value in update.reports.items():
-        tensors[REPORT_PREFIX + name] = value
+    tensors = {REPORT_PREFIX + name: value for name, value in update.reports.items()}
     tensors["vector"] = update.vector
     return Packet("update", plain, on_cpu(tensors))
 
@@ -268,47 +264,69 @@ def read_update(
     Return None if the site's model is not finite."""
     if packet.kind == "broken":
         return None
-    plain = packet.plain
-    max_numbers = 2 * space.size + 64
     try:
-        vector = packet.tensors["vector"]
-        num_samples = checked_int(plain, "samples", maximum=float("inf"))
-        steps = checked_int(plain, "steps", max_steps)
-        loss = float(plain["loss"])
-        num_numbers, num_bytes = plain["traffic"]
-        checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
-        traffic = Traffic(checked_num_numbers, float(num_bytes))
+        update = _received_update(packet, client, _max_numbers(space), max_steps)
     except GARBLED_REPLY_ERRORS as error:
         raise BadReply(describe_error(error)) from error
-    if num_samples != num_announced:
+    _check_update(update, space, num_announced)
+
+    # Values that are finite in float64 may overflow in this conversion, so they are checked after it.
+    vector = update.vector.detach().to(device, space.dtype)
+    reports = _reports_in(packet, device)
+    for tensor in (vector, *reports.values()):
+        if not tensor.isfinite().all():
+            return None
+    return replace(update, vector=vector, reports=reports)
+
+
+def _max_numbers(space: ParameterSpace) -> int:
+    return 2 * space.size + 64
+
+
+def _received_update(
+    packet: Packet,
+    client: int,
+    max_numbers: int,
+    max_steps: int,
+) -> ClientUpdate:
+    plain = packet.plain
+    vector = packet.tensors["vector"]
+    num_samples = checked_int(plain, "samples", maximum=float("inf"))
+    num_steps = checked_int(plain, "steps", max_steps)
+    loss = float(plain["loss"])
+    num_numbers, num_bytes = plain["traffic"]
+    checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
+    traffic = Traffic(checked_num_numbers, float(num_bytes))
+    return ClientUpdate(client, num_samples, vector, loss, num_steps, traffic=traffic)
+
+
+def _reports_in(
+    packet: Packet,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    reports = {}
+    for name, tensor in packet.tensors.items():
+        if name.startswith(REPORT_PREFIX):
+            reports[name.removeprefix(REPORT_PREFIX)] = tensor.detach().to(device)
+    return reports
+
+
+def _check_update(update: ClientUpdate, space: ParameterSpace, num_announced: int) -> None:
+    """Raise BadReply if an update's number of samples, loss, traffic or shape cannot be right."""
+    if update.num_samples != num_announced:
         raise BadReply(
-            f"it has trained on {num_samples} samples, but it had announced {num_announced}. Start the server again"
+            f"it has trained on {update.num_samples} samples, but it had announced {num_announced}. Start the server "
+            "again"
         )
-    if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * max_numbers:
-        raise BadReply(f"its loss {loss} or its traffic {traffic} is out of range")
+    traffic = update.traffic or Traffic()
+    if abs(update.loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * _max_numbers(space):
+        raise BadReply(f"its loss {update.loss} or its traffic {traffic} is out of range")
+    vector = update.vector
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(
             f"its model has the shape {list(vector.shape)} and the dtype {vector.dtype}, but the federation's model "
             f"has the shape [{space.size}]"
         )
-    # Values that are finite in float64 may overflow in this conversion, so they are checked after it.
-    vector = vector.detach().to(device, space.dtype)
-    reports = {}
-    for name, tensor in packet.tensors.items():
-        if name.startswith(REPORT_PREFIX):
-            reports[name.removeprefix(REPORT_PREFIX)] = tensor.detach().to(device)
-    for tensor in (vector, *reports.values()):
-        if not tensor.isfinite().all():
-            return None
-    return ClientUpdate(
-        client,
-        num_samples=num_samples,
-        vector=vector,
-        loss=loss,
-        num_steps=steps,
-        reports=reports,
-        traffic=traffic,
-    )
 
 
 def name_of_function(function: Callable[..., Any]) -> str:
@@ -322,7 +340,10 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return name
 
 
-def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+def read_response(
+    reply: Reply,
+    expected: Numbers,
+) -> tuple[Any, str]:
     """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
     result = unpack(packet.plain["result"], packet.tensors)
@@ -385,13 +406,10 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     # Tensors of the value are added to `tensors`, and numbered in this order.
     if isinstance(value, _PLAIN_TYPES):
         return value
-    name = str(len(tensors))
     if isinstance(value, Tensor):
-        tensors[name] = value.detach()
-        return {"tensor": name}
+        return {"tensor": _add_numbered(tensors, value.detach())}
     if isinstance(value, torch.Generator):
-        tensors[name] = value.get_state()
-        return {"generator": name}
+        return {"generator": _add_numbered(tensors, value.get_state())}
     if isinstance(value, Mapping):
         has_plain_keys = all(isinstance(key, str | int) for key in value)
         if has_plain_keys:
@@ -406,7 +424,19 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     )
 
 
-def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _add_numbered(
+    tensors: dict[str, Tensor],
+    tensor: Tensor,
+) -> str:
+    name = str(len(tensors))
+    tensors[name] = tensor
+    return name
+
+
+def unpack(
+    plain: Any,
+    tensors: Mapping[str, Tensor],
+) -> Any:
     """Restore a value from the plain values and tensors of :func:`pack`."""
     if isinstance(plain, _PLAIN_TYPES):
         return plain

@@ -9,7 +9,7 @@ import json
 import queue
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,8 @@ GRACE_SECONDS = 10.0
 #: Files of a site's owner, in the folder ``local`` of the site's workspace.
 NODE_FILE = "flsv-node.toml"
 POLICY_FILE = "flsv-site.toml"
+
+_Replies = queue.SimpleQueue[tuple[Address, Reply]]
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -117,48 +119,59 @@ class NvflareTransport:
         self, packets: Mapping[Address, Packet], seconds: float
     ) -> Iterator[tuple[Address, Reply]]:
         deadline = time.monotonic() + seconds
-        replies: queue.SimpleQueue[tuple[Address, Reply]] = queue.SimpleQueue()
+        replies: _Replies = queue.SimpleQueue()
         tasks = []
-        missing = set(packets)
         try:
             for site, packet in packets.items():
-                packet_with_limit = replace(packet, plain={**packet.plain, "seconds": seconds})
-                task = Task(
-                    name=packet.kind,
-                    data=to_shareable(packet_with_limit),
-                    timeout=int(seconds) + 1,
-                    result_received_cb=partial(_receive, replies, site),
-                )
+                task = _task(packet, seconds, partial(_receive, replies, site))
                 self._controller.send(task, self._fl_ctx, targets=[site])
                 tasks.append(task)
-
-            while missing:
-                self._check_abort()
-                # Replies that came in time are read even if the server itself is late.
-                is_last_look = time.monotonic() >= deadline
-                try:
-                    site, reply = replies.get(block=not is_last_look, timeout=POLL_SECONDS)
-                except queue.Empty:
-                    if is_last_look:
-                        break
-                    for site in self._disconnected(missing):
-                        missing.discard(site)
-                        yield site, "its process or its connection has ended"
-                    continue
-                missing.discard(site)
-                yield site, reply
+            yield from self._replies(replies, set(packets), deadline)
         finally:
             for task in tasks:
                 if task.completion_status is None:
                     self._controller.cancel_task(task)
+
+    def _replies(
+        self,
+        replies: _Replies,
+        missing: set[Address],
+        deadline: float,
+    ) -> Iterator[tuple[Address, Reply]]:
+        """Yield the reply of each ``missing`` site, or the reason why it has none."""
+        while missing:
+            self._check_abort()
+            # Replies that came in time are read even if the server itself is late.
+            is_last_look = time.monotonic() >= deadline
+            try:
+                site, reply = replies.get(block=not is_last_look, timeout=POLL_SECONDS)
+            except queue.Empty:
+                if is_last_look:
+                    break
+                for site in self._disconnected(missing):
+                    missing.discard(site)
+                    yield site, "its process or its connection has ended"
+                continue
+            missing.discard(site)
+            yield site, reply
 
     def _check_abort(self) -> None:
         if self._abort_signal.triggered:
             raise Stopped("the job was aborted")
 
 
+def _task(packet: Packet, seconds: float, receive: Callable[..., None]) -> Task:
+    packet_with_limit = replace(packet, plain={**packet.plain, "seconds": seconds})
+    return Task(
+        name=packet.kind,
+        data=to_shareable(packet_with_limit),
+        timeout=int(seconds) + 1,
+        result_received_cb=receive,
+    )
+
+
 def _receive(
-    replies: queue.SimpleQueue[tuple[Address, Reply]],
+    replies: _Replies,
     site: Address,
     client_task: ClientTask,
     fl_ctx: FLContext,

@@ -56,28 +56,9 @@ class RemoteData(FederatedDataModule):
         self._server_data = server_data
         self._dictionary_hash = dictionary_hash
         self._class_names_hash = class_names_hash
-        reason_without_classes = None
-        if not num_classes and not class_names:
-            reason_without_classes = "the server has no num_classes"
-        if not class_names:
-            class_numbers = [str(number) for number in range(num_classes or 0)]
-            class_names = class_numbers or ["samples"]
-
-        # Placeholders stand for the sites' samples, since only their numbers are known.
-        splits = []
-        for site_sizes in sizes:
-            splits.append({split: _placeholders(size) for split, size in site_sizes.items()})
         largest_split = max(max(site_sizes.values()) for site_sizes in sizes)
-        labels = _placeholders(largest_split)
-        no_server_indices = torch.arange(0)
-        is_unchanged = torch.zeros(1, dtype=torch.bool)
-        classes = Classes(labels, tuple(class_names), reason_without_classes)
-        self._division = Division(
-            source=SourceData(TensorDataset(labels), pos_label=class_names[-1]),
-            classes=classes,
-            splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
-            is_changed=is_unchanged.expand(len(labels)),
-        )
+        classes = _classes(largest_split, num_classes, class_names)
+        self._division = _division_of_placeholders(self.names, sizes, classes)
 
     def prepare_data(self) -> None:
         if self._server_data is not None:
@@ -123,7 +104,11 @@ class RemoteData(FederatedDataModule):
             lambda: num_samples, f"{client_called(client, self.names)} are at its site"
         )
 
-    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+    def shown_loader(
+        self,
+        clients: Any,
+        num_batches: Callable[[], int],
+    ) -> Any:
         """Return a placeholder loader of length ``num_batches()`` for all sites' training samples."""
         return _Elsewhere(num_batches, f"{', '.join(self.names)} are at their sites")
 
@@ -181,10 +166,41 @@ def _placeholders(count: int) -> Tensor:
     return torch.zeros(1, dtype=torch.long).expand(count)
 
 
+def _classes(
+    num_labels: int, num_classes: int | None, class_names: Sequence[str] | None
+) -> Classes:
+    labels = _placeholders(num_labels)
+    if class_names:
+        return Classes(labels, tuple(class_names))
+    if num_classes:
+        return Classes(labels, tuple(str(number) for number in range(num_classes)))
+    return Classes(labels, ("samples",), "the server has no num_classes")
+
+
+def _division_of_placeholders(
+    names: tuple[str, ...], sizes: Sequence[Mapping[str, int]], classes: Classes
+) -> Division:
+    splits = []
+    for site_sizes in sizes:
+        splits.append({split: _placeholders(size) for split, size in site_sizes.items()})
+    no_server_indices = torch.arange(0)
+    is_unchanged = torch.zeros(1, dtype=torch.bool)
+    return Division(
+        source=SourceData(TensorDataset(classes.labels), pos_label=classes.names[-1]),
+        classes=classes,
+        splits=FederatedSplits(no_server_indices, tuple(splits), names),
+        is_changed=is_unchanged.expand(len(classes.labels)),
+    )
+
+
 class _Elsewhere:
     """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
-    def __init__(self, length: Callable[[], int], owners: str) -> None:
+    def __init__(
+        self,
+        length: Callable[[], int],
+        owners: str,
+    ) -> None:
         self._length = length
         self._owners = owners
 

@@ -85,7 +85,7 @@ def score_of_response(
 
 def requested_scores(config: FederationConfig) -> set[str | None]:
     """Return the values of the argument ``performance`` in a federation's requests, None for counts by class."""
-    scores: set[str | None] = set()
+    scores = set()
     for part in _parts_of(config):
         if not getattr(part, "evaluates", False):
             continue

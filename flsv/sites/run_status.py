@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from flsv.utilities.atomic_files import FolderLock, replacing
@@ -29,33 +30,9 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         >>> json.loads((folder / "status.json").read_text())["status"]
         'finished'
     """
-    # A killed process leaves "running". After an operator's stop the status stays "stopped", although the server ends
-    # later.
+    # A killed process leaves "running". An operator's "stopped" stays, although the server ends later.
     lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
-
-    start_time = datetime.now(UTC)
-
-    def write_status(status: str, why: str | None = None) -> None:
-        path = folder / "status.json"
-        earlier_text = ""
-        if path.is_file():
-            earlier_text = path.read_text()
-        # A run that an operator has stopped keeps this status. The file may hold anything, so it is not parsed.
-        is_of_this_run = f'"{run}"' in earlier_text
-        is_stopped = '"stopped"' in earlier_text
-        if run is not None and is_of_this_run and is_stopped:
-            return
-        if status == "running":
-            time_of_status = start_time
-        else:
-            time_of_status = datetime.now(UTC)
-        since = time_of_status.isoformat(timespec="seconds")
-        fields = {"status": status, "since": since, "why": why, "run": run}
-        with replacing(path) as file:
-            file.write(json.dumps(fields, indent=1).encode())
-        if status != "running":
-            print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
-
+    write_status = partial(_write_status, folder, run, datetime.now(UTC))
     last_explanation: str | None = None
 
     def explain(why: str | None) -> None:
@@ -76,3 +53,30 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         raise
     finally:
         lock.release()
+
+
+def _write_status(
+    folder: Path,
+    run: str | None,
+    start_time: datetime,
+    status: str,
+    why: str | None = None,
+) -> None:
+    path = folder / "status.json"
+    if run is not None and _was_stopped(run, path):
+        return
+    time_of_status = start_time if status == "running" else datetime.now(UTC)
+    since = time_of_status.isoformat(timespec="seconds")
+    fields = {"status": status, "since": since, "why": why, "run": run}
+    with replacing(path) as file:
+        file.write(json.dumps(fields, indent=1).encode())
+    if status != "running":
+        print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
+
+
+def _was_stopped(run: str, path: Path) -> bool:
+    """Return whether an operator has stopped the run, which keeps this status."""
+    if not path.is_file():
+        return False
+    text = path.read_text()  # the file may hold anything, so it is not parsed
+    return f'"{run}"' in text and '"stopped"' in text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,30 +151,33 @@ class Site:
 
     def respond(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
+        try:
+            subject = {name: packet.plain.get(name) for name in ("run", "round", "function")}
+            rank_zero_info(
+                f"flsv: {sender} requests {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
+            )
+            reply = self._reply(packet)
+        except Exception as error:
+            reply = self._logged_failure(packet, error)
+        return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
+
+    def _reply(self, packet: Packet) -> Packet:
         handlers = {
             "handshake": self._handshake,
             "train": self._train,
             "query": self._query,
             "test": self._test,
         }
-        try:
-            subject = {name: packet.plain.get(name) for name in ("run", "round", "function")}
-            rank_zero_info(
-                f"flsv: {sender} requests {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
-            )
-            if packet.kind not in handlers:
-                raise Refused(f"the server's message has the unknown kind {packet.kind!r:.20}")
-            check_agreement(self._agreement, packet.plain.get("agreement", {}))
-            check_request(packet)
-            self._check_size(packet.plain)
-            self._check_policy(packet)
-            self._set_up(packet.plain["client"])
-            self._count_sizes(packet.plain)
-            self._check_samples(packet)
-            reply = handlers[packet.kind](packet)
-        except Exception as error:
-            reply = self._logged_failure(packet, error)
-        return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
+        if packet.kind not in handlers:
+            raise Refused(f"the server's message has the unknown kind {packet.kind!r:.20}")
+        check_agreement(self._agreement, packet.plain.get("agreement", {}))
+        check_request(packet)
+        self._check_size(packet.plain)
+        self._check_policy(packet)
+        self._set_up(packet.plain["client"])
+        self._count_sizes(packet.plain)
+        self._check_samples(packet)
+        return handlers[packet.kind](packet)
 
     def _logged_failure(self, packet: Packet, error: Exception) -> Packet:
         _log.error("The site could not reply to a %.20r.", packet.kind, exc_info=error)
@@ -306,7 +310,7 @@ class Site:
             )
 
     def _needed_reports(self) -> list[str]:
-        report_names: list[str] = []
+        report_names = []
         if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
         for strategy in self._config.strategies.values():
@@ -316,41 +320,45 @@ class Site:
     def _train(self, packet: Packet) -> Packet:
         memory = self._memory(packet)
         state = memory.load(packet.plain["continue_from"])
-        secret: bytes | int | None = self._upload_seed
-        if secret is None:
-            secret = noise_key(self._secret, packet, state)
-        if self._config.is_private:
-            check_model(packet)
-
-        training = SiteTraining(
-            packet=packet,
-            data=self._data,
-            site_state=state or {},
-            config=self._config,
-            upload_secret=secret,
-            limit_train_batches=self._limit_train_batches,
-        )
+        training = self._make_training(packet, state)
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
-        trainer = self._make_trainer(packet, packet.plain["rounds"], training)
-        module = self._make_module()
-        loader = training.loader(trainer)
-        if self._config.is_private:
-            update = self._private_update(trainer, module, training, loader)
-        else:
-            trainer.fit(module, loader)
-            loader.warn_of_left_out(set())
-            update = training.update
-
+        update = self._update_of(training, packet)
         if update is None:
             return Packet("broken")
+
         name = packet.digest.hex()
         states = memory.load_all()
         # A repeated training, as after a kill, keeps the states of the requests that followed it.
         names_to_keep = states if name in states else [packet.plain["continue_from"]]
         memory.save(name, training.site_state, names_to_keep)
-        return update_packet(
-            update, name, lost=state is None, withheld=self.policy.withheld([TRAINING_LOSS])
+        withheld = self.policy.withheld([TRAINING_LOSS])
+        return update_packet(update, name, lost=state is None, withheld=withheld)
+
+    def _make_training(self, packet: Packet, state: SiteState | None) -> SiteTraining:
+        upload_secret: bytes | int | None = self._upload_seed
+        if upload_secret is None:
+            upload_secret = noise_key(self._secret, packet, state)
+        if self._config.is_private:
+            check_model(packet)
+        return SiteTraining(
+            packet=packet,
+            data=self._data,
+            site_state=state or {},
+            config=self._config,
+            upload_secret=upload_secret,
+            limit_train_batches=self._limit_train_batches,
         )
+
+    def _update_of(self, training: SiteTraining, packet: Packet) -> ClientUpdate | None:
+        """Train, and return the update, None if it is not finite."""
+        trainer = self._make_trainer(packet, packet.plain["rounds"], training)
+        module = self._make_module()
+        loader = training.loader(trainer)
+        if self._config.is_private:
+            return self._private_update(trainer, module, training, loader)
+        trainer.fit(module, loader)
+        loader.warn_of_left_out(set())
+        return training.update
 
     def _private_update(
         self,
@@ -361,17 +369,14 @@ class Site:
     ) -> ClientUpdate | None:
         """Train, and return the update with noise. After an error return the global model with noise."""
         # Whether training fails, and how, may depend on single samples. So only an update with noise leaves the site.
-        handler_before = signal.getsignal(signal.SIGINT)
-        try:
-            trainer.fit(module, loader)
-        except BaseException:
-            _log.exception(
-                "Training has failed. Without an update the site sends noise only. Solve the error, or leave the run."
-            )
-        finally:
-            # After the first interrupt Lightning ignores all others, since it expects the process to end.
-            if signal.getsignal(signal.SIGINT) is not handler_before:
-                signal.signal(signal.SIGINT, handler_before)
+        with _interrupts_stay():
+            try:
+                trainer.fit(module, loader)
+            except BaseException:
+                _log.exception(
+                    "Training has failed. Without an update the site sends noise only. Solve the error, or leave the "
+                    "run."
+                )
         if training.has_update():
             return training.update
         _log.error("The update of this site is noise only.")
@@ -525,7 +530,7 @@ class Site:
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
         """Return ``compute(trainer)``, called at the start of a fit without rounds."""
-        results: list[Any] = []
+        results = []
 
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
             results.append(compute(trainer))
@@ -558,6 +563,19 @@ class Site:
         if state is None:
             raise Refused("the server's message names a saved state that the site no longer has")
         return dict(state)
+
+
+@contextmanager
+def _interrupts_stay() -> Iterator[None]:
+    """Restore the handler of interrupts after a fit. After the first one Lightning ignores all others, since it expects
+    the process to end.
+    """
+    handler_before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is not handler_before:
+            signal.signal(signal.SIGINT, handler_before)
 
 
 def _check_classes(dictionary: Any, num_classes: int | None) -> None:

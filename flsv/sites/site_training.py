@@ -5,15 +5,17 @@ from __future__ import annotations
 import hmac
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
+from torch import Tensor
 
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, FederationState, LocalData, opened
+from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Traffic, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
@@ -38,40 +40,50 @@ def restore_state(
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
     """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
     module = trainer.lightning_module
-    site_id = packet.plain["client"]
     space = shared_space(module, config)
     store = ClientStore()
-    store.load_state_dict({site_id: site_state.get("store", {})})
+    store.load_state_dict({packet.plain["client"]: site_state.get("store", {})})
     store.to(module.device)
+    local = _local_data(trainer, data, packet.plain, space=space, store=store)
+    local.set_models(
+        _stored_model(site_state, "start", module.device),
+        _stored_model(site_state, "trained", module.device),
+        sent=_stored_model(site_state, "sent", module.device),
+        tell=_sanitizer(config, space, site_state),
+    )
+    return space, store, local
+
+
+def _local_data(
+    trainer: L.Trainer, data: FederatedDataModule, plain: Mapping[str, Any], **options: Any
+) -> LocalData:
     manager = ClientManager(
         trainer,
         data,
-        space=space,
-        store=store,
-        first_client=site_id,
-        num_classes=packet.plain["classes"],
+        first_client=plain["client"],
+        num_classes=plain["classes"],
+        **options,
     )
-    (local,) = manager.locals
+    return manager.locals[0]  # of the only client
 
-    tell = None
-    if "who" in site_state:
-        client, num_clients, round_index = site_state["who"]
-        context = UploadContext(
-            client=client,
-            num_clients=num_clients,
-            num_parameters=space.num_parameters,
-            round_index=round_index,
-        )
-        tell = partial(sanitize_report, config.uploads, context)
-    models = []
-    for name in ("start", "trained", "sent"):
-        model = site_state.get(name)
-        if model is not None:
-            model = model.to(module.device)
-        models.append(model)
-    initial_model, trained, sent = models
-    local.set_models(initial_model, trained, sent=sent, tell=tell)
-    return space, store, local
+
+def _stored_model(site_state: SiteState, name: str, device: torch.device) -> Tensor | None:
+    model = site_state.get(name)
+    return None if model is None else model.to(device)
+
+
+def _sanitizer(config: FederationConfig, space: ParameterSpace, site_state: SiteState) -> Any:
+    """Return a function that applies uploads to the site's reports, None before its first training."""
+    if "who" not in site_state:
+        return None
+    client, num_clients, round_index = site_state["who"]
+    context = UploadContext(
+        client=client,
+        num_clients=num_clients,
+        num_parameters=space.num_parameters,
+        round_index=round_index,
+    )
+    return partial(sanitize_report, config.uploads, context)
 
 
 class NumberedData:
@@ -116,22 +128,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def loader(self, trainer: L.Trainer) -> CohortLoader:
         instruction = self._instruction
-        state = FederationState(
-            round_index=instruction.round_index,
-            seed=instruction.seed,
-            num_clients=self._num_clients,
-        )
-        sampler: Any = self._config.strategies["sampler"]
-        site_name = self._packet.plain.get("name", "")
-        work_by_client = {instruction.client_id: self._config.work_of(site_name)}
-        self._steps = LocalSteps(
-            trainer,
-            self._numbered_data,
-            sampler=sampler,
-            state=state,
-            work_by_client=work_by_client,
-            limit_train_batches=self._limit_train_batches,
-        )
+        self._steps = self._local_steps(trainer)
         self._loader = CohortLoader(
             self._numbered_data,
             [instruction.client_id],
@@ -140,6 +137,24 @@ class SiteTraining(L.Callback, Rounds):
             lengths=self._steps.lengths,
         )
         return self._loader
+
+    def _local_steps(self, trainer: L.Trainer) -> LocalSteps:
+        instruction = self._instruction
+        state = FederationState(
+            round_index=instruction.round_index,
+            seed=instruction.seed,
+            num_clients=self._num_clients,
+        )
+        sampler: Any = self._config.strategies["sampler"]
+        site_name = self._packet.plain.get("name", "")
+        return LocalSteps(
+            trainer,
+            self._numbered_data,
+            sampler=sampler,
+            state=state,
+            work_by_client={instruction.client_id: self._config.work_of(site_name)},
+            limit_train_batches=self._limit_train_batches,
+        )
 
     def has_update(self) -> bool:
         """Return whether there is an update of the global model's shape."""
@@ -152,29 +167,9 @@ class SiteTraining(L.Callback, Rounds):
     def noise_only(self) -> ClientUpdate:
         """Return an update of a private site whose training has failed: the global model with noise."""
         instruction = self._instruction
-        model = global_model(instruction)
-        assert model is not None  # checked before
-        upload_seed, upload_secret = self._upload_keys()
         store = self.site_state.get("store", {})
         tensors = dict(store.get(TENSORS, {}))
-        context = UploadContext(
-            client=instruction.client_id,
-            num_clients=self._num_clients,
-            num_parameters=len(
-                model
-            ),  # models with buffers cannot have noise, which is checked before
-            round_index=instruction.round_index,
-            seed=upload_seed,
-            state=tensors,
-            secret=upload_secret,
-        )
-        vector, traffic = upload(
-            self._config.uploads,
-            vector=model,
-            initial_model=model,
-            global_vector=model,
-            context=context,
-        )
+        vector, traffic = self._noisy_global_model(tensors)
         # The next update will include what compression has not sent, as after any other update.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
@@ -185,6 +180,30 @@ class SiteTraining(L.Callback, Rounds):
             vector=vector,
             num_steps=self._steps.steps_in_round(client_batches.lengths, instruction.round_index),
             traffic=traffic,
+        )
+
+    def _noisy_global_model(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Traffic]:
+        """Return the global model after all uploads, which may change the client's ``tensors``, and its traffic."""
+        instruction = self._instruction
+        model = global_model(instruction)
+        assert model is not None  # checked before
+        upload_seed, upload_secret = self._upload_keys()
+        context = UploadContext(
+            client=instruction.client_id,
+            num_clients=self._num_clients,
+            # Models with buffers cannot have noise, which is checked before.
+            num_parameters=len(model),
+            round_index=instruction.round_index,
+            seed=upload_seed,
+            state=tensors,
+            secret=upload_secret,
+        )
+        return upload(
+            self._config.uploads,
+            vector=model,
+            initial_model=model,
+            global_vector=model,
+            context=context,
         )
 
     def _upload_keys(self) -> tuple[int, bytes]:
@@ -219,38 +238,38 @@ class SiteTraining(L.Callback, Rounds):
         self._data.warn_of_growth()
         self._forward_schedules(trainer)
         space, self._store, self._local_data = restore_state(
-            trainer,
-            self._data,
-            config=self._config,
-            packet=self._packet,
-            site_state=self.site_state,
+            trainer, self._data, self._config, self._packet, self.site_state
         )
         for transformation in self._config.uploads:
             transformation.check(space)
-        training = self._make_training(trainer, space)
-        self._training = training
-        buffers = self.site_state.get("buffers")
-        if buffers is not None:
-            training.state.restore(buffers)
-
+        self._training = self._make_training(trainer, space)
         instruction = read_instruction(self._packet, pl_module.device)
-        model = global_model(instruction)
-        if model is not None:
-            space.write(pl_module, model)
+        self._write_models(pl_module, space, instruction)
         seed_global_rngs(instruction.seed, "round", instruction.round_index)
-        training.state.remember()
-        training.state.begin_round()
-        self._loop.begin(training.client_steps)
-
+        self._training.state.remember()
+        self._training.state.begin_round()
+        self._loop.begin(self._training.client_steps)
         if self._has_lost_its_model():
             with opened(self._local_data) as local:
                 local.state[OWN_MODEL] = space.read(pl_module)
+        self._begin_client(instruction)
+
+    def _write_models(
+        self, module: L.LightningModule, space: ParameterSpace, instruction: Instruction
+    ) -> None:
+        buffers = self.site_state.get("buffers")
+        if buffers is not None:
+            self._training.state.restore(buffers)
+        model = global_model(instruction)
+        if model is not None:
+            space.write(module, model)
+
+    def _begin_client(self, instruction: Instruction) -> None:
         (client_batches,) = self._loader.local_epochs
-        num_samples = int(self._data.num_samples[0])
-        training.begin(
+        self._training.begin(
             instruction,
             self._local_data,
-            num_samples=num_samples,
+            num_samples=int(self._data.num_samples[0]),
             lengths=client_batches.lengths,
         )
 

@@ -147,7 +147,11 @@ class Directory:
                 "again with all sites."
             ) from error
 
-    def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
+    def _store_announcement(
+        self,
+        site: int,
+        announced: Mapping[str, Any],
+    ) -> None:
         """Store a site's numbers of samples, and its first fingerprint of them."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
@@ -186,10 +190,9 @@ class Directory:
 
     def _report_connected(self, reachable_sites: Mapping[int, Address]) -> None:
         message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
-        missing_names = []
-        for site, name in enumerate(self.names):
-            if site not in reachable_sites:
-                missing_names.append(name)
+        missing_names = [
+            name for site, name in enumerate(self.names) if site not in reachable_sites
+        ]
         if missing_names:
             message += f", without {', '.join(missing_names)}"
         rank_zero_info(f"flsv: {message}.")
@@ -248,7 +251,7 @@ class Directory:
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
         deadline = time.monotonic() + self.wait
-        replies: dict[int, Reply] = {}
+        replies = {}
 
         def sites_without_reply() -> list[int]:
             return [site for site in packets if site not in replies]
@@ -271,7 +274,11 @@ class Directory:
         return {site: replies[site] for site in packets}
 
     @contextmanager
-    def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
+    def _awaiting(
+        self,
+        missing_sites: Callable[[], list[int]],
+        count: int,
+    ) -> Iterator[None]:
         """Report every 15 s within this context which of ``count`` sites are still missing."""
         is_done = threading.Event()
 
@@ -293,30 +300,35 @@ class Directory:
             thread.join()
             self._report_waiting(None)
 
-    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
+    def _send(
+        self,
+        packets: Mapping[int, Packet],
+        seconds: float,
+    ) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
-        settings: dict[str, Any] = {
-            "agreement": self._server_agreement,
-            "clients": len(self.names),
-        }
         site_at_address = {}
         complete_packets = {}
         for site, packet in packets.items():
             address = self._addresses[site]
             site_at_address[address] = site
-            plain = {
-                **packet.plain,
-                **settings,
-                "name": self.names[site],
-                "contents": self.contents.get(site),
-                "message": self._name_of_message(site, packet),
-            }
-            complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
+            complete_packets[address] = self._complete(site, packet)
         if not complete_packets:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
             name = complete_packets[address].plain["message"]
             yield site_at_address[address], _reply_or_reason(reply, name)
+
+    def _complete(self, site: int, packet: Packet) -> Packet:
+        """Add to a packet what every message to a site contains."""
+        plain = {
+            **packet.plain,
+            "agreement": self._server_agreement,
+            "clients": len(self.names),
+            "name": self.names[site],
+            "contents": self.contents.get(site),
+            "message": self._name_of_message(site, packet),
+        }
+        return Packet(packet.kind, plain, packet.tensors)
 
     def _name_of_message(self, site: int, packet: Packet) -> str:
         """Return the message's name, unique within its round. A resumed server gives the same message the same name."""
@@ -326,7 +338,10 @@ class Directory:
         self._num_sent[f"{name} to {site}"] += 1
         return f"{name}, {self._num_sent[f'{name} to {site}']}"
 
-    def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
+    def _sites_at(
+        self,
+        nodes: Mapping[Address, str],
+    ) -> dict[int, Address]:
         """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
         addresses = {}
         for address, name in nodes.items():
@@ -350,13 +365,7 @@ class Directory:
         """Read a site's reply to the server's first message. With ``strict`` raise an error if it cannot take part."""
         name = self.names[site]
         try:
-            plain = check_done(reply).plain
-            announced = {**plain["sizes"], "contents": plain.get("contents")}
-            self._check_samples(site, announced)
-            dictionary_hash = _hash_in(plain, "dictionary")
-            class_names_hash = _hash_in(plain, "class_names")
-            if announced["contents"] is None:
-                raise BadReply("its reply has no fingerprint of its samples")
+            announced, dictionary_hash, class_names_hash = self._announcement(site, reply)
         # These include PermanentFailure. A site with an error gets the first message again later.
         except GARBLED_REPLY_ERRORS as error:
             if strict and isinstance(error, PermanentFailure):
@@ -374,7 +383,26 @@ class Directory:
             self._store_announcement(site, announced)
             self._write_sizes_file()
 
-    def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
+    def _announcement(
+        self,
+        site: int,
+        reply: Reply,
+    ) -> tuple[dict[str, Any], str | None, str | None]:
+        """Read a site's samples, and the hashes of its data dictionary and of the names of its classes."""
+        plain = check_done(reply).plain
+        announced = {**plain["sizes"], "contents": plain.get("contents")}
+        self._check_samples(site, announced)
+        dictionary_hash = _hash_in(plain, "dictionary")
+        class_names_hash = _hash_in(plain, "class_names")
+        if announced["contents"] is None:
+            raise BadReply("its reply has no fingerprint of its samples")
+        return announced, dictionary_hash, class_names_hash
+
+    def _check_samples(
+        self,
+        site: int,
+        announced: Mapping[str, Any],
+    ) -> None:
         """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
         sizes = _sizes(announced, self._max_samples)
         earlier_sizes = self.sizes.get(site, sizes)
@@ -394,7 +422,7 @@ class Directory:
             )
 
     def _write_sizes_file(self) -> None:
-        announcements: dict[str, dict[str, Any]] = {}
+        announcements = {}
         for site, sizes in sorted(self.sizes.items()):
             announcements[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
         with replacing(self._sizes_file) as file:
@@ -417,7 +445,10 @@ def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
     return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
 
 
-def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
+def _sizes(
+    plain: Mapping[str, Any],
+    max_samples: int,
+) -> dict[str, int]:
     """Read a site's number of samples in each split, at most ``max_samples``."""
     sizes = {}
     for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
@@ -525,9 +556,9 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
             parts_at_clients.append(repr(config.strategies[role]))
     for upload in config.uploads:
         parts_at_clients.append(repr(upload))
-    options = []
-    for name in ("local_epochs", "optimizer_state", "head"):
-        options.append(f"{name}={getattr(config, name)!r}")
+    options = [
+        f"{name}={getattr(config, name)!r}" for name in ("local_epochs", "optimizer_state", "head")
+    ]
     return {
         "flsv": f"{__version__}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
@@ -543,7 +574,10 @@ def _sources() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[str, Any]) -> None:
+def check_agreement(
+    facts_of_site: Mapping[str, str],
+    facts_of_server: Mapping[str, Any],
+) -> None:
     """Raise Refused unless a site's :func:`agreement` equals the server's."""
     for name, value in facts_of_server.items():
         if facts_of_site.get(name) != value:

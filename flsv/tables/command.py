@@ -84,9 +84,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     frame[READ_AS] = [card.read_as for card in cards]
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
-        fractions = []
-        for card in cards:
-            fractions.append(float(card.is_missing[rows].mean()))
+        fractions = [float(card.is_missing[rows].mean()) for card in cards]
         frame[name] = fractions
     return frame
 
@@ -244,6 +242,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     check_images(data)
     if objects.write is not None:
         write_dictionary(objects.write, data.dictionary)
+    _show_and_save(data, out, quiet)
+
+
+def _show_and_save(data: FederatedDataModule, out: Path | None, quiet: bool) -> None:
     data_warnings = data_warning_table(data)
     if not quiet:
         show(data, data_warnings)

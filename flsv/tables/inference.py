@@ -93,9 +93,7 @@ def infer(
         table.check_has(name, "the data dictionary")
 
     excluded = dict(dictionary.excluded)
-    columns_by_site: dict[str, dict[str, Column]] = {}
-    for site in rows_by_site:
-        columns_by_site[site] = {}
+    columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
     for name in _column_names(table, dictionary):
         try:
             column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
@@ -370,10 +368,7 @@ def check_spelling_of_words(
     owners: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Raise Question if two words are spellings of one word. Numbers are not compared."""
-    texts = []
-    for word in words:
-        if not _ANY_NUMBER.fullmatch(word):
-            texts.append(word)
+    texts = [word for word in words if not _ANY_NUMBER.fullmatch(word)]
     try:
         check_spelling(texts, where, owners)
     except ConfigurationError as error:

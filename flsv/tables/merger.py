@@ -152,7 +152,7 @@ def _check_units(column_by_site: Mapping[str, Column]) -> None:
 
 def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
     """Raise Question if categories reveal the site: it shares none with others, or two sites use two pairs of codes."""
-    words_by_site: dict[str, set[str]] = {}
+    words_by_site = {}
     for site in sorted(column_by_site):
         column = column_by_site[site]
         if column.categories and column.count >= MIN_COMPARED:
@@ -163,7 +163,7 @@ def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
             if are_two_codes and all(word.isdecimal() for word in words | other_words):
                 raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
 
-        words_elsewhere: set[str] = set()
+        words_elsewhere = set()
         for other_site, other_words in words_by_site.items():
             if other_site != site:
                 words_elsewhere |= other_words
@@ -258,27 +258,33 @@ def _disagreements(
     # If one site has another unit, all others differ from the mean, so only the largest difference is a warning.
     farthest: TableWarning | None = None
     largest_strength = 1.0
-    all_columns = list(column_by_site.values())
-    usual_column = pooled(all_columns)
-    for site, column in column_by_site.items():
-        if subject_site not in (None, site) or len(all_columns) < 2:
+    for site, usual_column in _usual_columns(column_by_site):
+        column = column_by_site[site]
+        has_few_rows = min(_num_rows(column), _num_rows(usual_column)) < MIN_COMPARED
+        if subject_site not in (None, site) or has_few_rows:
             continue
-        if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
-            columns_elsewhere = [candidate for candidate in all_columns if candidate is not column]
-            usual_column = pooled(columns_elsewhere)
-        if min(_num_rows(column), _num_rows(usual_column)) < MIN_COMPARED:
-            continue
-
         for text in _differences_of_fields(column, usual_column, usual_source):
             yield TableWarning(site, name, text)
-        is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
-        if column.categories is None and is_comparable:
-            difference = _difference(column, usual_column, usual_source)
-            if difference.strength > largest_strength:
-                largest_strength = difference.strength
-                farthest = TableWarning(site, name, difference.text)
+        difference = _difference(column, usual_column, usual_source)
+        if difference.strength > largest_strength:
+            largest_strength = difference.strength
+            farthest = TableWarning(site, name, difference.text)
     if farthest is not None:
         yield farthest
+
+
+def _usual_columns(column_by_site: Mapping[str, Column]) -> Iterator[tuple[str, Column]]:
+    """Yield each site with the pooled column of the other sites or, of many sites, of all."""
+    all_columns = list(column_by_site.values())
+    if len(all_columns) < 2:
+        return
+    usual_column = pooled(all_columns)
+    for site, column in column_by_site.items():
+        if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
+            usual_column = pooled(
+                [candidate for candidate in all_columns if candidate is not column]
+            )
+        yield site, usual_column
 
 
 def _num_rows(column: Column) -> int:
@@ -300,6 +306,9 @@ def _differences_of_fields(
 
 
 def _difference(column: Column, usual_column: Column, usual_source: str) -> _Difference:
+    is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
+    if column.categories is not None or not is_comparable:
+        return _Difference(0.0, "")
     low, high = column.bounds
     usual_low, usual_high = usual_column.bounds
     if high - low == usual_high - usual_low == 1 and low != usual_low:
@@ -309,7 +318,10 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
             _CERTAIN,
             f"the values are {codes}, {usual_source} {usual_codes}: is the same thing coded in two ways?",
         )
+    return _difference_of_means(column, usual_column, usual_source)
 
+
+def _difference_of_means(column: Column, usual_column: Column, usual_source: str) -> _Difference:
     mean, scale = column.mean or 0.0, column.scale or 0.0
     usual_mean, usual_scale = usual_column.mean or 0.0, usual_column.scale or 0.0
     if not scale or not usual_scale:

@@ -155,12 +155,7 @@ class _TablesSource:
         self._is_inferred_at_site = reading.is_alone and not dictionary.is_complete
         self._tables = {}
         for name, table in tables.items():
-            if are_clients and not table.is_text_file:
-                table = replace(table, name=f"the {table.name} of {name!r}")
-            # The questions of a dictionary that leaves the site must not reveal the site's folders.
-            if self._is_inferred_at_site:
-                table = replace(table, path=Path(table.path).name)
-            self._tables[name] = rows_with_target(table, target)
+            self._tables[name] = rows_with_target(self._named(table, name), target)
         self._held_out = {}
         for name, held_out_table in held_out.items():
             if held_out_table is not None:
@@ -168,6 +163,14 @@ class _TablesSource:
                 self._held_out[name] = rows_with_target(table, target)
 
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
+
+    def _named(self, table: Table, client_name: str) -> Table:
+        if self._are_clients and not table.is_text_file:
+            table = replace(table, name=f"the {table.name} of {client_name!r}")
+        # The questions of a dictionary that leaves the site must not reveal the site's folders.
+        if self._is_inferred_at_site:
+            table = replace(table, path=Path(table.path).name)
+        return table
 
     def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
         """Exclude the column with the clients, and the columns by which rows are held out."""
@@ -231,17 +234,7 @@ class _TablesSource:
 
     def with_features(self, samples_by_client: Mapping[str, Tensor]) -> SourceData:
         """Return the source with features. What is missing in the dictionary is inferred from the training rows."""
-        tables = [*self._tables.items(), *self._held_out.items()]
-        if self._dictionary.task == "regression":
-            for _, table in tables:
-                _warn_of_target(table, self._dictionary.target)
-        if self._dictionary.is_complete and not self._dictionary.questions:
-            dictionary = self._dictionary
-            values, data_warnings = self._compare()
-        else:
-            dictionary, data_warnings = self._infer(samples_by_client)
-            values = [dictionary.values(table) for _, table in tables]
-
+        dictionary, values, data_warnings = self._read_values(samples_by_client)
         features = list(map(dictionary.encode, values))
         num_tables = len(self._tables)
         held_out_sets = {}
@@ -261,10 +254,23 @@ class _TablesSource:
             **held_out_sets,
         )
 
+    def _read_values(
+        self, samples_by_client: Mapping[str, Tensor]
+    ) -> tuple[Dictionary, list[dict[str, pd.Series]], list[TableWarning]]:
+        """Return a complete dictionary, the values of each table, the held-out ones last, and data warnings."""
+        tables = [*self._tables.values(), *self._held_out.values()]
+        if self._dictionary.task == "regression":
+            for table in tables:
+                _warn_of_target(table, self._dictionary.target)
+        if self._dictionary.is_complete and not self._dictionary.questions:
+            return self._dictionary, *self._compare()
+        dictionary, data_warnings = self._infer(samples_by_client)
+        return dictionary, [dictionary.values(table) for table in tables], data_warnings
+
     def _compare(self) -> tuple[list[dict[str, pd.Series]], list[TableWarning]]:
         """Return the values of each table, and data warnings where it differs from the complete dictionary."""
         values = []
-        data_warnings: list[TableWarning] = []
+        data_warnings = []
         for name, table in [*self._tables.items(), *self._held_out.items()]:
             site = name if self._are_clients else table.name
             values_of_table, warnings_of_table = compare(self._dictionary, table, site)
@@ -295,7 +301,7 @@ class _TablesSource:
     def _rows_by_table(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> dict[str, dict[str, np.ndarray]]:
-        rows_by_table: dict[str, dict[str, np.ndarray]] = {}
+        rows_by_table = {}
         num_rows_before = 0
         for name, table in self._tables.items():
             rows_by_client = {}

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flsv.testing.checks import Case, PartCheck, checks_of
+from flsv.testing.checks import Case, checks_of
 from flsv.testing.metric import MetricCase
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
@@ -78,7 +78,7 @@ def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
     """
     import pytest
 
-    checks: list[PartCheck] = []
+    checks = []
     for part in parts:
         checks += checks_of(_case_of(part, **options))
     return pytest.mark.parametrize("check", checks, ids=str)

@@ -60,7 +60,10 @@ class MetricCase(fits.FitCase):
             of_claims = checks_of_claims(part)
             self.checks = (*_OF_CONTRIBUTIONS, *of_claims, *_OF_ALL)
 
-    def loop_arguments(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(
+        self,
+        part: Any,
+    ) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
 
     @cached_property
@@ -80,7 +83,10 @@ class MetricCase(fits.FitCase):
     def rounds(self, **options: Any) -> PreparedRounds:
         return PreparedRounds(self.round_functions, **options)
 
-    def arguments(self, round: Round) -> dict[str, Any]:
+    def arguments(
+        self,
+        round: Round,
+    ) -> dict[str, Any]:
         """Return the arguments of the metric's ``update`` for a round, by name."""
         arguments = {}
         for name, field in self.fields.items():
@@ -109,7 +115,10 @@ class MetricCase(fits.FitCase):
         """Return a new copy of the metric after the first half of the rounds."""
         return self.updated(ROUND_INDICES[:HALF])
 
-    def results(self, kind: RoundKind | None = None) -> dict[str, Any]:
+    def results(
+        self,
+        kind: RoundKind | None = None,
+    ) -> dict[str, Any]:
         """Return the results, by name, after all rounds of a kind, computed once for all checks."""
         if kind not in self._results:
             self._results[kind] = results_of(self.updated(kind=kind))
@@ -121,7 +130,10 @@ class MetricCase(fits.FitCase):
         return overall[list(LEARNERS)]
 
 
-def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
+def results_of(
+    metric: Any,
+    value: Tensor | None = None,
+) -> dict[str, Any]:
     """Return a metric's value, overall values, intervals and diagnostics, by name."""
     if value is None:
         value = metric.compute()
@@ -321,7 +333,7 @@ CHECKS_OF_CLAIMS: Mapping[str, Sequence[Check]] = {
 
 def checks_of_claims(metric: ContributionMetric) -> list[Check]:
     """Return the checks of a metric's claims, each once."""
-    checks: dict[Check, None] = {}
+    checks = {}
     for claim in metric.claims:
         if claim not in CHECKS_OF_CLAIMS:
             raise ConfigurationError(

@@ -58,11 +58,7 @@ class PreparedRounds:
 
     cohorts: Sequence[Sequence[int]] = COHORTS
 
-    def __init__(
-        self,
-        fields: Given | None = None,
-        kind: RoundKind | None = None,
-    ) -> None:
+    def __init__(self, fields: Given | None = None, kind: RoundKind | None = None) -> None:
         self._fields = dict(fields or {})
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
@@ -106,7 +102,11 @@ class PreparedRounds:
     def _labels(self) -> Tensor:
         return torch.arange(NUM_SAMPLES) % NUM_CLASSES
 
-    def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
+    def _batches(
+        self,
+        client: int,
+        split: Split,
+    ) -> list[tuple[Tensor, Tensor]]:
         if self._learns:
             return [self._samples_to_learn(client, split)]
         key = ("samples", client, split)
@@ -114,7 +114,11 @@ class PreparedRounds:
         x[:, 0] += self._labels  # so that there is something to learn
         return [(x, self._labels)]
 
-    def _samples_to_learn(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+    def _samples_to_learn(
+        self,
+        client: int,
+        split: Split,
+    ) -> tuple[Tensor, Tensor]:
         """Return features around a center for each class, and labels."""
         size = NUM_VALIDATION_SAMPLES if client == NUM_CLIENTS else NUM_SAMPLES
         source = TWINS[0] if client in (*TWINS, MISLABELED) else client
@@ -149,7 +153,11 @@ class PreparedRounds:
             update = 2 * update
         return update
 
-    def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
+    def normal(
+        self,
+        *shape: int,
+        key: Sequence[Any],
+    ) -> Tensor:
         """Draw normally distributed numbers, the same for equal keys."""
         generator = generator_for(0, *key)
         return torch.randn(*shape, generator=generator)
@@ -187,21 +195,17 @@ class PreparedRounds:
 
     def _trained(self, index: int) -> Round:
         clients = self._cohort(index)
-        initial_model = self.normal(self.space.size, key=("start", index))
-        models = [
-            initial_model + self._update_of(client, index, initial_model) for client in clients
-        ]
-        self._exchange(index, clients, initial_model, models)
-        sample_counts = [self._num_samples(client) for client in clients]
-        losses = [(1.0 + client) / (1 + index) for client in clients]  # clients and rounds differ
+        start_model = self.normal(self.space.size, key=("start", index))
+        models = [start_model + self._update_of(client, index, start_model) for client in clients]
+        self._exchange(index, clients, start_model, models)
         return Round(
             round_index=index,
             client_ids=torch.tensor(clients),
-            num_samples=torch.tensor(sample_counts),
-            global_vector=initial_model,
+            num_samples=torch.tensor([self._num_samples(client) for client in clients]),
+            global_vector=start_model,
             client_vectors=torch.stack(models),
             space=self.space,
-            losses=torch.tensor(losses),
+            losses=torch.tensor([(1.0 + client) / (1 + index) for client in clients]),
             num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[client] for client in clients],
             all_clients=self.clients,
@@ -220,7 +224,12 @@ class PreparedRounds:
             return clients[::-1]
         return clients
 
-    def _update_of(self, client: int, round_index: int, initial_model: Tensor) -> Tensor:
+    def _update_of(
+        self,
+        client: int,
+        round_index: int,
+        initial_model: Tensor,
+    ) -> Tensor:
         """Return a client's update ``[P]``: trained, or random numbers that the kind of federation changes."""
         if self._learns:
             return self._trained_update(client, initial_model)

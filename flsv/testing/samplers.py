@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -124,17 +124,20 @@ def draws_a_cohort(case: SamplerCase) -> None:
         ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
 
         probabilities = case.probabilities(num_valued, cohort, num_rounds)
-        if probabilities is None:
-            continue
-        counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
-        for seed in range(NUM_DRAWS):
-            counts[draw_cohort(seed=seed)] += 1
-        probabilities = probabilities.double()
-        frequencies = counts / NUM_DRAWS
-        variance = (probabilities * (1 - probabilities)).clamp_min(1e-4) / NUM_DRAWS
-        bound = 4.5 * variance.sqrt() + 2e-2 * probabilities
-        is_true = (frequencies - probabilities).abs() <= bound
-        ensure(is_true.all(), f"{frequencies.tolist()} instead of {probabilities.tolist()}")
+        if probabilities is not None:
+            _check_frequencies(draw_cohort, probabilities.double())
+
+
+def _check_frequencies(draw_cohort: Callable[..., list[int]], probabilities: Tensor) -> None:
+    """Check that clients are drawn as often as the probabilities ``[n]`` say, within 4.5 standard errors."""
+    counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
+    for seed in range(NUM_DRAWS):
+        counts[draw_cohort(seed=seed)] += 1
+    frequencies = counts / NUM_DRAWS
+    variance = (probabilities * (1 - probabilities)).clamp_min(1e-4) / NUM_DRAWS
+    bound = 4.5 * variance.sqrt() + 2e-2 * probabilities
+    is_true = (frequencies - probabilities).abs() <= bound
+    ensure(is_true.all(), f"{frequencies.tolist()} instead of {probabilities.tolist()}")
 
 
 SamplerCase.checks = (pickles, draws_a_cohort, fits.resumes)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -23,6 +23,7 @@ from flsv.training.client_batches import LocalSteps
 from flsv.training.optimizer_steps import ClientSteps, GradientSteps, uses_gradients
 from flsv.training.shared_objects import SharedObjectCheck
 from flsv.training.store import ClientStore
+from flsv.training.swapped_optimizer import Policy
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads.base import Upload, UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
@@ -44,7 +45,7 @@ class ClientParts(Protocol):
     def uploads(self) -> Sequence[Upload]: ...
 
     @property
-    def optimizer_state(self) -> Literal["reset", "persist"]: ...
+    def optimizer_state(self) -> Policy: ...
 
     @property
     def is_private(self) -> bool: ...

@@ -8,7 +8,7 @@ around ``Optimizer.step`` are called by all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -175,15 +175,9 @@ class ClientSteps(L.Callback):
 class GradientSteps(ClientSteps):
     """ClientSteps with a client algorithm that changes the gradients of each step."""
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        state: TrainerState,
-        steps: LocalSteps,
-        algorithm: ClientAlgorithm,
-    ) -> None:
-        super().__init__(trainer, state, steps, algorithm)
-        self._changes_gradients = _overrides(algorithm, "gradients")
+    def __init__(self, trainer: L.Trainer, *options: Any) -> None:
+        super().__init__(trainer, *options)
+        self._changes_gradients = _overrides(self._algorithm, "gradients")
         # Whether the algorithm has seen the gradients of the present step.
         self._has_shown_gradients = False
         if self._changes_gradients:
@@ -245,7 +239,7 @@ class GradientSteps(ClientSteps):
     ) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         if context.num_steps == 0:
-            closure = self._check_first_call(closure, optimizer)
+            closure = self._closure_with_check(closure, optimizer)
 
         def wrapped_closure() -> Any:
             # Lightning's closure calls `on_before_optimizer_step`, which sets this to True.
@@ -257,7 +251,7 @@ class GradientSteps(ClientSteps):
 
         return wrapped_closure
 
-    def _check_first_call(self, closure: Closure, optimizer: Any) -> Closure:
+    def _closure_with_check(self, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that raises an error if the step has moved the model before its first call."""
         parameters = parameters_of(optimizer)
         values_before_step = [parameter.detach().clone() for parameter in parameters]
@@ -342,7 +336,7 @@ def _with_closure(closure: Closure, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return (optimizer, closure, *further_arguments), kwargs
 
 
-def _with_gradient(parameters: Iterable[Tensor]) -> list[Tensor]:
+def _with_gradient(parameters: list[Tensor]) -> list[Tensor]:
     return [parameter for parameter in parameters if parameter.grad is not None]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
@@ -18,6 +18,7 @@ from flsv.training.client_batches import LocalSteps
 from flsv.training.swapped_optimizer import (
     SCHEDULED_OPTIONS,
     Options,
+    Policy,
     StoredState,
     SwappedOptimizer,
     find_optimizers,
@@ -35,9 +36,7 @@ UNNAMED_PREFIX = "unnamed optimizer"
 class Optimizers:
     """Optimizers, schedules and loss scale of a Trainer, which are swapped between clients."""
 
-    def __init__(
-        self, trainer: L.Trainer, policy: Literal["reset", "persist"], steps: LocalSteps
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, policy: Policy, steps: LocalSteps) -> None:
         self._trainer = trainer
         self._policy = policy
         self._schedules = Schedules(trainer, steps)

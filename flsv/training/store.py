@@ -24,6 +24,7 @@ the state of its client in its own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -96,7 +97,10 @@ class ClientStore:
         """Return the ids of the clients that have a committed state."""
         return set(self._committed)
 
-    def keep(self, clients: Collection[int]) -> None:
+    def keep(
+        self,
+        clients: Collection[int],
+    ) -> None:
         """Drop the committed state of clients other than ``clients``, since other processes hold it."""
         for client in self._committed.keys() - set(clients):
             del self._committed[client]
@@ -115,11 +119,9 @@ class ClientStore:
         states: dict[int, dict[str, Any]] = {}
         for client, state in self._committed.items():
             states[client] = {}
-            for name, value in state.items():
-                # A later change of a dictionary must not change the returned one.
-                if isinstance(value, dict):
-                    value = dict(value)
-                states[client][name] = value
+            for name, part in state.items():
+                # A later change of a part must not change the returned one.
+                states[client][name] = copy(part)
         return states
 
     def load_state_dict(
@@ -131,12 +133,12 @@ class ClientStore:
 
     def to(self, device: Any) -> None:
         for state in self._committed.values():
-            moved_tensors = {
-                name: tensor.to(device) for name, tensor in state.get(TENSORS, {}).items()
-            }
+            moved_tensors = {}
+            for name, tensor in state.get(TENSORS, {}).items():
+                moved_tensors[name] = tensor.to(device)
             if moved_tensors:
                 state[TENSORS] = moved_tensors
 
     def _committed_tensors(self, client: int) -> dict[str, torch.Tensor]:
-        state = self._committed.get(client, {})
+        state = self.committed(client)
         return state.get(TENSORS, {})

@@ -142,10 +142,11 @@ class SwappedOptimizer:
             client_only_names = group.keys() - federation_options.keys() - {"params"}
             for name in client_only_names:
                 del group[name]
-            options_to_restore = {}  # without those that a scheduler sets once a round
-            for name, value in federation_options.items():
-                if name not in scheduled_names:
-                    options_to_restore[name] = value
+            options_to_restore = {
+                name: value
+                for name, value in federation_options.items()
+                if name not in scheduled_names
+            }
             set_options(group, options_to_restore)
 
     def move_state(self, stored: StoredState) -> StoredState:
@@ -174,8 +175,7 @@ class SwappedOptimizer:
 
     def _set_attributes(self, values: Mapping[str, Any]) -> None:
         for name, value in _attributes_of(self.optimizer).items():
-            is_new = name not in values
-            if is_new and is_plain(value):
+            if name not in values and is_plain(value):
                 delattr(self.optimizer, name)
         for name, value in values.items():
             current_value = getattr(self.optimizer, name, None)

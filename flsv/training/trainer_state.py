@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import compress
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -27,6 +27,7 @@ from flsv.training.module_snapshot import (
 from flsv.training.optimizers import Optimizers
 from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.store import ClientStore
+from flsv.training.swapped_optimizer import Policy
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, copied
 from flsv.utilities.reachable import find_generators
@@ -50,7 +51,7 @@ class TrainerState:
         self,
         trainer: L.Trainer,
         space: ParameterSpace,
-        policy: Literal["reset", "persist"],
+        policy: Policy,
         store: ClientStore,
         steps: LocalSteps,
     ) -> None:
@@ -72,9 +73,10 @@ class TrainerState:
         self._initial_snapshot: ModuleSnapshot | None = None
         #: The clients' changes of the module's values that are not in the vector.
         self.values = ClientValues()
-        self._initial_data_values = _values_of_data(ModuleSnapshot(self.module))
+        snapshot = ModuleSnapshot(self.module)
+        self._initial_data_values = _values_of_data(snapshot)
         # Layers, hooks and flags after the last round. A validation changes the modes of layers.
-        self._structure = ModuleSnapshot(self.module).structure
+        self._structure = snapshot.structure
 
     # ---- a round
 

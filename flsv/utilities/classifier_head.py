@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -45,20 +46,14 @@ def find_head(
 
 def _candidates(module: nn.Module) -> list[str]:
     """Return the names of the layers that may be the head."""
-    trained_ids = _trained_ids(module)
     layers = _linear_layers(module)
-    trained_layers = {}
-    for name, layer in layers.items():
-        if any(id(parameter) in trained_ids for parameter in layer.parameters()):
-            trained_layers[name] = layer
-
+    trained_layers = _trained_among(layers, module)
     timm_ids = _ids_of_timm_heads(module)
     timm_heads = [name for name, layer in trained_layers.items() if id(layer) in timm_ids]
     if timm_heads or not trained_layers:
         return timm_heads
 
-    *_, last_trained = trained_layers.values()
-    *_, last_name = layers
+    last_trained = list(trained_layers.values())[-1]
     candidates = []
     for name, layer in trained_layers.items():
         has_equal_outputs = layer.out_features == last_trained.out_features
@@ -66,9 +61,19 @@ def _candidates(module: nn.Module) -> list[str]:
         if layer is last_trained or (has_equal_outputs and not may_feed_last):
             candidates.append(name)
     # A frozen head has other outputs than the trained layers before it, unlike a teacher or a copy.
+    last_name = list(layers)[-1]
     if layers[last_name].out_features != last_trained.out_features:
         candidates.append(last_name)
     return candidates
+
+
+def _trained_among(layers: Mapping[str, nn.Linear], module: nn.Module) -> dict[str, nn.Linear]:
+    trained_ids = _trained_ids(module)
+    trained_layers = {}
+    for name, layer in layers.items():
+        if any(id(parameter) in trained_ids for parameter in layer.parameters()):
+            trained_layers[name] = layer
+    return trained_layers
 
 
 def _trained_ids(module: nn.Module) -> set[int]:
@@ -87,7 +92,7 @@ def _trained_ids(module: nn.Module) -> set[int]:
 
 def _ids_of_timm_heads(module: nn.Module) -> set[int]:
     ids = set()
-    inner_ids: set[int] = set()  # of layers in a network that names its head
+    inner_ids = set()  # of layers in a network that names its head
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
         if id(layer) in inner_ids or not callable(get_classifier):

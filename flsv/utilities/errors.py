@@ -113,9 +113,7 @@ def similar_names(name: str, names: Iterable[str]) -> list[str]:
         >>> similar_names("Sgd", ["SGD", "Adam"])
         ['SGD']
     """
-    name_by_lower = {}
-    for known_name in names:
-        name_by_lower[known_name.lower()] = known_name
+    name_by_lower = {known_name.lower(): known_name for known_name in names}
     matches = get_close_matches(
         name.lower(),
         name_by_lower,

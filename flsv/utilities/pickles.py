@@ -334,7 +334,7 @@ def pickled(
     file = io.BytesIO()
     pickler = _Pickler(file, data, **options)
     pickler.dump(value)
-    references: list[Reference] = []
+    references = []
     if program is not None:
         references = pickler.dump_references(program, has_own_caches)
     return Pickled(

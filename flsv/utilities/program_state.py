@@ -252,7 +252,7 @@ def _modules_of_program() -> list[ModuleType]:
 
 def _modules_of_class(kind: Any) -> set[str]:
     """Return the names of the modules of a class and its bases, but for libraries'. None if it is no class."""
-    names: set[str] = set()
+    names = set()
     if issubclass(type(kind), type):
         for base in kind.__mro__:
             package = package_of(base)

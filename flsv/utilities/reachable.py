@@ -119,7 +119,7 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
         True
     """
     generators = []
-    visited: dict[int, Any] = {}
+    visited = {}
     types_not_entered = _PLAIN_TYPES.union(closed)
     pending = list(reversed(roots))
     while pending:

@@ -147,10 +147,7 @@ def _named_parts(trainer: Any, module: Any) -> dict[str, Any]:
     return parts
 
 
-def find_refused(
-    roots: Mapping[str, Any],
-    dump: Callable[[Any], Any],
-) -> Refused:
+def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refused:
     """Return a part of ``roots``, by name, that fails in ``dump`` though its parts do not."""
     pending = deque((path, root, None) for path, root in roots.items())
     looked_at = set(map(id, roots.values()))

@@ -83,12 +83,10 @@ def write_coalition(folder: Path, training: Training, models: Models) -> None:
     digest_of_rounds = digest([*models]).hex()[:8]
     path = folder / str(training.seed) / f"{_coalition_name(training)}_{digest_of_rounds}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounds = {}
-    for round_index, model in models.items():
-        rounds[round_index] = {
-            "utilities": dict(model.utilities),
-            "outputs": dict(model.outputs),
-        }
+    rounds = {
+        round_index: {"utilities": dict(model.utilities), "outputs": dict(model.outputs)}
+        for round_index, model in models.items()
+    }
     content = {"members": list(training.members), "rounds": rounds}
     with replacing(path) as file:
         torch.save(content, file)

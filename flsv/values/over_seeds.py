@@ -11,6 +11,9 @@ from torch import Tensor
 from flsv.functional.intervals import half_width, interval_over_seeds, prediction_stderr
 from flsv.utilities.display import INTERVAL_LEVEL
 
+#: Facts on each seed's values.
+Evidence = Sequence[Mapping[str, Any]]
+
 
 class Estimates(NamedTuple):
     """Values ``[n]`` and the ends of their 90 % intervals."""
@@ -22,7 +25,7 @@ class Estimates(NamedTuple):
 
 def mean_with_interval(
     values: Tensor,
-    evidence: Sequence[Mapping[str, Any]] | None = None,
+    evidence: Evidence | None = None,
 ) -> Estimates:
     """Compute mean values over several seeds.
 
@@ -32,34 +35,41 @@ def mean_with_interval(
             seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
+    has_values = (~values.isnan()).any(1)
     if evidence is None:
         half_widths = _students_half_widths(values)
-        return Estimates(mean, mean - half_widths, mean + half_widths)
-
-    is_known = ~values.isnan()
-    half_widths = torch.full_like(mean, torch.nan)
-    if not is_known.any(1).all():  # a coalition of some seed has no finite performance
-        return Estimates(half_widths, half_widths, half_widths)
-    # The usual difference between seeds and the error of predicted utilities are known.
-    has_all = is_known.all(0)
-    stderr = stderr_over_seeds(evidence)
-    known_values = values[:, has_all]
-    half_widths[has_all] = interval_over_seeds(known_values, stderr[has_all])
+    elif has_values.all():
+        half_widths = _half_widths_by_evidence(values, evidence)
+    else:  # a coalition of some seed has no finite performance
+        mean = torch.full_like(mean, torch.nan)
+        half_widths = mean
     return Estimates(mean, mean - half_widths, mean + half_widths)
+
+
+def _half_widths_by_evidence(values: Tensor, evidence: Evidence) -> Tensor:
+    # The usual difference between seeds and the error of predicted utilities are known.
+    has_all = (~values.isnan()).all(0)
+    known_values = values[:, has_all]
+    stderr = stderr_over_seeds(evidence)
+    half_widths = torch.full_like(values[0], torch.nan)
+    half_widths[has_all] = interval_over_seeds(known_values, stderr[has_all])
+    return half_widths
 
 
 def _students_half_widths(values: Tensor) -> Tensor:
     num_seeds = (~values.isnan()).sum(0)
     deviations = values - values.nanmean(0)
     variances = deviations.square().nansum(0) / (num_seeds - 1)
-    variances_of_means = variances / num_seeds
-    return half_width(variances_of_means, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
+    return half_width(variances / num_seeds, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
 
 
-def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
+def stderr_over_seeds(evidence: Evidence) -> Tensor:
     """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
-    is_predicted = "disagreement" in evidence[0]
-    name = "disagreement" if is_predicted else "stderr"
-    by_seed = [seed_evidence[name] for seed_evidence in evidence]  # [s, n]
-    means = torch.tensor(by_seed, dtype=torch.float64).mean(0)
-    return prediction_stderr(means) if is_predicted else means
+    if "disagreement" in evidence[0]:
+        return prediction_stderr(_means("disagreement", evidence))
+    return _means("stderr", evidence)
+
+
+def _means(name: str, evidence: Evidence) -> Tensor:
+    numbers = [seed_evidence[name] for seed_evidence in evidence]  # [s, n]
+    return torch.tensor(numbers, dtype=torch.float64).mean(0)

@@ -284,7 +284,9 @@ def _has_spread(recent_values: Tensor, game: Game) -> bool:
 
 def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues | None] | None:
     score = game.score
-    if score is None or outputs is None or game.per_class or score.scores_by_sample is None:
+    if score is None or score.scores_by_sample is None:
+        return None
+    if outputs is None or game.per_class:
         return None
     assert game.weights is not None
     return partial(score.scores_by_sample.values, game.masks, outputs, game.weights, scoring=score)
@@ -338,10 +340,10 @@ def read_scores(run_folder: Path) -> dict[int, SeedScores]:
     models_by_seed: dict[int, dict[Members, Models]] = {}
     for training, models in read_coalitions(folder).items():
         models_by_seed.setdefault(training.seed, {})[training.members] = models
-    scores = {}
-    for seed, models_by_members in models_by_seed.items():
-        scores[seed] = SeedScores(models_by_members, untrained)
-    return scores
+    return {
+        seed: SeedScores(models_by_members, untrained)
+        for seed, models_by_members in models_by_seed.items()
+    }
 
 
 def values(
@@ -377,9 +379,10 @@ def values(
     if len(by_seed) > 1:
         values_of_seeds = [seed[last_round] for seed in by_seed]
         return _table_of_round(last_round, values_of_seeds, game.per_class)
-    tables = []
-    for round_index, round_values in by_seed[0].items():
-        tables.append(_table_of_round(round_index, [round_values], game.per_class))
+    tables = [
+        _table_of_round(round_index, [round_values], game.per_class)
+        for round_index, round_values in by_seed[0].items()
+    ]
     return pandas.concat(tables, ignore_index=True)
 
 

@@ -79,10 +79,10 @@ class RowTraining:
     def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # Each state is [m, *shape]. For a name without an entry in states all rows use the module's own, which steps
-        # must not change.
-        # Models with more batches come first, so that the models that still train are always the first ones.
-        order = sorted(range(len(batches)), key=lambda model: -len(batches[model]))
-        if order == list(range(len(batches))):
+        # must not change. Models with more batches come first, so that those that still train are the first ones.
+        models = list(range(len(batches)))
+        order = sorted(models, key=lambda model: -len(batches[model]))
+        if order == models:
             return states, self._train_sorted(states, batches)
 
         device = next(iter(states.values())).device
@@ -92,7 +92,11 @@ class RowTraining:
         original_order = indices.argsort()
         return _select_models(sorted_states, original_order), losses[original_order]
 
-    def _train_sorted(self, states: State, batches: Sequence[Sequence[Any]]) -> Tensor:
+    def _train_sorted(
+        self,
+        states: State,
+        batches: Sequence[Sequence[Any]],
+    ) -> Tensor:
         """Train models in place, those with more batches first. Return their mean losses ``[m]``."""
         device = next(iter(states.values())).device
         num_batches = [len(batches_of_model) for batches_of_model in batches]  # descending
@@ -324,10 +328,10 @@ class RowStep:
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
         parameters = [states[name] for name in self._trained_names]
-        other_tensors = {}  # buffers, and parameters that are not trained
-        for name, tensor in states.items():
-            if name not in self._trained_names:
-                other_tensors[name] = tensor
+        # Buffers, and parameters that are not trained.
+        other_tensors = {
+            name: tensor for name, tensor in states.items() if name not in self._trained_names
+        }
         if self._trains_linear_layers_only:
             parameters = [tensor.detach().requires_grad_() for tensor in parameters]
             with torch.enable_grad():

@@ -97,10 +97,11 @@ def fedavg_by_trainers(program, folder, rounds, epochs=1, members=None):
     history = []
 
     def visit(model, round_index, client):
-        checkpoint = folder / f"by_hand_{client}.ckpt"
-        is_first = round_index == 0
-        if not is_first:
-            begin_anew_with(model, checkpoint)
+        path = folder / f"by_hand_{client}.ckpt"
+        options = {}
+        if round_index > 0:
+            begin_anew_with(model, path)
+            options = {"ckpt_path": path, **WHOLE}
         trainer = plain_trainer(
             folder,
             rounds * epochs,
@@ -111,9 +112,8 @@ def fedavg_by_trainers(program, folder, rounds, epochs=1, members=None):
         client_source.train_dataloader = partial(ClientBatches, data, round_index, client)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ckpt_path = None if is_first else checkpoint
-            trainer.fit(model, datamodule=client_source, ckpt_path=ckpt_path, **WHOLE)
-        trainer.save_checkpoint(checkpoint)
+            trainer.fit(model, datamodule=client_source, **options)
+            trainer.save_checkpoint(path)
         model.trainer = None
 
     def combine(server, models):

@@ -37,7 +37,8 @@ def test_paths_named_in_pages_exist():
         *(ROOT / "tools").rglob("*.md"),
     }
     # `flsv/data/splits.py`, `data/splits.py` or `tests/*/conftest.py`, but without its end.
-    packages = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
+    folders = [path for path in (ROOT / "flsv").iterdir() if path.is_dir()]
+    packages = "|".join(folder.name for folder in folders)
     path_in_code = rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{packages})/[\w./*]+)"
     # version 1.2.0's `tools/old.py`, or commit 0a1b2c3d's
     path_of_the_past = r"([Vv]ersion\s1\.\d\.\d\w*|commit\s\w{8})'s\s`[^`]*`"
@@ -57,7 +58,8 @@ def test_paths_named_in_pages_exist():
 
 
 def test_architecture_page_lists_the_layers_of_the_import_contract():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = (ROOT / "pyproject.toml").read_text()
+    project = tomllib.loads(text)
     contract = project["tool"]["importlinter"]["contracts"][0]
     page = (ROOT / "docs/explanation/house.md").read_text()
     section = page.split("## Packages")[1].split("\n## ")[0]
@@ -81,7 +83,11 @@ def test_files_linked_from_pages_exist():
     generated |= {f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS}
     generated_paths = {(ROOT / "docs" / page).as_posix() for page in generated}
     broken_links = []
-    pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
+    pages = {
+        *ROOT.glob("*.md"),
+        ROOT / "tools" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    }
     # Sections of released versions stay as they were.
     pages.remove(ROOT / "CHANGELOG.md")
 
@@ -135,14 +141,16 @@ def test_the_reference_has_everything_that_is_exported():
 
 @pytest.mark.parametrize("name", docs_site.metrics())
 def test_metric_docstring_has_formula_shapes_and_when_not_to_use_it(name):
-    text = inspect.getdoc(getattr(importlib.import_module("flsv.metrics"), name)) or ""
+    metrics = importlib.import_module("flsv.metrics")
+    text = inspect.getdoc(getattr(metrics, name)) or ""
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)
     assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
 
 
 def test_the_index_by_question_has_every_metric_once():
-    exported = {*importlib.import_module("flsv.metrics").__all__} - {"ContributionMetric"}
+    metrics = importlib.import_module("flsv.metrics")
+    exported = {*metrics.__all__} - {"ContributionMetric"}
     for name in exported:
         file = "flsv/metrics/__init__.py: add to a line of its docstring"
         assert docs_site.metrics().count(name) == 1, f"{file}, once: - Which question? {name}."

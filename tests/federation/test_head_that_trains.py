@@ -23,9 +23,11 @@ class WithTeacher(Plain):
         self.teacher = copy.deepcopy(self.net)
 
     def training_step(self, batch, batch_idx):
-        target = self.teacher(batch[0]).detach()
-        distance = nn.functional.mse_loss(self(batch[0]), target)
-        return super().training_step(batch, batch_idx) + 0.1 * distance
+        x, _ = batch
+        target = self.teacher(x).detach()
+        distance = nn.functional.mse_loss(self(x), target)
+        loss = super().training_step(batch, batch_idx)
+        return loss + 0.1 * distance
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
@@ -46,7 +48,8 @@ class WithMeanTeacher(WithTeacher):
     """Its teacher is the running mean of ``net``."""
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        for mean, parameter in zip(self.teacher.parameters(), self.net.parameters()):
+        means = self.teacher.parameters()
+        for mean, parameter in zip(means, self.net.parameters()):
             mean.data.lerp_(parameter.data, 0.1)
 
 
@@ -61,14 +64,18 @@ class WithUnusedLayer(Plain):
     """Its network is a convolution, and a linear layer after it is never called."""
 
     def __init__(self):
-        convolution = nn.Conv1d(FEATURES, CLASSES, kernel_size=1)
-        net = nn.Sequential(nn.Unflatten(1, (FEATURES, 1)), convolution, nn.Flatten())
+        net = nn.Sequential(
+            nn.Unflatten(1, (FEATURES, 1)),
+            nn.Conv1d(FEATURES, CLASSES, kernel_size=1),
+            nn.Flatten(),
+        )
         super().__init__(net=net)
         self.unused = nn.Linear(8, CLASSES)
 
 
 def values_by(module, folder, head=None):
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley(head=head)}, seed=1)
+    metrics = {"cssv": ClassSpecificShapley(head=head)}
+    loop = FederatedLoop(metrics=metrics, seed=1)
     fit(loop, folder, module)
     return loop.contributions["cssv"]
 
@@ -94,8 +101,13 @@ def test_weights_by_classes_are_those_of_the_network_that_is_trained(tmp_path):
     models = {}
     for head in (None, "net.4"):
         metrics = {"cssv": ClassSpecificShapley(head=head)}
-        loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics=metrics, seed=1)
-        models[head] = state_vector(fit(loop, tmp_path / str(head), WithTeacher()))
+        loop = FederatedLoop(
+            aggregator=ShapFedWA("cssv"),
+            metrics=metrics,
+            seed=1,
+        )
+        trainer = fit(loop, tmp_path / str(head), WithTeacher())
+        models[head] = state_vector(trainer)
 
     torch.testing.assert_close(models[None], models["net.4"], rtol=0, atol=0)
 
@@ -108,8 +120,10 @@ def test_two_trained_networks_are_refused_before_training(tmp_path):
 
 
 def test_private_head_of_two_trained_networks_is_refused(tmp_path):
+    loop = FederatedLoop(share=["!head"], seed=1)
+
     with refused("'head' is no layer of the module, since each of its layers 'net.4', 'teacher.4'"):
-        fit(FederatedLoop(share=["!head"], seed=1), tmp_path, WithTrainedTeacher())
+        fit(loop, tmp_path, WithTrainedTeacher())
 
 
 def test_head_that_the_first_training_has_not_changed_is_refused(tmp_path):

@@ -19,7 +19,8 @@ CORRUPT = 99.0
 
 
 def leave_corrupt_out(samples):
-    return default_collate([sample for sample in samples if sample[0][0] != CORRUPT])
+    complete_samples = [(x, y) for x, y in samples if x[0] != CORRUPT]
+    return default_collate(complete_samples)
 
 
 def collate_all(samples):
@@ -53,7 +54,8 @@ class PartitionsInBlocks(SizePartitioner):
     """Gives each client a block of samples in a row."""
 
     def partition(self, labels, *args, **kwargs):
-        return list(torch.arange(len(labels)).split([60, 30]))
+        samples = torch.arange(len(labels))
+        return list(samples.split([60, 30]))
 
 
 def make_data(*arguments, **options):
@@ -64,28 +66,45 @@ def make_data(*arguments, **options):
     )
 
 
+def fit_and_record_warnings(folder, data, **options):
+    """The texts of all warnings of a fit."""
+    loop = FederatedLoop(seed=1)
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        fit(loop, folder, Plain(), data, **options)
+    return [str(warning.message) for warning in recorded]
+
+
+def num_of_left_out(texts):
+    return sum("collate_fn leaves samples out" in text for text in texts)
+
+
 def test_client_whose_corrupt_samples_are_left_out_is_named_with_both_numbers(tmp_path):
     data = make_data(num_corrupt=3)
 
+    loop = FederatedLoop(seed=1)
+
     with warns("client 0 has trained with 57 of 60 samples in a local epoch"):
-        fit(FederatedLoop(seed=1), tmp_path, Plain(), data, rounds=1)
+        fit(loop, tmp_path, Plain(), data, rounds=1)
 
     assert data.num_samples.tolist() == [60, 30]
 
 
 def test_warning_is_given_once_in_a_run(tmp_path):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(FederatedLoop(seed=1), tmp_path, Plain(), make_data(num_corrupt=3), rounds=3)
+    data = make_data(num_corrupt=3)
 
-    assert sum("collate_fn leaves samples out" in str(warning.message) for warning in caught) == 1
+    texts = fit_and_record_warnings(tmp_path, data, rounds=3)
+
+    assert num_of_left_out(texts) == 1
 
 
 def test_clients_trained_at_once_are_counted_too(tmp_path):
     loop = FederatedLoop(seed=1, engine="vmap")
 
+    data = make_data(num_corrupt=3)
+
     with warns("client 0 has trained with 57 of 60 samples"):
-        fit(loop, tmp_path, Plainest(), make_data(num_corrupt=3), rounds=1)
+        fit(loop, tmp_path, Plainest(), data, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -100,22 +119,19 @@ def test_clients_trained_at_once_are_counted_too(tmp_path):
     ],
 )
 def test_complete_batches_of_a_users_collate_fn_give_no_warning(tmp_path, options, trainer_options):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        data = make_data(**options)
-        fit(FederatedLoop(seed=1), tmp_path, Plain(), data, rounds=2, **trainer_options)
+    data = make_data(**options)
 
-    assert not any("collate_fn leaves" in str(warning.message) for warning in caught)
+    texts = fit_and_record_warnings(tmp_path, data, rounds=2, **trainer_options)
+
+    assert num_of_left_out(texts) == 0
 
 
 @pytest.mark.parametrize("num_draws", [20, 300])
 def test_sampler_that_draws_fewer_or_more_samples_gives_no_warning(tmp_path, num_draws):
     weights = torch.ones(90)
     sampler = torch.utils.data.WeightedRandomSampler(weights, num_draws)
+    data = make_data(sampler=sampler, shuffle=False)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        data = make_data(sampler=sampler, shuffle=False)
-        fit(FederatedLoop(seed=1), tmp_path, Plain(), data, rounds=1)
+    texts = fit_and_record_warnings(tmp_path, data, rounds=1)
 
-    assert not any("collate_fn leaves" in str(warning.message) for warning in caught)
+    assert num_of_left_out(texts) == 0

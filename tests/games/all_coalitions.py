@@ -12,7 +12,8 @@ from flsv.metrics import LeaveOneOut
 from helpers.fits import fit, plain_trainer
 
 #: The coalitions of three clients.
-MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
+ROWS = list(itertools.product([False, True], repeat=3))
+MASKS = torch.tensor(ROWS)
 
 
 class KeepsLastGame(LeaveOneOut):
@@ -41,14 +42,17 @@ def play_all_coalitions(folder, module, data, rounds=1, **measures):
     loop = FederatedLoop(metrics={"mine": metric}, seed=3)
     fit(loop, folder, module, data, rounds=rounds)
 
-    models = [coalition_model(metric.last_round, mask) for mask in MASKS]
+    models = []
+    for mask in MASKS:
+        models.append(coalition_model(metric.last_round, mask))
     return metric.utilities, models
 
 
 def coalition_model(round, mask):
     if not mask.any():
         return round.global_vector
-    mean = round.client_vectors[mask].double().mean(0)
+    members = round.client_vectors[mask]
+    mean = members.double().mean(0)
     return mean.float()
 
 
@@ -58,5 +62,7 @@ def validate_with_lightning(module, vector, data, folder):
     ParameterSpace(copied_module).write(copied_module, vector)
     trainer = plain_trainer(folder)
     trainer.validate(copied_module, data, verbose=False)
-    logged_values = trainer.callback_metrics
-    return {name: float(value) for name, value in logged_values.items()}
+    logged_values = {}
+    for name, value in trainer.callback_metrics.items():
+        logged_values[name] = float(value)
+    return logged_values

@@ -49,7 +49,7 @@ from zoo.tasks import (
     ],
 )
 def test_value_logged_by_a_coalitions_model_is_what_lightning_would_log(kind, name, tmp_path):
-    """Kinds of ``tests/compat/kinds.py`` are compared with Lightning there."""
+    """Programs of ``tests/zoo/table.py`` are compared with Lightning, too."""
     module = kind()
     untrained = copy.deepcopy(module)  # in attributes, the module is as it was in the first round
     values, vectors = play_all_coalitions(

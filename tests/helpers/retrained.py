@@ -38,15 +38,13 @@ def add_retrained_runs(
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
     without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
     record = json.loads((folder / "run.json").read_text())
+    record |= {"events": [], "metrics": {}, "paid_in": {}}
     values_by_metric = {"value": values}
     measures = {"value": measure}
     for other_measure, client_values in (other_values or {}).items():
         values_by_metric[f"by_{other_measure}"] = client_values
         measures[f"by_{other_measure}"] = other_measure
 
-    record["events"] = []
-    record["metrics"] = {}
-    record["paid_in"] = {}
     evaluators = "clients" if measure.startswith("clients'") else "server"
     for metric, client_values in values_by_metric.items():
         record["metrics"][metric] = {**CLASS, "evaluators": evaluators}
@@ -58,18 +56,22 @@ def add_retrained_runs(
             "stderr": [0.0] * len(client_values),
             **facts,
         }
-
     rows = rows_with_intervals(values_by_metric, record["clients"], rounds - 1, half_width)
+    write_retrained_runs(folder / "retrained", record, rows, seeds)
+    return folder
+
+
+def write_retrained_runs(folder: Path, record: Mapping, rows, seeds: Sequence[int]) -> None:
+    """Write a run of each seed, and the list of them."""
     lines = ["run,folder"]
     for seed in seeds:
-        run = folder / "retrained" / f"seed_{seed}"
+        run = folder / f"seed_{seed}"
         run.mkdir(parents=True)
         settings = {**record["settings"], "federation_seed": seed}
         (run / "run.json").write_text(json.dumps({**record, "settings": settings}))
         save_csv(run / "contributions.csv", [SCHEMA, *rows])
         lines.append(f"seed_{seed},seed_{seed}")
-    (folder / "retrained" / "runs.csv").write_text("\n".join(lines) + "\n")
-    return folder
+    (folder / "runs.csv").write_text("\n".join(lines) + "\n")
 
 
 def rows_with_intervals(values_by_metric, names, round_index, half_width):

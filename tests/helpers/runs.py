@@ -143,33 +143,30 @@ def make_game(folder, values, initial=0.25, measure="accuracy", rounds=3, **fact
         for metric, last_values in values.items():
             for client, value in enumerate(last_values):
                 if not math.isnan(value):
-                    rows.append(
-                        [round_index, metric, client, "", value * (round_index + 1) / rounds]
-                    )
+                    value_of_round = value * (round_index + 1) / rounds
+                    rows.append([round_index, metric, client, "", value_of_round])
         for client in range(num_clients):
             rows.append([round_index, "weight", client, "", 1 / num_clients])
     write_rows(folder, rows, names_of_clients(num_clients))
 
-    metrics = {}
     paid_in = {}
     for metric, last_values in values.items():
         total = sum(value for value in last_values if not math.isnan(value))
-        paid_in[metric] = {
-            "by": measure,
-            "start": initial,
-            "end": initial + total,
-            "sum": total,
-        }
-        metrics[metric] = {
-            "class": "CumulativeShapley",
-            "about": f"Of {measure}.",
-            "guide": {"unit": "nats", "cost": "2^k"},
-            "to_pay_by": True,
-            "per_class": False,
-            "columns": None,
-            "higher_is_better": True,
-        }
+        end = initial + total
+        paid_in[metric] = {"by": measure, "start": initial, "end": end, "sum": total}
+    info = {**CUMULATIVE, "about": f"Of {measure}."}
+    metrics = dict.fromkeys(values, info)
     return change_record(folder, **{"metrics": metrics, "paid_in": paid_in, **facts})
+
+
+CUMULATIVE = {
+    "class": "CumulativeShapley",
+    "guide": {"unit": "nats", "cost": "2^k"},
+    "to_pay_by": True,
+    "per_class": False,
+    "columns": None,
+    "higher_is_better": True,
+}
 
 
 def add_intervals(folder, metric, half_width):

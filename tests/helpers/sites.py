@@ -49,6 +49,7 @@ OSAKA_ADDRESS = 102
 ADDRESSES = [BOSTON_ADDRESS + client for client in range(len(NAMES))]
 SEED = 7
 ROUNDS = 3
+NUM_DIGITS = 1437
 #: Validation and test samples of the sites' own.
 SPLITS = {"client_val": 0.3, "client_test": 0.2}
 Make = Callable[..., FederatedLoop]
@@ -56,20 +57,21 @@ Make = Callable[..., FederatedLoop]
 
 def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
-    draw = make_generator(3)
-    return torch.randint(
-        0,
-        len(NAMES),
-        (1437,),
-        generator=draw,
-    ).tolist()
+    generator = make_generator(3)
+    num_sites = len(NAMES)
+    sites = torch.randint(num_sites, (NUM_DIGITS,), generator=generator)
+    return sites.tolist()
 
 
 def make_undivided_data(**options) -> FederatedDataModule:
     """Return what one process would train on: a third of the digits."""
-    few = group_options({"max_samples": 480, **options})
+    third_of_digits = {"max_samples": 480, **options}
     return FederatedDataModule(
-        "digits", GroupPartitioner(), groups=site_of_each_digit(), batch_size=48, **few
+        "digits",
+        GroupPartitioner(),
+        groups=site_of_each_digit(),
+        batch_size=48,
+        **group_options(third_of_digits),
     )
 
 
@@ -92,29 +94,16 @@ class SiteData(L.LightningDataModule):
     def train_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
-        train = load_image_data("digits").train
-        return DataLoader(
-            Subset(
-                train,
-                data.client_indices(self.client).tolist(),
-            ),
-            batch_size=48,
-            shuffle=True,
-        )
+        digits = load_image_data("digits").train
+        indices = data.client_indices(self.client)
+        samples = Subset(digits, indices.tolist())
+        return DataLoader(samples, batch_size=48, shuffle=True)
 
 
 def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
-    options = {
-        "optimizer": partial(torch.optim.SGD, lr=0.1),
-        **options,
-    }
-    return ClassifierClient(
-        "mlp",
-        num_classes=10,
-        input_shape=(1, 8, 8),
-        **options,
-    )
+    defaults = {"optimizer": partial(torch.optim.SGD, lr=0.1)}
+    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **{**defaults, **options})
 
 
 def make_momentum_module() -> ClassifierClient:
@@ -147,16 +136,14 @@ def make_site(
     policy: SitePolicy | None = None,
     **data,
 ) -> Site:
-    def own() -> L.LightningDataModule:
+    def make_data() -> L.LightningDataModule:
         if not data:
             return SiteData(client)
-        return FederatedDataModule(
-            SiteData(client), OneClient(), **group_options({"server_val": 0.0, **data})
-        )
+        options = group_options({"server_val": 0.0, **data})
+        return FederatedDataModule(SiteData(client), OneClient(), **options)
 
-    return Site(
-        make_module, own, make, tmp / "sites" / NAMES[client], upload_seed=SEED, policy=policy
-    )
+    folder = tmp / "sites" / NAMES[client]
+    return Site(make_module, make_data, make, folder, upload_seed=SEED, policy=policy)
 
 
 def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -164,11 +151,22 @@ def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
 
 
+#: The name of a run.
+RUN = "0" * 16
+
+
 def training_packet(classes: int) -> Packet:
     """A message that asks the first site for its first training."""
-    zero = "0" * 16
-    plain = {"run": zero, "clients": 3, "client": 0, "classes": classes}
-    plain |= {"rounds": 1, "round": 0, "seed": 0, "continue_from": None}
+    plain = {
+        "run": RUN,
+        "clients": 3,
+        "client": 0,
+        "classes": classes,
+        "rounds": 1,
+        "round": 0,
+        "seed": 0,
+        "continue_from": None,
+    }
     return Packet("train", plain, {"start": torch.zeros(1)})
 
 
@@ -197,7 +195,7 @@ class Replay:
 def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:
     """What a server of one round holds of sites that send what they are given."""
     directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
-    state = FederationState(run="0" * 16, num_clients=3)
+    state = FederationState(run=RUN, num_clients=3)
     return RemoteSites(
         directory, state, rounds=1, max_steps=lambda site, samples: samples, **options
     )
@@ -222,9 +220,10 @@ class SiteTransport:
 
         def on_reply(address: int, packet: Packet, reply: Packet):
             is_of_kind = packet.kind == kind and address in sites
-            if not is_of_kind or (rounds and packet.plain["round"] not in rounds):
-                return reply
-            return change(reply)
+            is_of_round = not rounds or packet.plain["round"] in rounds
+            if is_of_kind and is_of_round:
+                return change(reply)
+            return reply
 
         self.on_reply = on_reply
 
@@ -235,16 +234,21 @@ class SiteTransport:
         for address, packet in packets.items():
             if address not in self.sites:
                 continue
-            site = self.sites[address]
-            reply = _through(site.respond(_through(packet)))
-            reply = self.on_reply(address, packet, reply)
-            if reply is not None:
-                yield address, named(packet, reply)
+            received_packet = send_through_wire(packet)
+            reply = self.sites[address].respond(received_packet)
+            received_reply = send_through_wire(reply)
+            changed_reply = self.on_reply(address, packet, received_reply)
+            if changed_reply is not None:
+                yield address, named(packet, changed_reply)
 
 
-def _through(packet: Packet) -> Packet:
-    tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
-    return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
+def send_through_wire(packet: Packet) -> Packet:
+    """Return what arrives of a packet: its values through JSON, copies of its tensors."""
+    tensors = {}
+    for name, tensor in packet.tensors.items():
+        tensors[name] = tensor.clone()
+    plain = json.loads(json.dumps(packet.plain))
+    return Packet(packet.kind, plain, tensors)
 
 
 def gather_sites(
@@ -257,10 +261,11 @@ def gather_sites(
 
 
 def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options) -> RemoteData:
+    sites = range(len(names))
     return RemoteData(
         names,
-        sizes=[directory.sizes[site] for site in range(len(names))],
-        contents=[directory.contents[site] for site in range(len(names))],
+        sizes=[directory.sizes[site] for site in sites],
+        contents=[directory.contents[site] for site in sites],
         dictionary_hash=directory.dictionary_hash,
         class_names_hash=directory.class_names_hash,
         **options,
@@ -316,11 +321,13 @@ def assert_same_runs(remote: FederatedLoop, local: FederatedLoop):
     assert_same_bits(remote.state.model(), local.state.model())
     assert remote.client_scores.keys() == local.client_scores.keys()
     for name, scores in remote.client_scores.items():
-        # Sites do not tell scores in which a class of fewer than five samples has a part of its own.
-        is_reported = (
-            scores.isfinite() if name in SCORES_OF_CLASSES else torch.ones_like(scores).bool()
-        )
-        assert_same_bits(scores[is_reported], local.client_scores[name][is_reported])
+        expected_scores = local.client_scores[name]
+        if name in SCORES_OF_CLASSES:
+            # Sites do not tell scores in which a class of fewer than five samples has a part of its own.
+            is_reported = scores.isfinite()
+            scores = scores[is_reported]
+            expected_scores = expected_scores[is_reported]
+        assert_same_bits(scores, expected_scores)
     assert remote.contributions.keys() == local.contributions.keys()
 
     contributions = remote.contribution_metrics.contributions
@@ -336,7 +343,7 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
     data = FederatedDataModule(
         "digits",
         GroupPartitioner(),
-        groups=[sample % 3 for sample in range(1437)],
+        groups=[sample % 3 for sample in range(NUM_DIGITS)],
         batch_size=16,
         splits=Splits(server_val=0.0),
     )
@@ -369,8 +376,10 @@ def first_commands(page: str) -> str:
     return f"flsv init{commands}"
 
 
-SECONDS = 900  # a busy machine of two cores takes twenty times as long as an idle one
-ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
+#: A busy machine of two cores takes twenty times as long as an idle one.
+SECONDS = 900
+#: What a SuperNode says when its SuperLink has let it in.
+ACCEPTED = "SuperNode ID:"
 
 
 class Deployment:
@@ -430,7 +439,8 @@ class Deployment:
         deadline = time.monotonic() + SECONDS
         while not is_shown(log.read_text()):
             assert time.monotonic() < deadline, log.read_text()
-            assert self.processes[name].poll() is None or is_shown(log.read_text()), log.read_text()
+            has_ended = self.processes[name].poll() is not None
+            assert not has_ended or is_shown(log.read_text()), log.read_text()
             time.sleep(0.2)
 
     def end(self):

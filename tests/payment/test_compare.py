@@ -13,71 +13,109 @@ from helpers.retrained import add_retrained_runs
 from helpers.runs import change_record, make_game, make_repeated_runs, make_run
 
 #: A row per seed, a column per client.
-VALUES = np.array([[0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.1, 0.5, 0.05]])
-OTHER_VALUES = VALUES + np.array([[0.02, 0.0, 0.01], [0.03, 0.01, -0.03], [0.01, 0.0, 0.0]])
-OF_BOSTON = "what == 'value by sv accuracy' and client == 'Boston'"
+VALUES = np.array(
+    [
+        [0.4, 0.3, 0.05],
+        [0.2, 0.4, 0.05],
+        [0.1, 0.5, 0.05],
+    ]
+)
+DIFFERENCES = np.array(
+    [
+        [0.02, 0.0, 0.01],
+        [0.03, 0.01, -0.03],
+        [0.01, 0.0, 0.0],
+    ]
+)
 
 
 def make_two_repeats(folder):
-    paths = [folder / "a", folder / "b"]
-    for path, values in zip(paths, (VALUES, OTHER_VALUES)):
-        make_repeated_runs(path, *values.tolist())
-    return paths
+    first_run = folder / "a"
+    second_run = folder / "b"
+    other_values = VALUES + DIFFERENCES
+    make_repeated_runs(first_run, *VALUES.tolist())
+    make_repeated_runs(second_run, *other_values.tolist())
+    return [first_run, second_run]
+
+
+def rows_of_boston(comparison, metric="sv"):
+    """The first client's value in each run."""
+    rows = comparison[comparison["client"] == "Boston"]
+    is_value = rows["what"] == f"value by {metric} accuracy"
+    return rows[is_value].to_dict("records")
 
 
 def test_differences_are_paired_by_seed_with_intervals_of_students_t(tmp_path):
     comparison = compare_runs(make_two_repeats(tmp_path))
 
-    differences = OTHER_VALUES[:, 0] - VALUES[:, 0]
-    low, high = stats.t.interval(0.9, df=2, loc=differences.mean(), scale=stats.sem(differences))
-    of_first, of_other = comparison.query(OF_BOSTON).to_dict("records")
-    assert of_first["mean"] == pytest.approx(VALUES[:, 0].mean())
-    assert of_other["mean"] == pytest.approx(OTHER_VALUES[:, 0].mean())
-    expected = [differences.mean(), low, high]
-    assert [of_other[name] for name in ("value", "low", "high")] == pytest.approx(expected)
+    first_row, second_row = rows_of_boston(comparison)
+    values = VALUES[:, 0]
+    differences = DIFFERENCES[:, 0]
+    mean = differences.mean()
+    low, high = stats.t.interval(
+        0.9,
+        df=2,
+        loc=mean,
+        scale=stats.sem(differences),
+    )
+    assert first_row["mean"] == pytest.approx(values.mean())
+    assert second_row["mean"] == pytest.approx(values.mean() + mean)
+    assert second_row["value"] == pytest.approx(mean)
+    assert second_row["low"] == pytest.approx(low)
+    assert second_row["high"] == pytest.approx(high)
 
 
 def test_shares_and_scores_are_compared_too(tmp_path):
     comparison = compare_runs(make_two_repeats(tmp_path))
 
-    shares = VALUES / VALUES.sum(axis=1, keepdims=True)
-    of_first = comparison[comparison["run"] == str(tmp_path / "a")].set_index(["what", "client"])
-    assert of_first.loc["share by sv accuracy"]["mean"].to_list() == pytest.approx(shares.mean(0))
+    is_first = comparison["run"] == str(tmp_path / "a")
+    first_run = comparison[is_first].set_index("what")
+    sums = VALUES.sum(axis=1)
+    shares = VALUES / sums[:, None]
+    mean_shares = first_run.loc["share by sv accuracy"]["mean"]
+    assert mean_shares.to_list() == pytest.approx(shares.mean(0))
     # From 0.25 by the sum of each seed's values.
-    score = of_first.loc["accuracy"]["mean"].item()
-    assert score == pytest.approx(0.25 + VALUES.sum(1).mean())
+    score = first_run.loc["accuracy"]["mean"]
+    assert score == pytest.approx(0.25 + sums.mean())
+
+
+def make_run_with_seed(folder, seed):
+    values = {"sv": [0.5, 0.2, 0.1]}
+    return make_game(folder, values, settings={"federation_seed": seed})
 
 
 def test_runs_with_one_common_seed_have_a_difference_without_an_interval(tmp_path):
     repeat, _ = make_two_repeats(tmp_path)
-    run = make_game(tmp_path / "c", {"sv": [0.5, 0.2, 0.1]}, settings={"federation_seed": 1})
+    run = make_run_with_seed(tmp_path / "c", seed=1)
 
-    _, row = compare_runs([repeat, run]).query(OF_BOSTON).to_dict("records")
+    _, row = rows_of_boston(compare_runs([repeat, run]))
 
     assert row["value"] == pytest.approx(0.5 - VALUES[1, 0])
-    assert np.isnan([row["low"], row["high"]]).all()
+    assert np.isnan(row["low"])
+    assert np.isnan(row["high"])
 
 
 def test_runs_without_a_common_seed_have_means_alone(tmp_path):
     repeat, _ = make_two_repeats(tmp_path)
-    run = make_game(tmp_path / "c", {"sv": [0.5, 0.2, 0.1]}, settings={"federation_seed": 7})
+    run = make_run_with_seed(tmp_path / "c", seed=7)
 
-    _, row = compare_runs([repeat, run]).query(OF_BOSTON).to_dict("records")
+    _, row = rows_of_boston(compare_runs([repeat, run]))
 
     assert row["mean"] == pytest.approx(0.5)
     assert np.isnan(row["value"])
 
 
 def test_values_by_other_scores_are_not_subtracted(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path, measure in zip(paths, ("accuracy", "auroc")):
-        make_game(path, {"sv": [0.3, 0.2, 0.1]}, measure=measure)
+    values = {"sv": [0.3, 0.2, 0.1]}
+    by_accuracy = make_game(tmp_path / "a", values, measure="accuracy")
+    by_auroc = make_game(tmp_path / "b", values, measure="auroc")
 
-    comparison = compare_runs(paths)
+    comparison = compare_runs([by_accuracy, by_auroc])
 
-    of_values = comparison[comparison["what"].str.startswith("value by sv")]
-    assert set(of_values["what"]) == {"value by sv accuracy", "value by sv auroc"}
-    assert of_values["value"].to_list().count(0.0) == 3  # each of the first from itself
+    measures = comparison["what"]
+    rows = comparison[measures.str.startswith("value by sv")]
+    assert set(rows["what"]) == {"value by sv accuracy", "value by sv auroc"}
+    assert rows["value"].to_list().count(0.0) == 3  # each of the first from itself
 
 
 def test_a_client_of_one_run_alone_is_not_subtracted(tmp_path):
@@ -94,16 +132,15 @@ def test_a_client_of_one_run_alone_is_not_subtracted(tmp_path):
 
 
 def test_values_by_retraining_are_compared_where_there_are_any(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "b"]
-    for path, value in zip(paths, (0.3, 0.25)):
-        make_game(path, {"sv": [0.1, 0.1, 0.1]})
-        add_retrained_runs(path, [value, 0.2, 0.1])
+    paths = []
+    for name, value in (("a", 0.3), ("b", 0.25)):
+        run = make_game(tmp_path / name, {"sv": [0.1, 0.1, 0.1]})
+        add_retrained_runs(run, [value, 0.2, 0.1])
+        paths.append(run)
 
     comparison = compare_runs(paths)
 
-    _, row = comparison.query("what == 'value by value accuracy' and client == 'Boston'").to_dict(
-        "records"
-    )
+    _, row = rows_of_boston(comparison, metric="value")
     assert row["value"] == pytest.approx(-0.05)
 
 

@@ -72,7 +72,8 @@ def test_first_page_after_retraining_shows_retrained_values_only(tmp_path):
 def add_case_covariance(folder: Path, deviation: float) -> Path:
     """The run, whose values also depend on the validation samples, each on its own."""
     # A pair of values, above and below 0, for each client: they vary independently.
-    clients = len(json.loads((folder / "run.json").read_text())["clients"])
+    record = json.loads((folder / "run.json").read_text())
+    clients = len(record["clients"])
     size = deviation * math.sqrt((2 * clients - 1) / 2)
     pair = torch.tensor([[size, -size]], dtype=torch.float64)
     values = torch.kron(torch.eye(clients, dtype=torch.float64), pair)
@@ -132,7 +133,8 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
 
 
 def test_page_of_all_has_values_by_class_and_the_metrics_guide(tmp_path):
-    page = text_of_page(write_report(make_run(tmp_path, clients=4, rounds=5)))
+    run = make_run(tmp_path, clients=4, rounds=5)
+    page = text_of_page(write_report(run))
 
     # As make_run writes them.
     for text in ("cssv by class", "class 2", "cosine", "more is better"):
@@ -199,7 +201,8 @@ def test_steps_lead_from_the_untrained_models_score_to_that_of_all():
 
 
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
-    page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
+    run = make_run(tmp_path, names=NASTY)
+    page = write_report(run).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
     assert not re.search(fetched, page)
     assert all(html.escape(name) in page for name in NASTY)

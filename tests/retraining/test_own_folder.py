@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -341,3 +342,37 @@ def test_nobody_is_told_of_writes_after_a_run(program):
     with folder.entered():  # found by its time
         assert Path("log.csv").read_text() == "earlier\nmore\n"
     assert not Path(folder._home, "run").exists()
+
+
+def bind_a_socket():
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind("service.sock")
+
+
+def make_a_pipe():
+    os.mkfifo("service.sock")
+
+
+@pytest.mark.parametrize("make", [bind_a_socket, make_a_pipe])
+@pytest.mark.usefixtures("program")
+def test_sockets_and_pipes_that_another_program_changes_during_the_run_are_not_copied(make):
+    make()
+    folder = ProgramFolder()
+    os.chmod("service.sock", 0o600)
+
+    folder.take_over_run()
+
+    with folder.entered() as own_folder:
+        assert Path(own_folder, "log.csv").read_text() == "earlier\n"
+
+
+@pytest.mark.usefixtures("program")
+def test_file_that_vanishes_after_the_run_is_not_copied():
+    folder = ProgramFolder()
+    draft = Path("log.csv")
+    draft.write_text("draft of another program")
+    folder.take_over_run()
+    draft.unlink()
+
+    with folder.entered() as own_folder:
+        assert Path(own_folder, "data", "a.txt").read_text() == "a"

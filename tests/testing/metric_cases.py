@@ -120,31 +120,41 @@ def bad_clients_are_refused(case: MetricCase):
 
     first_round = case.rounds()[0]
     arguments = case.arguments(first_round)
-    bad_ids: list[list[int]] = [
-        [0, 1, NUM_CLIENTS],
-        [-1, 1, 2],
-        [0, 1, 1],
-        [],
-    ]
-    for ids in bad_ids:
+    for ids in BAD_IDS:
         client_ids = torch.tensor(ids, dtype=torch.long)
         wrong_arguments = {**arguments, "client_ids": client_ids}
         update = partial(case.new().update, **wrong_arguments)
         ensure(raises_value_error(update), f"no error of {ids}")
 
-    ids_and_lists = ("client_ids", "senders", "reached")
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) or case.fields[name] in ids_and_lists:
-            continue
-        has_row_per_client = value.shape[:1] == (3,)
-        if not has_row_per_client:
-            continue
-        metric = case.new()
-        one_row = {**arguments, name: value[:1]}
-        if not raises_value_error(partial(metric.update, **one_row)):
-            expected = case.updated([0]).compute()
-            is_unused = equal(metric.compute(), expected)
-            ensure(is_unused, f"no error of one row of {name}")
+        if has_row_per_client(case, name, value):
+            check_one_row(case, name, {**arguments, name: value[:1]})
+
+
+#: A client too many, a negative one, one twice, and none.
+BAD_IDS: list[list[int]] = [
+    [0, 1, NUM_CLIENTS],
+    [-1, 1, 2],
+    [0, 1, 1],
+    [],
+]
+
+
+def has_row_per_client(case: MetricCase, name: str, value: Any) -> bool:
+    if not isinstance(value, Tensor) or case.fields[name] in ("client_ids", "senders", "reached"):
+        return False
+    num_clients_in_round = 3
+    return value.shape[:1] == (num_clients_in_round,)
+
+
+def check_one_row(case: MetricCase, name: str, arguments: dict[str, Any]):
+    """Check that one row of an argument for several clients is refused, unless the metric does not use it."""
+    metric = case.new()
+    if raises_value_error(partial(metric.update, **arguments)):
+        return
+    expected = case.updated([0]).compute()
+    is_unused = equal(metric.compute(), expected)
+    ensure(is_unused, f"no error of one row of {name}")
 
 
 OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)

@@ -1,6 +1,7 @@
 """The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers, uploads and filters, and with
 clients at sites, whose packets go through JSON."""
 
+import itertools
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -86,9 +87,8 @@ def expect_the_same(
         loop = case.make(**changes)
         changed_fit = fit(loop)
     except ConfigurationError as error:
-        rounds_done = (
-            0 if loop is None else loop.round_index
-        )  # without a loop, make() has refused the arguments
+        # Without a loop, make() has refused the arguments.
+        rounds_done = 0 if loop is None else loop.round_index
         ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
         raise AssertionError(f"a refusal: {error}") from error
 
@@ -262,6 +262,10 @@ class FilterCase(fits.FitCase):
         return part
 
 
+#: How many times as long the last client's update is: an ordinary one, and one of an attacker.
+FACTORS = (1.0, 1e6)
+
+
 def make_cohort(index=0, factor_of_last_update=1.0, order=None):
     """A round's updates before the server looks at them.
 
@@ -296,37 +300,40 @@ def make_cohort(index=0, factor_of_last_update=1.0, order=None):
 
 def gives_a_cohort(case):
     """Check that some of the clients remain, with a row and a number each, and nothing changes in place."""
-    for index in range(len(COHORTS)):
-        for factor in (1.0, 1e6):
-            original = make_cohort(index, factor)
-            argument = make_cohort(index, factor)
-            filtered = case.begun().apply(argument)
-            sizes = {
-                len(filtered.updates),
-                len(filtered.matrix),
-                len(filtered.starts),
-                len(filtered.num_samples),
-            }
-            ensure(isinstance(filtered, Cohort), filtered)
-            ensure(set(filtered.ids) <= set(argument.ids), filtered)
-            ensure(len(sizes) == 1 and 0 not in sizes, sizes)
-            has_same_models = equal(argument.matrix, original.matrix)
-            has_same_samples = equal(argument.num_samples, original.num_samples)
-            ensure(has_same_models and has_same_samples, "a changed argument")
+    for index, factor in itertools.product(range(len(COHORTS)), FACTORS):
+        original = make_cohort(index, factor)
+        argument = make_cohort(index, factor)
+        filtered = case.begun().apply(argument)
+
+        ensure(isinstance(filtered, Cohort), filtered)
+        ensure(set(filtered.ids) <= set(argument.ids), filtered)
+        sizes = {
+            len(filtered.updates),
+            len(filtered.matrix),
+            len(filtered.starts),
+            len(filtered.num_samples),
+        }
+        ensure(len(sizes) == 1 and 0 not in sizes, sizes)
+
+        has_same_models = equal(argument.matrix, original.matrix)
+        has_same_samples = equal(argument.num_samples, original.num_samples)
+        ensure(has_same_models and has_same_samples, "a changed argument")
 
 
 def order_does_not_matter(case):
     """Who is left, and with what, does not depend on the order of the clients."""
-    for factor in (1.0, 1e6):
-        by_client = []
-        for order in (None, (2, 0, 1)):
-            filtered = case.begun().apply(make_cohort(0, factor, order))
-            rows = {}
-            for client, row, size in zip(filtered.ids, filtered.matrix, filtered.num_samples):
-                rows[client] = (row, size)
-            by_client.append(dict(sorted(rows.items())))
-        ascending, reordered = by_client
+    for factor in FACTORS:
+        ascending = rows_by_client(case.begun().apply(make_cohort(0, factor)))
+        reordered = rows_by_client(case.begun().apply(make_cohort(0, factor, order=(2, 0, 1))))
         ensure(equal(ascending, reordered, rtol=1e-5), f"{ascending} and {reordered}")
+
+
+def rows_by_client(cohort):
+    """Return each client's model and number of samples, in ascending order of the clients."""
+    rows = {}
+    for client, row, size in zip(cohort.ids, cohort.matrix, cohort.num_samples):
+        rows[client] = (row, size)
+    return dict(sorted(rows.items()))
 
 
 def one_client_stays(case):

@@ -12,12 +12,17 @@ from flsv.utilities.classifier_head import find_head
 
 
 def make_mlp(hidden=8, classes=3):
-    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(
+        nn.Linear(4, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
 
 
 def with_frozen(network):
     """A trained network, and after it a frozen one."""
-    return nn.ModuleDict({"student": make_mlp(), "teacher": network.requires_grad_(False)})
+    teacher = network.requires_grad_(False)
+    return nn.ModuleDict({"student": make_mlp(), "teacher": teacher})
 
 
 def test_last_linear_layer_is_the_head():
@@ -25,7 +30,9 @@ def test_last_linear_layer_is_the_head():
 
 
 def test_frozen_copy_after_the_network_is_no_head():
-    assert find_head(with_frozen(make_mlp())).name == "student.2"
+    network = with_frozen(make_mlp())
+
+    assert find_head(network).name == "student.2"
 
 
 def test_frozen_timm_network_after_the_network_is_no_head():
@@ -39,11 +46,15 @@ def test_hidden_layer_with_as_many_outputs_as_classes_is_no_second_head():
 
 
 def test_network_that_is_frozen_as_a_whole_has_its_last_layer_as_head():
-    assert find_head(make_mlp().requires_grad_(False)).name == "2"
+    network = make_mlp().requires_grad_(False)
+
+    assert find_head(network).name == "2"
 
 
 def test_two_trained_networks_have_no_head():
-    peers = nn.ModuleDict({"one": make_mlp(), "two": make_mlp()})
+    peers = nn.ModuleDict()
+    peers["one"] = make_mlp()
+    peers["two"] = make_mlp()
 
     name, problem = find_head(peers)
 
@@ -62,7 +73,9 @@ def test_frozen_head_is_not_replaced_by_the_layer_before_it():
 
 
 def test_module_without_a_linear_layer_has_no_head():
-    assert find_head(nn.Conv2d(1, 1, 1)).problem == "it has no nn.Linear layer that is trained"
+    head = find_head(nn.Conv2d(1, 1, 1))
+
+    assert head.problem == "it has no nn.Linear layer that is trained"
 
 
 @pytest.mark.parametrize("network", [make_mlp(), with_frozen(make_mlp())])
@@ -74,9 +87,10 @@ def test_copies_for_evaluation_have_the_same_head(network):
 
 
 def test_head_of_a_mixture_is_that_of_its_last_component():
-    mixture = Mixture([make_mlp(), make_mlp(), make_mlp()])
+    components = [make_mlp() for _ in range(3)]
+    module = nn.ModuleDict({"network": Mixture(components)})
 
-    assert find_head(nn.ModuleDict({"network": mixture})).name == "network.components.2.2"
+    assert find_head(module).name == "network.components.2.2"
 
 
 def test_head_of_a_mixture_of_timm_networks_is_that_of_its_last_component():

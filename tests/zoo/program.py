@@ -26,6 +26,19 @@ RATE = 0.1
 entropy = nn.functional.cross_entropy
 
 
+class Classifier(Task):
+    """Has a network whose outputs are logits."""
+
+    net: nn.Module
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, batch):
+        x, y = batch
+        return entropy(self(x), y)
+
+
 # ---- of a toy task, with three clients
 
 
@@ -44,7 +57,7 @@ def make_mlp_with_norm():
     return make_mlp(batch_norm=True)
 
 
-class Base(Task):
+class Base(Classifier):
     """A plain classifier, but for the weight of its loss, which strange programs set."""
 
     def __init__(self, make_network=make_mlp_with_norm):
@@ -52,13 +65,6 @@ class Base(Task):
         torch.manual_seed(3)
         self.net = make_network()
         self.weight = 1.0
-
-    def forward(self, x):
-        return self.net(x)
-
-    def loss(self, batch):
-        x, y = batch
-        return entropy(self(x), y)
 
     def training_step(self, batch, batch_idx):
         return self.weight * self.loss(batch)
@@ -125,7 +131,7 @@ def make_stripes(num_images, generator):
     return TensorDataset(images + 0.3 * noise, y)
 
 
-class Small(Task):
+class Small(Classifier):
     """A plain classifier of images with BatchNorm, dropout and whatever optimizer and schedule a test asks for."""
 
     def __init__(self, scheduler=None, interval="step", frequency=1, optimizer=sgd):
@@ -143,13 +149,6 @@ class Small(Task):
         self.make_scheduler = scheduler
         self.interval = interval
         self.frequency = frequency
-
-    def forward(self, x):
-        return self.net(x)
-
-    def loss(self, batch):
-        x, y = batch
-        return entropy(self(x), y)
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)

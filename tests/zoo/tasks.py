@@ -126,8 +126,9 @@ class VAE(Task):
     def loss(self, batch):
         x, _ = batch
         mean, log_scale = self.encoder(x).chunk(2, -1)
+        scale = log_scale.exp()
         noise = torch.randn_like(mean)
-        code = mean + log_scale.exp() * noise
+        code = mean + scale * noise
         variance = (2 * log_scale).exp()
         divergences = mean**2 + variance - 1 - 2 * log_scale
         prior = 0.5 * divergences.sum(-1).mean()
@@ -171,7 +172,8 @@ class LanguageModel(Task):
 
 def bright_pixels(index):
     image = numbers(index, 1, 4, 4)
-    is_bright = image[0] > 0
+    pixels = image[0]
+    is_bright = pixels > 0
     return image, is_bright.long()
 
 
@@ -323,7 +325,9 @@ class Graphs:
         starts = starts.cumsum(0)
         self.x = torch.cat(nodes)
         self.y = torch.stack(labels)
-        shifted_edges = [pairs + offset for pairs, offset in zip(edges, starts.tolist())]
+        shifted_edges = []
+        for edges_of_graph, first_node in zip(edges, starts.tolist()):
+            shifted_edges.append(edges_of_graph + first_node)
         self.edges = torch.cat(shifted_edges, 1)
         graphs = torch.arange(len(nodes))
         self.graph = torch.repeat_interleave(graphs, starts.diff())
@@ -336,9 +340,13 @@ class Graphs:
 
 
 def small_graph(index):
-    nodes = numbers(index, 3 + index % 3, 4)
-    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    return nodes, edges, torch.tensor(index % 2)
+    num_nodes = 3 + index % 3
+    nodes = numbers(index, num_nodes, 4)
+    senders = [0, 1, 2]
+    receivers = [1, 2, 0]
+    edges = torch.tensor([senders, receivers])
+    label = torch.tensor(index % 2)
+    return nodes, edges, label
 
 
 class GraphNet(Task):

@@ -89,7 +89,11 @@ class Truth:
 class TruthTable(CoalitionStore):
     """Store of one utility for each coalition, in a CSV file with a row for each coalition and seed."""
 
-    def __init__(self, path: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, str],
+    ) -> None:
         super().__init__(None, [UTILITY_NAME], settings={})
         columns: dict[str, Cell] = {"seed": parse_int, "coalition": _read_members}
         columns[UTILITY_NAME] = parse_float
@@ -107,7 +111,12 @@ class TruthTable(CoalitionStore):
         """Return the coalitions that have utilities for a seed."""
         return {training.members for training in self._models if training.seed == seed}
 
-    def add(self, seed: int, members: Members, models: Models) -> None:
+    def add(
+        self,
+        seed: int,
+        members: Members,
+        models: Models,
+    ) -> None:
         super().add(seed, members, models)
         (model,) = models.values()
         if model.is_finite:  # others are trained again by the next command
@@ -139,7 +148,10 @@ def _read_members(cell: str) -> Members:
     return members
 
 
-def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
+def exact_truth(
+    seeds: Sequence[int],
+    utilities: Tensor,
+) -> Truth:
     """Compute the clients' exact Shapley values from all coalitions' utilities ``[s, 2^n]`` for s training seeds."""
     values = shapley_of_table(utilities.T.contiguous()).T
     return Truth(tuple(seeds), values, utilities)
@@ -183,7 +195,11 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     return exact_truth(store.seeds, torch.stack(utilities))
 
 
-def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[int] = SEEDS) -> int:
+def make_truth(
+    federation: Federation,
+    folder: Path = FOLDER,
+    seeds: Sequence[int] = SEEDS,
+) -> int:
     """Train the coalitions that are missing in a federation's table, and add their utilities.
 
     Args:
@@ -216,7 +232,10 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
     return num_trained
 
 
-def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
+def truth_settings(
+    federation: Federation,
+    folder: Path,
+) -> dict[str, str]:
     """Return ``{name: fingerprint}`` of the settings on which a coalition's utility depends."""
     names = ("rounds", "data", "model", "performance", "mode", "attacks", "local_epochs")
     options = {name: getattr(federation, name) for name in names}
@@ -228,7 +247,11 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     return settings
 
 
-def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor:
+def train_coalitions(
+    federation: Federation,
+    masks: Tensor,
+    seed: int,
+) -> Tensor:
     """Train each coalition by FedAvg, and return the performances of the trained models.
 
     Args:
@@ -247,7 +270,11 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     return stored_utilities(store, seed, masks)
 
 
-def stored_utilities(store: CoalitionStore, seed: int, masks: Tensor) -> Tensor:
+def stored_utilities(
+    store: CoalitionStore,
+    seed: int,
+    masks: Tensor,
+) -> Tensor:
     """Return the utilities of K coalitions after training, float64 ``[K]``, or raise KeyError."""
     models = store.scores(seed).models
     utilities = []

@@ -288,7 +288,7 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
         all_images = image_folder(path, image_size)
         warn_of_empty_classes(path, all_images)
         return SourceData(all_images, class_names=tuple(all_images.classes))
-    sets: dict[str, Any] = {}
+    sets = {}
     for split in ("train", "test", "val"):
         if (path / split).is_dir():
             sets[split] = image_folder(path / split, image_size, allow_empty=False)
@@ -306,10 +306,9 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
 def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
     """Warn if a folder of images has classes without images."""
     numbers_with_images = set(images.targets)
-    empty_classes = []
-    for number, name in enumerate(images.classes):
-        if number not in numbers_with_images:
-            empty_classes.append(name)
+    empty_classes = [
+        name for number, name in enumerate(images.classes) if number not in numbers_with_images
+    ]
     if empty_classes:
         rank_zero_warn(
             f"{path} has folders without images: {listed(empty_classes, show=repr)}. Each of them is a class of "
@@ -423,7 +422,7 @@ def _visible(folder: Path) -> list[Path]:
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
     """Return a sorting key by which clinic 2 comes before clinic 10."""
-    key: list[str | int] = []
+    key = []
     for position, part in enumerate(re.split(r"(\d+)", name)):
         is_number = position % 2 == 1  # the parts between words
         key.append(int(part) if is_number else part.casefold())

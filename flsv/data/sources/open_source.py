@@ -147,12 +147,18 @@ def open_source(
         held_out = _merge_held_out(held_out, held_out_paths)
         return _read_clients(paths, held_out, reading)
 
-    train, test = source, None
-    # A list may name the training data and the test data.
-    is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
-    if is_list and 0 < len(source) <= 2:
-        train, test = [*source, None][:2]
+    train, test = _train_and_test(source)
     return _read_all_clients(train, _merge_held_out(held_out, {"test": test}), reading)
+
+
+def _train_and_test(source: Any) -> tuple[Any, Any]:
+    """Return the training data, and the test data or None. A list or a tuple may name both."""
+    is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
+    if is_list and len(source) == 2:
+        return source[0], source[1]
+    if is_list and len(source) == 1:
+        return source[0], None
+    return source, None
 
 
 def _check_only_own_loaders(module: L.LightningDataModule, held_out: Mapping[str, Any]) -> None:
@@ -255,7 +261,7 @@ def _read_clients(
     if _are_tables(parts, held_out_parts):
         return _tables_source(parts, held_out_parts, reading, are_clients=True)
 
-    first_part, *_ = parts.values()
+    first_part = parts[names[0]]
     eval_options = {**options, "drop_last": False}
     source = SourceData(first_part, train_options=options, eval_options=eval_options)
     sizes = torch.tensor([len(part) for part in parts.values()])

@@ -59,9 +59,7 @@ def find_place(
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    paths = []
-    for path in _candidates(name, root):
-        paths.append(str(path.absolute()))
+    paths = [str(path.absolute()) for path in _candidates(name, root)]
     different_paths = dict.fromkeys(paths)
     return " and ".join(different_paths)
 

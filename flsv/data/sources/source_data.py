@@ -469,7 +469,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
         return datasets[0]
 
     columns_by_part = []
-    name_by_format: dict[str, str] = {}  # a part with samples of these types and shapes
+    name_by_format = {}  # a part with samples of these types and shapes
     for name, dataset in parts.items():
         tensors, rows = tensors_of(dataset)
         if tensors is None:

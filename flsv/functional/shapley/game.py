@@ -110,14 +110,15 @@ def result_dtype(values: Tensor) -> torch.dtype:
 class MemoizedGame:
     """A game that evaluates, checks and counts each distinct coalition once."""
 
+    _is_vector_valued = False
+    _dtype = torch.float32
+
     def __init__(self, utility: Utility, num_players: int) -> None:
         check_num_players(num_players)
         self.utility = utility
         self.num_players = num_players
         self._row_by_key: dict[int | bytes, int] = {}  # see coalition_keys
         self._utilities = torch.empty(0, 0, dtype=torch.float64)  # [rows, M]
-        self._is_vector_valued = False
-        self._dtype = torch.float32
 
     @property
     def evaluations(self) -> int:

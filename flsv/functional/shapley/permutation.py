@@ -48,8 +48,9 @@ def prefixes(permutations: Tensor) -> Tensor:
 class Moments:
     """Running mean and standard error of independent samples (Chan et al. 1979)."""
 
+    count = 0
+
     def __init__(self) -> None:
-        self.count = 0
         self.mean = torch.zeros(())
         self._squares = torch.zeros(())
 

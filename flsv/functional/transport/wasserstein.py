@@ -409,9 +409,10 @@ def _initial_center(
     """Draw support points ``[S, d]`` from the mixture of the clients' points."""
     owners = torch.multinomial(shares, support, replacement=True, generator=generator)
     positions = torch.randperm(support, generator=generator)
-    points = []
-    for owner, position in zip(owners.tolist(), positions.tolist()):
-        points.append(points_by_client[owner][position])
+    points = [
+        points_by_client[owner][position]
+        for owner, position in zip(owners.tolist(), positions.tolist())
+    ]
     return torch.stack(points)
 
 

@@ -324,19 +324,16 @@ def feddyn_by_hand(net, failing=frozenset()):
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
         linear_terms = client_gradients[visit.client]
-        for features, labels in visit.batches:
-            optimizer.zero_grad()
+
+        def compute_risk(features, labels):
             risk = nn.functional.cross_entropy(model(features), labels)
             # Minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
-            for theta, linear, center in zip(
-                model.parameters(),
-                linear_terms,
-                initial,
-            ):
+            for theta, linear, center in zip(model.parameters(), linear_terms, initial):
                 squared_distance = ((theta - center) ** 2).sum()
                 risk = risk - (linear * theta).sum() + ALPHA / 2 * squared_distance
-            risk.backward()
-            optimizer.step()
+            return risk
+
+        take_steps(optimizer, compute_risk, visit.batches)
 
         next_gradients = []
         for gradient, trained, center in zip(linear_terms, copy_parameters(model), initial):

@@ -151,29 +151,41 @@ def run_to_the_end() -> int:
                 print("the run has been ended from outside: it is started again", flush=True)
             run = start()
         is_first_attempt = False
-        if run:
-            wait_for_start(run)
-            subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
-
-        time.sleep(5)
-        register()
+        watch(run)
         state = state_of(run)
         if state in ALIVE:  # its log was cut off
             continue
-        if state == "finished:stopped":
-            write_status("stopped", run)
-            print("the run was stopped: python deploy/run.py goes on with it", flush=True)
-            return 1
-        status = read_status()
-        if status["status"] in ("finished", "failed"):
-            print(f"the run has {status['status']}: {status['why'] or STATUS}", flush=True)
-            return 0 if status["status"] == "finished" else 1
-        if status["status"] == "starting":
+        exit_status = report_end(run, state)
+        if exit_status is not None:
+            return exit_status
+        if read_status()["status"] == "starting":
             num_failed_starts += 1
         else:
             num_failed_starts = 0
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
     return 1
+
+
+def watch(run: str) -> None:
+    """Print the run's log until it ends, and wait until the SuperLink is there."""
+    if run:
+        wait_for_start(run)
+        subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
+    time.sleep(5)
+    register()
+
+
+def report_end(run: str, state: str) -> int | None:
+    """Print how the run has ended, and return the exit status, or None if the run is to be started again."""
+    if state == "finished:stopped":
+        write_status("stopped", run)
+        print("the run was stopped: python deploy/run.py goes on with it", flush=True)
+        return 1
+    status = read_status()
+    if status["status"] not in ("finished", "failed"):
+        return None
+    print(f"the run has {status['status']}: {status['why'] or STATUS}", flush=True)
+    return 0 if status["status"] == "finished" else 1
 
 
 def stop() -> int:
