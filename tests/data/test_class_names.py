@@ -12,11 +12,11 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import HuggingFace, Items, X, Y, set_up_data
 
-WORDS = (X, np.where(Y == 0, "ill", "well"))
-NUMBERS = (X, (Y > 0).astype(int))
+SAMPLES_WITH_WORDS = (X, np.where(Y == 0, "ill", "well"))
+SAMPLES_WITH_NUMBERS = (X, (Y > 0).astype(int))
 
 
 def make_two_clients(samples, **options):
@@ -25,7 +25,7 @@ def make_two_clients(samples, **options):
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-def test_numbers_as_text_are_names_and_no_numbers(offset):
+def test_numbers_as_text_are_class_names(offset):
     numbers = np.arange(60) % 12 + offset
     texts = (X, numbers.astype(str))
 
@@ -33,16 +33,14 @@ def test_numbers_as_text_are_names_and_no_numbers(offset):
 
     names = [str(number) for number in range(offset, offset + 12)]
     assert list(data.class_names) == names
-    with pytest.raises(ConfigurationError, match="'val' has no names"):
+    with refused("'val' has no names"):
         make_two_clients(texts, val=(X, numbers))
 
 
-def make_items(**attributes):
-    samples = []
-    for index in range(20):
-        sample = torch.zeros(4), index % 2
-        samples.append(sample)
-    targets = [label for _, label in samples]
+def make_items(numbers=(0, 1), **attributes):
+    """Samples of two classes with these numbers in turn."""
+    targets = [*numbers] * 10
+    samples = [(torch.zeros(4), label) for label in targets]
     return Items(samples, targets=targets, **attributes)
 
 
@@ -52,46 +50,49 @@ def make_named_tensors():
     return tensors
 
 
-#: Clients' and held-out data whose numbers of classes may mean different classes.
-MIXTURES = {
-    "numbers beside words": (
-        {"a": WORDS, "b": WORDS, "val": NUMBERS},
-        "'a' has the names ill, well, .*'val' has no names",
-    ),
-    "words beside numbers": (
-        {"a": NUMBERS, "b": NUMBERS, "test": WORDS},
-        "'a' has no names, .*'test' has the names ill, well",
-    ),
-    "clients": (
-        {"a": WORDS, "b": NUMBERS},
-        "'a' has the names ill, well, 'b' has no names",
-    ),
-    "two orders": (
-        {
-            "a": make_items(classes=["ill", "well"]),
-            "b": make_items(classes=["ill", "well"]),
-            "val": make_items(),
-            "test": make_items(classes=["well", "ill"]),
-        },
-        "'val' has no names, 'test' has the names well, ill",
-    ),
-}
+@pytest.mark.parametrize(
+    ("samples_of_clients", "held_out", "message"),
+    [
+        (
+            SAMPLES_WITH_WORDS,
+            {"val": SAMPLES_WITH_NUMBERS},
+            "'a' has the names ill, well, .*'val' has no names",
+        ),
+        (
+            SAMPLES_WITH_NUMBERS,
+            {"test": SAMPLES_WITH_WORDS},
+            "'a' has no names, .*'test' has the names ill, well",
+        ),
+        (
+            make_items(classes=["ill", "well"]),
+            {"val": make_items(), "test": make_items(classes=["well", "ill"])},
+            "'val' has no names, 'test' has the names well, ill",
+        ),
+    ],
+)
+def test_held_out_data_whose_class_numbers_may_mean_other_classes_are_refused(
+    samples_of_clients, held_out, message
+):
+    with refused(message):
+        make_two_clients(samples_of_clients, **held_out)
 
 
-@pytest.mark.parametrize("kind", MIXTURES)
-def test_numbers_that_may_mean_different_classes_are_refused(kind):
-    data_sets, message = MIXTURES[kind]
-    held_out = {name: samples for name, samples in data_sets.items() if name in ("val", "test")}
-    clients = {name: samples for name, samples in data_sets.items() if name not in held_out}
-
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients=clients, **held_out)
+def test_client_whose_class_numbers_may_mean_other_classes_is_refused():
+    with refused("'a' has the names ill, well, 'b' has no names"):
+        set_up_data(clients={"a": SAMPLES_WITH_WORDS, "b": SAMPLES_WITH_NUMBERS})
 
 
-def test_words_of_all_and_names_beside_the_same_numbers_are_taken():
-    assert make_two_clients(WORDS, val=WORDS).class_names == ("ill", "well")
-    ordered = make_items(classes=["ill", "well"])
-    assert make_two_clients(ordered, val=make_items()).class_names == ("ill", "well")
+@pytest.mark.parametrize(
+    ("samples", "validation_samples"),
+    [
+        (SAMPLES_WITH_WORDS, SAMPLES_WITH_WORDS),
+        (make_items(classes=["ill", "well"]), make_items()),
+    ],
+)
+def test_class_names_are_those_of_the_clients(samples, validation_samples):
+    data = make_two_clients(samples, val=validation_samples)
+
+    assert data.class_names == ("ill", "well")
 
 
 @pytest.mark.parametrize(
@@ -102,26 +103,26 @@ def test_words_of_all_and_names_beside_the_same_numbers_are_taken():
         ConcatDataset([make_named_tensors(), make_named_tensors()]),
     ],
 )
-def test_names_are_found_wherever_data_sets_have_them(dataset):
+def test_names_are_read_wherever_data_sets_have_them(dataset):
     assert class_names_of(dataset) == ("ill", "well")
 
 
-def test_names_that_do_not_belong_to_numbers_are_none():
-    two_names = {"well": 1, "fine": 1, "ill": 0}
-    assert class_names_of(make_items(class_to_idx=two_names)) == ()
+def test_two_names_of_one_class_number_are_not_used():
+    dataset = make_items(class_to_idx={"well": 1, "fine": 1, "ill": 0})
 
-    parts = [make_named_tensors(), make_items()]
-    message = "parts of a ConcatDataset have different names"
+    assert class_names_of(dataset) == ()
 
-    with pytest.raises(ConfigurationError, match=message):
-        class_names_of(ConcatDataset(parts))
+
+def test_concatenated_parts_with_different_names_are_refused():
+    with refused("parts of a ConcatDataset have different names"):
+        class_names_of(ConcatDataset([make_named_tensors(), make_items()]))
 
 
 # ---- classes that a data module declares
 
 
-class Declares(L.LightningDataModule):
-    """Its samples are of three of five classes."""
+class DataModuleOfFiveClasses(L.LightningDataModule):
+    """Two of the classes have no samples."""
 
     num_classes = 5
 
@@ -133,18 +134,18 @@ class Declares(L.LightningDataModule):
 
 
 def test_classes_are_those_that_a_data_module_declares_though_some_have_no_samples():
-    data = FederatedDataModule(Declares(), IIDPartitioner(3))
+    data = FederatedDataModule(DataModuleOfFiveClasses(), IIDPartitioner(3))
     data.setup("fit")
 
-    assert data.class_counts.shape == (3, Declares.num_classes)
+    assert data.class_counts.shape == (3, DataModuleOfFiveClasses.num_classes)
     assert data.class_counts[:, 3:].sum() == 0
 
 
-def test_declared_number_below_a_label_is_not_taken():
-    class DeclaresTooFew(Declares):
-        num_classes = 2
+def test_declared_number_of_classes_that_a_label_exceeds_is_not_used():
+    source = DataModuleOfFiveClasses()
+    source.num_classes = 2
 
-    data = FederatedDataModule(DeclaresTooFew(), IIDPartitioner(3))
+    data = FederatedDataModule(source, IIDPartitioner(3))
     data.setup("fit")
 
     assert data.num_classes == 3
@@ -152,13 +153,9 @@ def test_declared_number_below_a_label_is_not_taken():
 
 def make_items_with_gaps(numbers_by_name):
     """Samples whose classes have such numbers, and all the same names in the same order."""
-    numbers = list(numbers_by_name.values())
-    samples = []
-    for index in range(20):
-        sample = torch.zeros(4), numbers[index % 2]
-        samples.append(sample)
-    targets = [label for _, label in samples]
-    return Items(samples, targets=targets, classes=["ill", "well"], class_to_idx=numbers_by_name)
+    return make_items(
+        numbers=numbers_by_name.values(), classes=["ill", "well"], class_to_idx=numbers_by_name
+    )
 
 
 @pytest.mark.parametrize("numbers_at_b", [{"ill": 7, "well": 5}, {"ill": 6, "well": 8}])
@@ -168,7 +165,7 @@ def test_names_with_other_numbers_at_another_client_are_refused(numbers_at_b):
         "b": make_items_with_gaps(numbers_at_b),
     }
 
-    with pytest.raises(ConfigurationError, match="number their classes in different ways"):
+    with refused("number their classes in different ways"):
         set_up_data(clients=clients)
 
 
@@ -195,7 +192,7 @@ def make_hugging_face(samples, names):
     )
 
 
-def test_table_with_features_in_another_order_is_merged_by_names():
+def test_table_with_classes_in_another_order_is_merged_by_names():
     numbers = [float(index) for index in range(20)]
     clients = {
         "a": make_hugging_face(numbers, ["ill", "well"]),
@@ -208,12 +205,12 @@ def test_table_with_features_in_another_order_is_merged_by_names():
     assert data.client_labels(0).tolist() == data.client_labels(1).tolist()
 
 
-def test_token_sets_with_features_in_another_order_are_refused():
+def test_tokens_with_classes_in_another_order_are_refused():
     tokens = [[index, index + 1] for index in range(20)]
     clients = {
         "a": make_hugging_face(tokens, ["ill", "well"]),
         "b": make_hugging_face(tokens, ["well", "ill"]),
     }
 
-    with pytest.raises(ConfigurationError, match="'a' has the names ill, well, 'b' has"):
+    with refused("'a' has the names ill, well, 'b' has"):
         set_up_data(clients=clients, labels="label")

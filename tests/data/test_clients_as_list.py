@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, ran
 
 from flsv import FederatedDataModule
 from flsv.data import Splits
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import set_up_data
 
 INPUTS = torch.randn(60, 4)
@@ -17,53 +17,55 @@ WHOLE = TensorDataset(INPUTS, LABELS)
 NO_VALIDATION = Splits(server_val=0)
 
 
-def parts():
-    return random_split(WHOLE, [30, 20, 10])
+SIZES = [30, 20, 10]
 
 
-def loaders(**options):
-    return [DataLoader(part, **options) for part in parts()]
+def make_subsets():
+    return random_split(WHOLE, SIZES)
 
 
-def arrays():
-    pairs = []
-    for rows in (slice(0, 30), slice(30, 50), slice(50, 60)):
-        pairs.append((INPUTS[rows].numpy(), LABELS[rows].numpy()))
-    return pairs
+def make_loaders(**options):
+    return [DataLoader(subset, **options) for subset in make_subsets()]
 
 
-def tensors():
-    return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays()]
+def make_tensors():
+    return list(zip(INPUTS.split(SIZES), LABELS.split(SIZES)))
 
 
-def frames(columns="abcd"):
-    return [(pd.DataFrame(x, columns=list(columns)), pd.Series(y)) for x, y in arrays()]
+def make_arrays():
+    return [(x.numpy(), y.numpy()) for x, y in make_tensors()]
 
 
-@pytest.mark.parametrize("make", [parts, arrays, tensors, frames, loaders])
+def make_frames(columns="abcd"):
+    return [(pd.DataFrame(x, columns=list(columns)), pd.Series(y)) for x, y in make_arrays()]
+
+
+@pytest.mark.parametrize(
+    "make", [make_subsets, make_arrays, make_tensors, make_frames, make_loaders]
+)
 def test_clients_of_a_list_have_their_positions_as_names(make):
     data = set_up_data(clients=make(), splits=NO_VALIDATION)
 
     assert data.client_names == ("0", "1", "2")
-    assert data.num_samples.tolist() == [30, 20, 10]
+    assert data.num_samples.tolist() == SIZES
     assert data.class_counts.sum(0).tolist() == [20, 20, 20]
 
 
 @pytest.mark.parametrize("clients", ["boston.csv", WHOLE, {1, 2}, pd.DataFrame(INPUTS), [WHOLE]])
-def test_other_forms_of_clients_are_refused_in_one_sentence(clients):
-    with pytest.raises(ConfigurationError, match="as a dictionary {name: data} or a list"):
+def test_clients_that_are_neither_a_dictionary_nor_a_list_are_refused(clients):
+    with refused("as a dictionary {name: data} or a list"):
         FederatedDataModule(clients=clients)
 
 
 def test_options_of_the_clients_loaders_are_used():
-    data = set_up_data(clients=loaders(batch_size=8, drop_last=True), splits=NO_VALIDATION)
+    loaders = make_loaders(batch_size=8, drop_last=True)
+    data = set_up_data(clients=loaders, splits=NO_VALIDATION)
 
-    sizes = [len(labels) for _, labels in data.client_loader(1)]
+    batch_sizes = [len(labels) for _, labels in data.client_loader(1)]
+    assert batch_sizes == [8, 8]  # of 20 samples
 
-    assert sizes == [8, 8]
 
-
-def test_loader_of_some_samples_is_a_client_with_these():
+def test_loader_with_a_subset_sampler_is_a_client_with_these_samples():
     sampler = SubsetRandomSampler([3, 4, 5])
     clients = {
         "some": DataLoader(WHOLE, sampler=sampler),
@@ -83,15 +85,14 @@ def test_loader_of_some_samples_is_a_client_with_these():
     ],
 )
 def test_clients_with_different_loaders_are_refused(second_client, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(clients=[DataLoader(WHOLE, batch_size=8), second_client])
 
 
 def test_frame_and_series_have_the_values_of_arrays():
-    (frame, series), *_ = frames()
-    (x, y), *_ = arrays()
+    x, y = make_arrays()[0]
 
-    data = set_up_data((frame, series), splits=NO_VALIDATION)
+    data = set_up_data(make_frames()[0], splits=NO_VALIDATION)
 
     inputs, labels = data.division.source.tensors
     np.testing.assert_array_equal(inputs, x)
@@ -99,22 +100,21 @@ def test_frame_and_series_have_the_values_of_arrays():
 
 
 def test_frames_with_columns_in_another_order_are_refused():
-    boston, _, _ = frames()
-    _, lyon, _ = frames(columns="bacd")
+    clients = [make_frames()[0], make_frames(columns="bacd")[1]]
 
-    with pytest.raises(ConfigurationError, match="the DataFrames have different columns"):
-        set_up_data(clients={"Boston": boston, "Lyon": lyon})
+    with refused("the DataFrames have different columns"):
+        set_up_data(clients=clients)
 
 
-def test_words_among_the_inputs_of_a_pair_are_named():
-    (frame, series), *_ = frames()
+def test_column_of_words_among_the_inputs_of_a_pair_is_refused():
+    frame, series = make_frames()[0]
 
-    with pytest.raises(ConfigurationError, match="columns 'c' of X are not numbers"):
+    with refused("columns 'c' of X are not numbers"):
         set_up_data((frame.assign(c="word"), series))
 
 
 def test_pair_of_different_lengths_is_refused():
-    (frame, series), *_ = frames()
+    frame, series = make_frames()[0]
 
-    with pytest.raises(ConfigurationError, match=r"X has the shape \[30, 4\], but y .* \[29\]"):
+    with refused(r"X has the shape \[30, 4\], but y .* \[29\]"):
         set_up_data((frame, series[:-1]))

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def make_inputs(seed: int, num_samples: int = NUM_SAMPLES) -> Tensor:
     return torch.randn(num_samples, 12, generator=generator)
 
 
-class Texts(Dataset[Any]):
+class TextsThatFailIfRead(Dataset[Any]):
     """Samples that are texts and labels in lists."""
 
     def __init__(self, seed: int) -> None:
@@ -49,7 +48,7 @@ class Texts(Dataset[Any]):
         raise AssertionError("samples are not read")
 
 
-class Images(Texts):
+class ArraysThatFailIfRead(TextsThatFailIfRead):
     """Samples in arrays, as of torchvision's MNIST."""
 
     def __init__(self, seed: int) -> None:
@@ -66,7 +65,7 @@ class Images(Texts):
         return len(self.data)
 
 
-class LabelsOnly(Images):
+class LabelsWithoutInputs(ArraysThatFailIfRead):
     """Samples whose inputs are read from elsewhere."""
 
     def __init__(self, seed: int) -> None:
@@ -84,10 +83,9 @@ def make_tensors(seed: int) -> TensorDataset:
 
 
 def make_subset(seed: int) -> Subset:
-    """The samples backwards."""
+    """A data set has the samples in the opposite order, and a subset turns them back."""
     inputs, labels = make_tensors(seed).tensors
-    backwards = list(range(NUM_SAMPLES))
-    backwards.reverse()
+    backwards = list(range(NUM_SAMPLES))[::-1]
     dataset = TensorDataset(inputs[backwards], labels[backwards])
     return Subset(dataset, backwards)
 
@@ -105,19 +103,16 @@ def make_parts(seed: int) -> ConcatDataset:
         make_tensors,
         make_subset,
         make_parts,
-        Texts,
-        Images,
+        TextsThatFailIfRead,
+        ArraysThatFailIfRead,
     ],
 )
 def test_equal_samples_have_equal_hashes_and_others_do_not(
-    make: MakeDataset,
-) -> None:
+    make,
+):
     indices = torch.arange(NUM_SAMPLES)
 
-    # A subset and a concatenation have the hashes of the tensors that they hold.
-    make_again = make_tensors if make in (make_subset, make_parts) else make
-    hashes = hash_samples(make_again(0), indices)
-    assert hashes is not None
+    hashes = hash_samples(make(0), indices)
     some_hashes = hash_samples(make(0), indices[[39, 3, 20]])
     hashes_by_seed = hash_samples(make(1), indices)
 
@@ -126,19 +121,25 @@ def test_equal_samples_have_equal_hashes_and_others_do_not(
     assert not np.isin(hashes, hashes_by_seed).any()
 
 
-@pytest.mark.parametrize("make", [make_parts, Texts])
-def test_a_client_without_samples_has_no_hashes_and_no_copies(make: MakeDataset) -> None:
+@pytest.mark.parametrize("make", [make_parts, TextsThatFailIfRead])
+def test_client_without_samples_has_no_hashes_and_no_copies(make):
     hashes = hash_samples(make(0), torch.arange(0))
 
     assert hashes is not None
     assert find_copies([hashes, np.arange(40)]) == []
 
 
-def test_labels_alone_are_not_compared() -> None:
-    dataset = LabelsOnly(0)
+@pytest.mark.parametrize("make", [make_subset, make_parts])
+def test_subset_and_concatenation_have_the_hashes_of_their_tensors(make):
     indices = torch.arange(NUM_SAMPLES)
 
-    assert hash_samples(dataset, indices) is None
+    hashes = hash_samples(make(0), indices)
+
+    np.testing.assert_array_equal(hashes, hash_samples(make_tensors(0), indices))
+
+
+def test_samples_whose_labels_alone_are_in_memory_have_no_hashes():
+    assert hash_samples(LabelsWithoutInputs(0), torch.arange(NUM_SAMPLES)) is None
 
 
 def make_hashes(num_clients: int) -> list[np.ndarray]:
@@ -150,7 +151,7 @@ def make_hashes(num_clients: int) -> list[np.ndarray]:
     return hashes
 
 
-def test_copies_are_counted_by_pair_of_clients() -> None:
+def test_copies_are_counted_by_pair_of_clients():
     names = ["a", "b", "c", "d"]
     hashes = make_hashes(num_clients=4)
     hashes[3][:30] = hashes[1][:30]  # 30 of 40 are another's
@@ -168,8 +169,7 @@ def facts_of(copies: Copies) -> tuple[int, int | None, int]:
     return copies.client, copies.other_client, copies.count
 
 
-def test_copies_are_those_that_pairs_of_clients_have() -> None:
-    """The index finds the same as comparing each pair of clients, sample by sample."""
+def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
     generator = np.random.default_rng(0)
     hashes = []
     for client in range(30):
@@ -195,8 +195,10 @@ def test_copies_are_those_that_pairs_of_clients_have() -> None:
     assert shared_by_pair == expected
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 3, 8, 9])
-def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: int) -> None:
+@pytest.mark.parametrize(("num_clients", "num_unusual"), [(1, 0), (3, 0), (8, 2), (9, 2)])
+def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
+    num_clients, num_unusual
+):
     """Each client has more samples twice than the one before it."""
     hashes = []
     shares_twice = []
@@ -222,34 +224,38 @@ def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: i
         if share - usual_share > 0.05:
             expected[client] = pytest.approx(share - usual_share)
     assert excess_by_client == expected
-    assert len(expected) == {1: 0, 2: 0, 3: 0, 8: 2, 9: 2}[num_clients]
+    assert len(expected) == num_unusual
 
 
-def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> None:
+def test_client_with_a_sample_of_two_hundred_clients_is_compared_with_the_next_fifty():
     hashes = [np.arange(10)] * 200
 
     num_copies_by_client = Counter(copies.client for copies in find_copies(hashes))
 
-    expected = {}
-    for client in range(199):
-        expected[client] = min(50, 199 - client)
-    assert num_copies_by_client == expected
+    assert num_copies_by_client == {client: min(50, 199 - client) for client in range(199)}
 
 
-@pytest.mark.parametrize("num_values", [2, 4, 16, 800])
-def test_samples_that_are_equal_by_chance_are_no_copies(num_values: int) -> None:
-    """All samples are of a few values, so that clients have the others' samples."""
+def draw_hashes(num_values):
+    """72 samples of each of four clients, which have some of so many values."""
     generator = np.random.default_rng(0)
-    hashes = list(generator.integers(num_values, size=(4, 72)))
-
-    assert find_copies(hashes) == []
-    if num_values == 800:
-        hashes[2] = hashes[0]
-        (copies,) = find_copies(hashes)
-        assert facts_of(copies) == (0, 2, 72)
+    return list(generator.integers(num_values, size=(4, 72)))
 
 
-def test_a_client_with_one_sample_is_compared() -> None:
+@pytest.mark.parametrize("num_values", [2, 16, 800])
+def test_samples_that_are_equal_by_chance_are_no_copies(num_values):
+    assert find_copies(draw_hashes(num_values)) == []
+
+
+def test_copied_client_is_found_among_samples_that_are_equal_by_chance():
+    hashes = draw_hashes(num_values=800)
+    hashes[2] = hashes[0]
+
+    (copies,) = find_copies(hashes)
+
+    assert facts_of(copies) == (0, 2, 72)
+
+
+def test_client_with_one_sample_has_no_copies():
     data = FederatedDataModule(
         clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
         splits=Splits(server_val=0.0),
@@ -259,9 +265,7 @@ def test_a_client_with_one_sample_is_compared() -> None:
     assert copies_in(data) == []
 
 
-def test_a_fit_that_tells_nobody_does_not_compare_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_without_any_report_does_not_compare_samples(tmp_path, monkeypatch):
     def refuse(data: Any) -> None:
         raise AssertionError("samples are compared")
 

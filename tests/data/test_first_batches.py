@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import Items, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
@@ -31,12 +31,12 @@ class FourClasses(Dataset):
         return x, self.targets[index]
 
 
-def binary_labels(samples):
+def collate_with_two_labels(samples):
     x, y = default_collate(samples)
     return x, y // 2
 
 
-def one_class_of_four():
+def make_items_without_class_three():
     samples = []
     for x, y in FourClasses():
         label = 0 if y == 3 else y
@@ -44,15 +44,13 @@ def one_class_of_four():
     return Items(samples, targets=FourClasses().targets)
 
 
-class Exchanged(FourClasses):
-    """Its samples have the stored numbers in another order."""
-
+class ReadsOtherLabelsThanItStores(FourClasses):
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
         return x, 3 - y
 
 
-class Collated(L.LightningDataModule):
+class DataModuleWithCollateFunction(L.LightningDataModule):
     """A data module whose training loader has a ``collate_fn``."""
 
     def __init__(self, dataset, collate_fn, **options):
@@ -71,35 +69,35 @@ class Collated(L.LightningDataModule):
         )
 
 
-CONTRADICTIONS = {
-    "collated": lambda: Collated(FourClasses(), binary_labels),
-    "other order": Exchanged,
-    "one class of four": one_class_of_four,
+SOURCES_WITH_OTHER_LABELS = {
+    "collated": lambda: DataModuleWithCollateFunction(FourClasses(), collate_with_two_labels),
+    "other order": ReadsOtherLabelsThanItStores,
+    "one class of four": make_items_without_class_three,
 }
 
 
-@pytest.mark.parametrize("kind", CONTRADICTIONS)
+@pytest.mark.parametrize("kind", SOURCES_WITH_OTHER_LABELS)
 def test_stored_labels_that_samples_contradict_are_refused(kind):
-    # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
-    dataset = CONTRADICTIONS[kind]()
-    with pytest.raises(
-        ConfigurationError,
-        match="client 0: flsv has read the labels .* in a batch .* have .*`targets`",
-    ):
+    dataset = SOURCES_WITH_OTHER_LABELS[kind]()
+    with refused("client 0: flsv has read the labels .* in a batch .* have .*`targets`"):
         set_up_data(dataset, IIDPartitioner(3))
 
+
+@pytest.mark.parametrize("kind", SOURCES_WITH_OTHER_LABELS)
+def test_labels_that_are_passed_may_differ_from_those_of_samples(kind):
     two_labels = [int(label >= 2) for label in FourClasses().targets]
-    data = set_up_data(dataset, IIDPartitioner(3), labels=two_labels)
+
+    data = set_up_data(SOURCES_WITH_OTHER_LABELS[kind](), IIDPartitioner(3), labels=two_labels)
 
     assert data.num_classes == 2
 
 
-def none_of_client_one(samples):
+def collate_none_of_client_one(samples):
     kept_samples = [sample for sample in samples if sample[0][0] < 40]
     return default_collate(kept_samples) if kept_samples else None
 
 
-def without_class_three(samples):
+def collate_without_class_three(samples):
     without_three = [sample for sample in samples if sample[1] != 3]
     return default_collate(without_three or samples[:1])
 
@@ -107,65 +105,76 @@ def without_class_three(samples):
 @pytest.mark.parametrize(
     ("collate_fn", "described"),
     [
-        (none_of_client_one, "client 1: collate_fn makes a batch of 0 rows of 16 samples"),
-        (without_class_three, "client 0: collate_fn makes a batch of 12 rows of 16 samples"),
+        (collate_none_of_client_one, "client 1: collate_fn makes a batch of 0 rows of 16 samples"),
+        (
+            collate_without_class_three,
+            "client 0: collate_fn makes a batch of 12 rows of 16 samples",
+        ),
     ],
 )
 def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described):
-    source = Collated(FourClasses(), collate_fn)
+    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
     sites = [0] * 40 + [1] * 40
 
-    with pytest.raises(ConfigurationError, match=described):
+    with refused(described):
         set_up_data(source, GroupPartitioner(), groups=sites, server_val=0.0)
 
 
-def sorted_by_first(samples):
+def collate_sorted(samples):
     samples = sorted(samples, key=lambda sample: -sample[0][0])
     return default_collate(samples)
 
 
-def with_lengths(samples):
+def collate_with_lengths(samples):
     x, y = default_collate(samples)
     return x, y, torch.full((len(y),), 4)
 
 
-def mixed_up(samples):
+def collate_mixed(samples):
     x, y = default_collate(samples)
     soft_labels = torch.eye(4)[y]
     soft_labels = soft_labels.lerp(soft_labels.flip(0), 0.3)
     return x.lerp(x.flip(0), 0.3), soft_labels
 
 
-def two_views(samples):
+def collate_two_views(samples):
     x, y = default_collate(samples)
     return x.repeat(2, 1), y.repeat(2)
 
 
-def as_floats(samples):
+def collate_labels_as_floats(samples):
     x, y = default_collate(samples)
     return x, y[:, None].float()
 
 
 @pytest.mark.parametrize(
-    "collate_fn", [sorted_by_first, with_lengths, mixed_up, two_views, as_floats]
+    "collate_fn",
+    [
+        collate_sorted,
+        collate_with_lengths,
+        collate_mixed,
+        collate_two_views,
+        collate_labels_as_floats,
+    ],
 )
-def test_batches_that_hold_the_samples_labels_are_used(collate_fn):
-    source = Collated(FourClasses(), collate_fn)
+def test_batches_in_which_a_collate_function_keeps_all_labels_are_used(collate_fn):
+    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
     data = set_up_data(source, IIDPartitioner(2), server_val=0.0)
     assert data.class_counts.sum().item() == 80
 
 
-def test_first_batches_leave_global_generators_and_read_few_samples():
+def test_check_of_first_batches_reads_five_samples_of_each_client():
     samples = FourClasses(4000)
     dataset = Items(samples, targets=samples.targets)
-    state = torch.get_rng_state()
-    set_up_data(dataset, IIDPartitioner(100), server_val=0.0)
+    generator_state = torch.get_rng_state()
 
-    assert torch.equal(torch.get_rng_state(), state)
-    assert dataset.reads == 500  # five of each client
+    set_up_data(dataset, IIDPartitioner(num_clients=100), server_val=0.0)
+
+    assert dataset.reads == 5 * 100
+    assert torch.equal(torch.get_rng_state(), generator_state)
 
 
-class Jittered(FourClasses):
+class AddsNoiseWhenRead(FourClasses):
     """Adds noise to a sample whenever it is read."""
 
     def __getitem__(self, index):
@@ -173,19 +182,19 @@ class Jittered(FourClasses):
         return x + torch.rand(4), y
 
 
-def noisy(samples):
+def add_noise(samples):
     x, y = default_collate(samples)
     return x + torch.rand(1), y
 
 
-RANDOM = {
-    "transform": lambda: Collated(Jittered(), default_collate),
-    "collate_fn": lambda: Collated(FourClasses(), noisy),
-    "worker": lambda: Collated(Jittered(), None, num_workers=1),
+RANDOM_SOURCES = {
+    "transform": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), default_collate),
+    "collate_fn": lambda: DataModuleWithCollateFunction(FourClasses(), add_noise),
+    "worker": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), None, num_workers=1),
 }
 
 
-@pytest.mark.parametrize("kind", RANDOM)
+@pytest.mark.parametrize("kind", RANDOM_SOURCES)
 @pytest.mark.parametrize(
     "part",
     [
@@ -193,19 +202,25 @@ RANDOM = {
         {"server_val": 0.0, "client_test": 0.2},
     ],
 )
-def test_random_changes_of_samples_split_off_for_evaluation_are_told(kind, part):
-    with pytest.warns(UserWarning, match="change at random"):
-        set_up_data(RANDOM[kind](), IIDPartitioner(2), **part)
+def test_random_changes_of_held_out_samples_have_a_warning(kind, part):
+    with warns("change at random"):
+        set_up_data(RANDOM_SOURCES[kind](), IIDPartitioner(2), **part)
 
 
-@pytest.mark.parametrize("collate_fn", [default_collate, sorted_by_first, with_lengths])
-def test_evaluation_that_reads_the_same_again_is_not_told(collate_fn, recwarn):
-    set_up_data(Collated(FourClasses(), collate_fn), IIDPartitioner(2))
-    set_up_data(RANDOM["transform"](), IIDPartitioner(2), server_val=0.0)
+@pytest.mark.parametrize("collate_fn", [default_collate, collate_sorted, collate_with_lengths])
+def test_held_out_samples_that_do_not_change_have_no_warning(collate_fn, recwarn):
+    set_up_data(DataModuleWithCollateFunction(FourClasses(), collate_fn), IIDPartitioner(2))
+
     assert not any("at random" in str(warning.message) for warning in recwarn)
 
 
-class GrowingDataset(FourClasses):
+def test_random_changes_of_training_samples_alone_have_no_warning(recwarn):
+    set_up_data(RANDOM_SOURCES["transform"](), IIDPartitioner(2), server_val=0.0)
+
+    assert not any("at random" in str(warning.message) for warning in recwarn)
+
+
+class GrowsWhenReadInTraining(FourClasses):
     """Adds a sample whenever one is read in training."""
 
     is_training = False
@@ -216,7 +231,7 @@ class GrowingDataset(FourClasses):
         return super().__getitem__(index)
 
 
-class LetsDataGrow(Plain):
+class StartsToGrowItsData(Plain):
     def __init__(self, dataset):
         super().__init__(nn.Linear(4, 4))
         self.source = SimpleNamespace(dataset=dataset)
@@ -240,19 +255,19 @@ def make_data_by_client(dataset):
         (make_data_by_client, 80 + 80),
     ],
 )
-def test_data_that_grow_during_a_run_are_named_once(make_data, initial_length, tmp_path):
-    dataset = GrowingDataset()
+def test_data_that_grow_during_a_run_have_one_warning(make_data, initial_length, tmp_path):
+    dataset = GrowsWhenReadInTraining()
     data = make_data(dataset)
 
     words = f"has grown from {initial_length} to .* are not used"
-    with pytest.warns(UserWarning, match=words) as records:
-        fit(FederatedLoop(), tmp_path, LetsDataGrow(dataset), data, rounds=3)
+    with warns(words) as records:
+        fit(FederatedLoop(), tmp_path, StartsToGrowItsData(dataset), data, rounds=3)
 
     messages = [str(record.message) for record in records]
     assert sum("has grown" in message for message in messages) == 1
 
 
-class DatasetToOpen(FourClasses):
+class FailsUnlessOpened(FourClasses):
     """Has to be opened in each process before it is read."""
 
     is_open = False
@@ -269,9 +284,9 @@ def open_in_worker(worker):
     torch.utils.data.get_worker_info().dataset.open()
 
 
-def test_workers_initialize_the_users_own_data_set():
-    source = Collated(
-        DatasetToOpen(), collate_fn=None, num_workers=1, worker_init_fn=open_in_worker
+def test_workers_call_the_users_worker_init_fn():
+    source = DataModuleWithCollateFunction(
+        FailsUnlessOpened(), collate_fn=None, num_workers=1, worker_init_fn=open_in_worker
     )
     data = set_up_data(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
 

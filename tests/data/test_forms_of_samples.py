@@ -18,13 +18,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner, Loader, SizePartitioner, Splits
 from flsv.data.shown import parts_of_samples, restrict_to_rows, rows_as
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.users_data import make_samples
 
 # ---- forms
 
 
-class Slots:
+class KeepsArraysInSlots:
     __slots__ = ("level", "x", "y")
 
     def __init__(self, x, y):
@@ -41,7 +41,7 @@ class Slots:
         self.level = level
 
 
-class Wrapped(Dataset):
+class WrapsDataset(Dataset):
     """A data set that wraps another one in a private attribute, and has its attributes."""
 
     def __init__(self, samples):
@@ -64,7 +64,7 @@ class Wrapped(Dataset):
         return labels
 
 
-class Table:
+class LooksLikeHuggingFaceDataset:
     """As a ``datasets.Dataset``: columns by name, rows that are dictionaries, and ``select``."""
 
     def __init__(self, x, y):
@@ -91,7 +91,7 @@ class Table:
         return self
 
     def select(self, indices):
-        return Table(self._x[indices], self._y[indices])
+        return LooksLikeHuggingFaceDataset(self._x[indices], self._y[indices])
 
     def to_pandas(self):
         raise AssertionError("its rows are read, not its table")
@@ -105,29 +105,33 @@ def pairs(x, y):
 
 
 def dicts(x, y):
-    samples = []
-    for vector, label in pairs(x, y):
-        sample = {"x": vector, "label": label}
-        samples.append(sample)
-    return samples
+    return [
+        {"x": vector, "label": label}
+        for vector, label in zip(
+            x,
+            y,
+        )
+    ]
 
 
 def arrays(x, y):
-    samples = []
-    for vector, label in pairs(x, y):
-        numpy_label = label.numpy()[()]  # a scalar
-        samples.append((vector.numpy(), numpy_label))
-    return samples
+    return list(zip(x.numpy(), y.numpy()))
 
 
 def concatenated(x, y):
-    first_part = TensorDataset(x[:5], y[:5])
-    second_part = pairs(x[5:], y[5:])
-    return ConcatDataset([first_part, second_part])
+    return ConcatDataset(
+        [
+            TensorDataset(
+                x[:5],
+                y[:5],
+            ),
+            pairs(x[5:], y[5:]),
+        ]
+    )
 
 
 def slots_of_lists(x, y):
-    return Slots(list(x), y.tolist())
+    return KeepsArraysInSlots(list(x), y.tolist())
 
 
 def subset_of_list(x, y):
@@ -140,17 +144,17 @@ FORMS = {
     "list of named tuples": lambda x, y: list(map(Sample, x, y)),
     "list of dicts": dicts,
     "list of arrays": arrays,
-    "slots": Slots,
+    "slots": KeepsArraysInSlots,
     "slots of lists": slots_of_lists,
     "concat": concatenated,
     "subset of a list": subset_of_list,
-    "wrapped": lambda x, y: Wrapped(TensorDataset(x, y)),
-    "wrapped list": lambda x, y: Wrapped(pairs(x, y)),
-    "Hugging Face": Table,
+    "wrapped": lambda x, y: WrapsDataset(TensorDataset(x, y)),
+    "wrapped list": lambda x, y: WrapsDataset(pairs(x, y)),
+    "Hugging Face": LooksLikeHuggingFaceDataset,
 }
 
 
-class Users(L.LightningDataModule):
+class DataModuleOfForm(L.LightningDataModule):
     def __init__(self, form):
         super().__init__()
         self.form = form
@@ -166,32 +170,43 @@ class Users(L.LightningDataModule):
         return DataLoader(self.val, batch_size=20)
 
 
-def batches_of(form, as_clients: bool) -> list[Any]:
-    """Return a client's batches where ``form`` makes the data sets, of clients or of a data module's loaders."""
-    if as_clients:
-        clients = {
-            "Boston": form(*make_samples(12, seed=0)),
-            "Lyon": form(*make_samples(10, seed=1)),
-        }
-        data = FederatedDataModule(clients=clients, batch_size=4)
-    else:
-        data = FederatedDataModule(Users(form), IIDPartitioner(num_clients=2))
+def make_clients(form) -> FederatedDataModule:
+    clients = {
+        "Boston": form(*make_samples(12, seed=0)),
+        "Lyon": form(*make_samples(10, seed=1)),
+    }
+    return FederatedDataModule(clients=clients, batch_size=4)
+
+
+def wrap_data_module(form) -> FederatedDataModule:
+    return FederatedDataModule(DataModuleOfForm(form), IIDPartitioner(num_clients=2))
+
+
+def batches_of(data: FederatedDataModule) -> list[Any]:
+    """A client's features and labels."""
     data.setup("fit")
     batches = []
     for batch in data.client_loader(1):
         *numbers, labels = tree_leaves(batch)
         # A vector of each number, as torch collates lists.
-        x = numbers[0] if len(numbers) == 1 else torch.stack(numbers, 1)
+        x = (
+            numbers[0]
+            if len(numbers) == 1
+            else torch.stack(
+                numbers,
+                1,
+            )
+        )
         batches.append((x.float(), labels))
     return batches
 
 
-@pytest.mark.parametrize("as_clients", [True, False])
+@pytest.mark.parametrize("make_data", [make_clients, wrap_data_module])
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_samples_has_the_batches_of_tensors(form, as_clients):
-    batches = batches_of(FORMS[form], as_clients)
+def test_each_form_of_samples_has_the_batches_of_tensors(form, make_data):
+    batches = batches_of(make_data(FORMS[form]))
 
-    torch.testing.assert_close(batches, batches_of(TensorDataset, as_clients))
+    torch.testing.assert_close(batches, batches_of(make_data(TensorDataset)))
 
 
 # ---- what is a data set
@@ -215,34 +230,32 @@ VECTORS = [
         (["Boston.csv", "Lyon.csv"], "is a str, which is not a sample"),
         ((VECTORS, LABELS), "X has to be an array"),
         ((VECTORS, np.array(LABELS)), "X has to be an array"),
-        ((Table(VECTORS, LABELS), LABELS), "is a Table, which is not a sample"),
+        (
+            (LooksLikeHuggingFaceDataset(VECTORS, LABELS), LABELS),
+            "is a LooksLikeHuggingFaceDataset, which is not a sample",
+        ),
         ([], "the data set has no samples"),
     ],
 )
-def test_what_holds_no_samples_is_refused_with_the_reason(data, reason):
-    samples = pairs(*make_samples(9, seed=0))
-    clients = {"Boston": data, "Lyon": samples}
+def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
+    clients = {
+        "Boston": data,
+        "Lyon": pairs(
+            *make_samples(
+                9,
+                seed=0,
+            )
+        ),
+    }
     federation = FederatedDataModule(clients=clients)
-    message = f"client 'Boston': .*{reason}"
-    with pytest.raises(ConfigurationError, match=message):
+
+    with refused(f"client 'Boston': .*{reason}"):
         federation.setup("fit")
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [
-            (torch.zeros(4), 0),
-            (torch.ones(4), 1),
-        ],
-        [
-            [torch.zeros(4), 0],
-            [torch.ones(4), 1],
-        ],
-    ],
-    ids=["tuples", "lists"],
-)
-def test_two_samples_are_a_data_set_if_they_cannot_be_columns(samples):
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_two_samples_are_a_data_set_if_they_cannot_be_columns(kind):
+    samples = [kind([torch.zeros(4), 0]), kind([torch.ones(4), 1])]
     clients = {"Boston": samples, "Lyon": 2 * samples}
     federation = FederatedDataModule(clients=clients, val=samples, splits=Splits())
     federation.setup("fit")
@@ -251,27 +264,29 @@ def test_two_samples_are_a_data_set_if_they_cannot_be_columns(samples):
     assert federation.class_counts.tolist() == [[1, 1], [2, 2]]
 
 
-def test_list_of_samples_is_partitioned_held_out_and_preloaded_as_a_source():
-    samples = pairs(*make_samples(60, seed=0))
-    for source in (samples, [samples, samples[:20]]):
-        data = FederatedDataModule(
-            source,
-            SizePartitioner([2, 1]),
-            splits=Splits(server_val=0.5),
-            loader=Loader(preload=True),
-        )
-        data.setup("fit")
+SAMPLES = pairs(*make_samples(60, seed=0))
 
-        assert data.num_samples.tolist() == [20, 10]
-        assert len(data.server_val_indices) == 30
-    assert repr(FederatedDataModule(samples)).startswith("FederatedDataModule(list, ")
+
+@pytest.mark.parametrize("source", [SAMPLES, [SAMPLES, SAMPLES[:20]]], ids=["train", "with test"])
+def test_list_of_samples_is_partitioned_held_out_and_preloaded_as_a_source(source):
+    data = FederatedDataModule(
+        source,
+        SizePartitioner([2, 1]),
+        splits=Splits(server_val=0.5),
+        loader=Loader(preload=True),
+    )
+    data.setup("fit")
+
+    assert data.num_samples.tolist() == [20, 10]
+    assert len(data.server_val_indices) == 30
+    assert repr(data).startswith("FederatedDataModule(list, ")
 
 
 # ---- hashes
 
 
 @pytest.mark.parametrize("form", ["list", "tuple", "list of dicts", "list of arrays", "slots"])
-def test_any_changed_sample_changes_the_hash_by_which_a_run_is_resumed(form):
+def test_changed_sample_changes_the_hash_of_its_client(form):
     x, y = make_samples(20, seed=0)
     changed_x = x.clone()
     changed_x[7] += 1
@@ -300,89 +315,93 @@ X, Y = make_samples(8, seed=0)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_some_rows_have_the_class_of_the_whole_and_its_samples(form):
+def test_selected_rows_have_the_class_and_the_samples_of_the_whole(form):
     whole = FORMS[form](X, Y)
-    samples = rows_as(whole, ROWS)
+    selected = rows_as(whole, ROWS)
 
-    assert len(samples) == len(ROWS)
-    assert type(samples).__name__ == type(whole).__name__
+    assert len(selected) == len(ROWS)
+    assert type(selected).__name__ == type(whole).__name__
     for index, row in enumerate(ROWS.tolist()):
-        sample = samples[index]
-        expected = whole[row]
-        assert type(sample) is type(expected)
-        torch.testing.assert_close(sample, expected)
+        assert type(selected[index]) is type(whole[row])
+        torch.testing.assert_close(selected[index], whole[row])
 
 
-def test_rows_of_an_object_with_slots_have_their_labels_and_its_methods_act_on_the_whole():
-    whole = Slots(X, Y)
-    samples: Any = rows_as(whole, ROWS)
-    samples.set_level(3)
+def test_methods_of_rows_of_an_object_with_slots_act_on_the_whole():
+    whole = KeepsArraysInSlots(X, Y)
+    selected = rows_as(whole, ROWS)
+    selected.set_level(3)
 
-    assert torch.equal(samples.y, Y[ROWS])
-    assert whole.level == samples.level == 3
-    assert torch.equal(copy.copy(samples).y, Y[ROWS])
+    assert whole.level == selected.level == 3
+    assert torch.equal(selected.y, Y[ROWS])
+    assert torch.equal(copy.copy(selected).y, Y[ROWS])
 
 
 def test_rows_of_a_data_set_that_wraps_another_one_have_their_labels():
-    whole = Wrapped(TensorDataset(X, Y))
-    samples: Any = rows_as(whole, ROWS)
+    selected = rows_as(WrapsDataset(TensorDataset(X, Y)), ROWS)
 
-    _, labels = samples.tensors
-    assert torch.equal(labels, Y[ROWS])
-    assert samples.labels_one_by_one() == labels.tolist()
+    assert torch.equal(selected.tensors[1], Y[ROWS])
+    assert selected.labels_one_by_one() == Y[ROWS].tolist()
 
 
-def test_data_set_that_wraps_a_table_stays_one():
-    table = pandas.DataFrame({"x": range(8)})
-    samples: Any = rows_as(WrappedTable(table), ROWS)
-
-    assert isinstance(samples, WrappedTable)
-    assert [samples[index] for index in range(3)] == ROWS.tolist()
-    assert samples.iloc[0]["x"] == 1
-
-
-class WrappedTable(Wrapped):
+class WrapsPandasTable(WrapsDataset):
     def __getitem__(self, index):
         return self._samples.iloc[index]["x"]
 
 
-def test_rows_of_a_subset_have_the_indices_of_the_rows():
-    whole = Subset(TensorDataset(X, Y), range(7, -1, -1))
-    subset: Any = rows_as(whole, ROWS)
+def test_rows_of_a_data_set_that_wraps_a_pandas_table_are_those_of_the_table():
+    table = pandas.DataFrame({"x": range(8)})
+    selected = rows_as(WrapsPandasTable(table), ROWS)
 
-    _, labels = subset.dataset.tensors
-    assert torch.equal(labels[subset.indices], Y.flip(0)[ROWS])
+    assert isinstance(selected, WrapsPandasTable)
+    assert [selected[index] for index in range(3)] == ROWS.tolist()
+    assert selected.iloc[0]["x"] == ROWS[0]
+
+
+def test_rows_of_a_subset_have_the_indices_of_the_rows():
+    backwards = Subset(
+        TensorDataset(X, Y),
+        range(7, -1, -1),
+    )
+    selected = rows_as(backwards, ROWS)
+
+    labels = selected.dataset.tensors[1]
+    assert torch.equal(
+        labels[selected.indices],
+        Y.flip(0)[ROWS],
+    )
 
 
 def test_rows_of_concatenated_sets_are_concatenated_rows_of_the_sets():
-    samples: Any = rows_as(concatenated(X, Y), ROWS)
+    first_part, second_part = rows_as(concatenated(X, Y), ROWS).datasets
 
-    first_part, second_part = samples.datasets
-    _, labels = first_part.tensors
-    assert torch.equal(labels, Y[ROWS[:2]])
+    assert torch.equal(
+        first_part.tensors[1],
+        Y[ROWS[:2]],
+    )
     assert len(second_part) == 1
 
 
-def test_tensors_arrays_and_ranges_are_data_sets_too():
-    assert torch.equal(rows_as(X, ROWS), X[ROWS])
-    assert np.array_equal(rows_as(X.numpy(), ROWS), X[ROWS].numpy())
-    assert list(rows_as(range(8), ROWS)) == ROWS.tolist()
+@pytest.mark.parametrize("dataset", [X, X.numpy(), range(8)])
+def test_rows_of_tensors_arrays_and_ranges_are_their_items(dataset):
+    expected = [dataset[row] for row in ROWS.tolist()]
+
+    np.testing.assert_array_equal(rows_as(dataset, ROWS), expected)
 
 
 # ---- a data module of a coalition
 
 
-class Columns(NamedTuple):
+class FeaturesAndLabels(NamedTuple):
     x: Tensor
     y: Tensor
 
 
-def test_all_that_holds_the_members_samples_is_restricted_and_nothing_else():
-    module: Any = L.LightningDataModule()
-    module.columns = Columns(X, Y)
+def test_attributes_that_hold_the_training_samples_are_restricted_and_no_others():
+    module = L.LightningDataModule()
+    module.columns = FeaturesAndLabels(X, Y)
     module.samples = TensorDataset(*module.columns)
     module.other_labels = Y.clone()
-    train = Wrapped(module.samples)
+    train = WrapsDataset(module.samples)
     val = TensorDataset(module.other_labels)
     module.sets = {"train": train, "val": val}
     restrict_to_rows(module, train, ROWS)
@@ -395,31 +414,26 @@ def test_all_that_holds_the_members_samples_is_restricted_and_nothing_else():
 
 
 def test_parts_of_concatenated_sets_are_restricted_to_their_own_rows():
-    module: Any = L.LightningDataModule()
-    module.parts = []
-    for rows in torch.arange(8).split([5, 2, 1]):
-        part = pairs(X[rows], Y[rows])
-        module.parts.append(part)
+    module = L.LightningDataModule()
+    module.parts = [SAMPLES[:5], SAMPLES[5:7], SAMPLES[7:8]]
     module.train = ConcatDataset(module.parts)
     restrict_to_rows(module, module.train, ROWS)
 
     assert [len(part) for part in module.parts] == [2, 1, 0]
 
 
-def test_the_data_set_of_a_subset_keeps_what_is_no_other_clients():
-    module: Any = L.LightningDataModule()
+def test_data_set_of_a_restricted_subset_loses_only_samples_of_other_clients():
+    module = L.LightningDataModule()
     module.whole = TensorDataset(X, Y)
     module.train = Subset(module.whole, [6, 4, 2, 0])
     restrict_to_rows(module, module.train, torch.tensor([1, 3]))
 
-    _, labels_of_whole = module.whole.tensors
-    labels_of_train = [label for _, label in module.train]
-    rows_without_6_and_2 = [0, 1, 3, 4, 5, 7]
-    assert torch.equal(labels_of_whole, Y[rows_without_6_and_2])
-    assert labels_of_train == [Y[4], Y[0]]
+    without_6_and_2 = [0, 1, 3, 4, 5, 7]
+    assert torch.equal(module.whole.tensors[1], Y[without_6_and_2])
+    assert [label for _, label in module.train] == [Y[4], Y[0]]
 
 
 def test_data_set_that_refers_to_itself_is_searched_once():
-    dataset = Wrapped(TensorDataset(X, Y))
+    dataset = WrapsDataset(TensorDataset(X, Y))
     dataset.itself = dataset
     assert len(parts_of_samples(dataset)) == 4  # with the wrapped one and its tensors

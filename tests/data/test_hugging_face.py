@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from flsv.data import Splits
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import set_up_data
 
 datasets = pytest.importorskip(
@@ -28,9 +28,9 @@ def make_dataset(columns, features, names=NAMES):
 
 def make_table(names=NAMES):
     columns = {
-        "age": [float(index) for index in range(60)],
-        "next_year": [0.5 * index for index in range(60)],
-        "site": [f"clinic {index % 3}" for index in range(60)],
+        "age": np.arange(60.0),
+        "next_year": np.arange(60) / 2,
+        "site": ["clinic 0", "clinic 1", "clinic 2"] * 20,
     }
     features = {
         "age": datasets.Value("float64"),
@@ -77,7 +77,7 @@ def test_classes_in_another_order_are_merged_by_their_names():
         lambda dataset: dataset.remove_columns(["next_year", "site"]),
     ],
 )
-def test_column_that_a_sample_does_not_have_is_no_feature(hide):
+def test_hidden_column_is_no_feature(hide):
     data = set_up_data(hide(make_table()), labels="label")
 
     assert list(data.dictionary.columns) == ["age"]
@@ -93,7 +93,7 @@ def test_hidden_column_can_name_the_clients():
     assert list(data.dictionary.columns) == ["age"]
 
 
-def test_numbers_that_a_transform_makes_have_no_names():
+def test_class_numbers_that_a_transform_makes_have_no_names():
     dataset = make_table().with_transform(lambda rows: {"age": rows["age"], "label": [0, 1, 1]})
     dataset = dataset.select(range(3))
 
@@ -120,7 +120,7 @@ def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
 def test_classes_of_texts_in_another_order_are_refused():
     clients = {"A": make_texts(["well", "ill"]), "B": make_texts(["ill", "well"])}
 
-    with pytest.raises(ConfigurationError, match="'A' has the names well, ill, 'B' .* ill, well"):
+    with refused("'A' has the names well, ill, 'B' .* ill, well"):
         set_up_data(clients=clients, labels="label")
 
 
@@ -147,7 +147,8 @@ def test_client_loaders_of_texts_keep_their_collate_fn():
 
     data = set_up_data(clients=loaders, labels="label")
 
-    assert next(iter(data.client_loader(0))).item() in (8, 9)  # "letter 7", "letter 17"
+    length = next(iter(data.client_loader(0))).item()
+    assert length in (len("letter 7"), len("letter 17"))
 
 
 def test_groups_and_labels_are_read_without_decoding_other_columns():

@@ -19,21 +19,20 @@ from flsv.data.groups import client_names_of, named_groups
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary
+from helpers import refused
 from helpers.data import HERE, Items, set_up_data
 
-N = 40
-X = torch.rand(N, 6)
-FOUR_LABELS = [index % 4 for index in range(N)]
+NUM_SAMPLES = 40
+X = torch.rand(NUM_SAMPLES, 6)
+FOUR_LABELS = [index % 4 for index in range(NUM_SAMPLES)]
 
 
-PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
+STORED_LABELS = [3, 1, 2]
+PAIRS = [(torch.zeros(2), label) for label in STORED_LABELS]
+COLUMN_OF_LABELS = np.array(STORED_LABELS, np.uint8)[:, None]
 
 
-STORED = [3, 1, 2]
-COLUMN = np.array(STORED, np.uint8)[:, None]
-
-
-@pytest.mark.parametrize("stored", [STORED, torch.tensor(STORED), COLUMN])
+@pytest.mark.parametrize("stored", [STORED_LABELS, torch.tensor(STORED_LABELS), COLUMN_OF_LABELS])
 def test_stored_labels_spare_reading_the_samples(stored):
     dataset = Items(PAIRS, targets=stored)
     assert dataset_labels(dataset).tolist() == [3, 1, 2]
@@ -42,16 +41,13 @@ def test_stored_labels_spare_reading_the_samples(stored):
 
 def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = make_dataset([5, 6, 7, 8])
-    stored = Items(PAIRS, targets=[3, 1, 2])
-    first_subset = Subset(tensors, [3, 1, 0])
-    subset = Subset(first_subset, [0, 2])
-    backwards = Subset(stored, [2, 0])
-    concatenation = ConcatDataset([tensors, backwards])
-    transformed = Items(
-        PAIRS,
-        targets=[3, 1, 2],
-        target_transform=lambda label: label - 1,
+    stored = Items(PAIRS, targets=STORED_LABELS)
+    subset = Subset(
+        Subset(tensors, [3, 1, 0]),
+        [0, 2],
     )
+    concatenation = ConcatDataset([tensors, Subset(stored, [2, 0])])
+    transformed = Items(PAIRS, targets=STORED_LABELS, target_transform=lambda label: label - 1)
 
     assert dataset_labels(subset).tolist() == [8, 5]
     assert dataset_labels(concatenation).tolist() == [5, 6, 7, 8, 2, 3]
@@ -62,54 +58,69 @@ def make_dataset(labels):
     return TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels))
 
 
-def test_number_of_classes_covers_training_and_test_labels():
+@pytest.mark.parametrize(
+    ("names", "held_out", "num_classes"),
+    [
+        ((), {}, 3),
+        (("a", "b", "c", "d"), {}, 4),
+        ((), {"validation": None, "test": make_dataset([2, 2])}, 3),
+        ((), {"test": make_dataset([0, 3])}, 4),
+        pytest.param(
+            (),
+            {"test": Items(PAIRS)},
+            3,
+            id="samples that are not read",
+        ),
+    ],
+)
+def test_number_of_classes_covers_names_and_labels_of_training_and_held_out_data(
+    names, held_out, num_classes
+):
     labels = torch.arange(30) % 3
-    four_names = ("a", "b", "c", "d")
-    known_labels = make_dataset([2, 2])
-    further_label = make_dataset([0, 3])
-    to_be_read = Items(PAIRS)  # with the label 3, but samples are not read for it
 
-    def count(names=(), **evaluation_sets):
-        return count_classes(labels, names, evaluation_sets)
-
-    assert count() == 3
-    assert count(names=four_names) == 4
-    assert count(validation=None, test=known_labels) == 3
-    assert count(test=to_be_read) == 3
-    assert count(test=further_label) == 4
+    assert count_classes(labels, names, held_out) == num_classes
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("stray", [1000, 2**62])
-def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
-    labels = {}
-    for name in ("train", "test"):
-        labels[name] = torch.arange(30) % 10
-    labels[split][4] = stray
+@pytest.mark.parametrize("label", [1000, 2**62])
+def test_class_label_far_above_the_number_of_classes_is_refused(split, label):
+    labels = {"train": torch.arange(30) % 10, "test": torch.arange(30) % 10}
+    labels[split][4] = label
     test = TensorDataset(torch.zeros(30, 2), labels["test"])
 
-    message = f"The largest label is {stray}, but there are only 1[01] different"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(f"The largest label is {label}, but there are only 1[01] different"):
         count_classes(labels["train"], (), {"test": test})
 
 
 MASK = torch.randint(3, (4, 4))
-TOKENS = torch.randint(20, (N, 8))
-LABELS_OF_SEVERAL_CLASSES = torch.randint(2, (N, 5))
+TOKENS = torch.randint(20, (NUM_SAMPLES, 8))
+LABELS_OF_SEVERAL_CLASSES = torch.randint(2, (NUM_SAMPLES, 5))
 #: What people train on that is no classification.
 WITHOUT_CLASSES = {
     "texts": TensorDataset(TOKENS),
-    "segmentation": Items([(torch.rand(1, 4, 4), MASK)] * N),
-    "regression": TensorDataset(X, torch.rand(N)),
-    "regression on whole floats": TensorDataset(X, torch.arange(N).float()),
-    "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
-    "dictionaries of texts": Items([{"x": X[0], "labels": TOKENS[0]}] * N),
-    "ragged, stored": Items(
-        [(X[0], 0.0)] * N,
-        targets=[[0], [0, 0]] * (N // 2),
+    "segmentation": Items(
+        [
+            (
+                torch.rand(
+                    1,
+                    4,
+                    4,
+                ),
+                MASK,
+            )
+        ]
+        * NUM_SAMPLES
     ),
-    "a field called label": Items([{"x": X[0], "label": 1}] * N),
-    "names": Items([(X[0], "cat")] * N),
+    "regression": TensorDataset(X, torch.rand(NUM_SAMPLES)),
+    "regression on whole floats": TensorDataset(X, torch.arange(NUM_SAMPLES).float()),
+    "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
+    "dictionaries of texts": Items([{"x": X[0], "labels": TOKENS[0]}] * NUM_SAMPLES),
+    "ragged, stored": Items(
+        [(X[0], 0.0)] * NUM_SAMPLES,
+        targets=[[0], [0, 0]] * (NUM_SAMPLES // 2),
+    ),
+    "a field called label": Items([{"x": X[0], "label": 1}] * NUM_SAMPLES),
+    "names": Items([(X[0], "cat")] * NUM_SAMPLES),
 }
 
 
@@ -129,18 +140,18 @@ def test_data_without_labels_count_as_one_class(kind, recwarn):
     assert UserWarning not in categories
 
 
-INTEGERS = [i % 3 for i in range(N)]
-LABELS = torch.tensor(INTEGERS)
+THREE_LABELS = [i % 3 for i in range(NUM_SAMPLES)]
+LABELS = torch.tensor(THREE_LABELS)
 WITH_CLASSES = {
     "tensors": TensorDataset(X, LABELS),
     "yes and no": TensorDataset(X, LABELS > 0),
-    "read": Items(zip(X, INTEGERS)),
-    "stored": Items(X, targets=INTEGERS),
+    "read": Items(zip(X, THREE_LABELS)),
+    "stored": Items(X, targets=THREE_LABELS),
 }
 
 
-EXPECTED_LABELS = dict.fromkeys(WITH_CLASSES, INTEGERS)
-EXPECTED_LABELS["yes and no"] = [int(label > 0) for label in INTEGERS]
+EXPECTED_LABELS = dict.fromkeys(WITH_CLASSES, THREE_LABELS)
+EXPECTED_LABELS["yes and no"] = [int(label > 0) for label in THREE_LABELS]
 
 
 @pytest.mark.parametrize("kind", WITH_CLASSES)
@@ -171,38 +182,27 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
         ({"drop_flagged": FedBary()}, "FedBary"),
     ],
 )
-def test_component_that_needs_classes_refuses_data_without_them(arguments, name):
-    for kind in ("multilabel", "names", "a field called label"):
-        message = (
-            rf"{name}\(.*\) needs the class of each sample\. .* has no class labels: "
-            ".*second part of each sample .x, y.*"
-            "attribute `targets`.*labels="
-        )
-        with pytest.raises(ConfigurationError, match=message):
-            set_up_data(
-                WITHOUT_CLASSES[kind],
-                **{
-                    "partitioner": IIDPartitioner(3),
-                    **arguments,
-                },
-            )
+@pytest.mark.parametrize("kind", ["multilabel", "names", "a field called label"])
+def test_component_that_needs_classes_refuses_data_without_them(kind, arguments, name):
+    message = (
+        rf"{name}\(.*\) needs the class of each sample\. .* has no class labels: "
+        ".*second part of each sample .x, y.*attribute `targets`.*labels="
+    )
+    with refused(message):
+        set_up_data(WITHOUT_CLASSES[kind], **arguments)
 
 
 @pytest.mark.parametrize(
     ("source", "labels"),
     [
-        pytest.param(TensorDataset(torch.randint(9, (N, 3))), FOUR_LABELS, id="a list"),
+        pytest.param(
+            TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))),
+            FOUR_LABELS,
+            id="a list",
+        ),
         pytest.param(Items(list(X), topic=np.array(FOUR_LABELS)), "topic", id="an attribute"),
         pytest.param(
-            Items(
-                [
-                    {
-                        "text": torch.zeros(3),
-                        "topic": torch.tensor(y),
-                    }
-                    for y in FOUR_LABELS
-                ]
-            ),
+            Items([{"text": torch.zeros(3), "topic": torch.tensor(y)} for y in FOUR_LABELS]),
             "topic",
             id="a field",
         ),
@@ -222,7 +222,7 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):
         assert data.client_labels(client).tolist() == expected
 
 
-MASKS = torch.ones(N, 3, 3)
+MASKS = torch.ones(NUM_SAMPLES, 3, 3)
 
 
 def as_tensors(*parts):
@@ -236,19 +236,19 @@ def as_samples(*parts):
 #: Parts of samples, those that may be labels, and the label.
 UNCLEAR_PARTS = {
     "late": ((X, MASKS, LABELS), "2", 2),
-    "a number of the sample": ((X, LABELS, torch.arange(N)), "1, 2", 1),
-    "a second input": ((X, torch.arange(N)[:, None], LABELS), "1, 2", 2),
+    "a number of the sample": ((X, LABELS, torch.arange(NUM_SAMPLES)), "1, 2", 1),
+    "a second input": ((X, torch.arange(NUM_SAMPLES)[:, None], LABELS), "1, 2", 2),
 }
 
 
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
 @pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_a_label_that_is_late_or_one_of_two_numbers_has_to_be_named(kind, as_dataset):
+def test_label_among_several_parts_of_a_sample_has_to_be_named(kind, as_dataset):
     parts, candidates, position = UNCLEAR_PARTS[kind]
     dataset = as_dataset(*parts)
     partitioner = DirichletPartitioner(2, alpha=1.0)
 
-    with pytest.raises(ConfigurationError, match=f"parts {candidates} of a sample are .* labels=2"):
+    with refused(f"parts {candidates} of a sample are .* labels=2"):
         set_up_data(dataset, partitioner)
     without_labels = set_up_data(dataset, IIDPartitioner(2))
     assert f"the parts {candidates}" in without_labels.no_classes
@@ -267,8 +267,8 @@ def check_that_there_are_no_classes(source, **options):
         set_up_data(source, DirichletPartitioner(2, 1.0), **options)
 
 
-NEGATIVE_IDENTIFIERS = [-1, *range(N - 1)]
-LARGE_IDENTIFIERS = [10**6, *[0] * (N - 1)]
+NEGATIVE_IDENTIFIERS = [-1, *range(NUM_SAMPLES - 1)]
+LARGE_IDENTIFIERS = [10**6, *[0] * (NUM_SAMPLES - 1)]
 
 
 @pytest.mark.parametrize("identifiers", [NEGATIVE_IDENTIFIERS, LARGE_IDENTIFIERS])
@@ -277,19 +277,19 @@ def test_identifiers_are_no_classes(identifiers):
 
 
 def test_labels_false_leaves_class_labels_unread():
-    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(INTEGERS)), labels=False)
+    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(THREE_LABELS)), labels=False)
 
 
 @pytest.mark.parametrize(
     "labels",
     [
         pytest.param("topic", id="name"),
-        pytest.param([-1] * N, id="-1"),
-        pytest.param(["cat"] * N, id="text"),
+        pytest.param([-1] * NUM_SAMPLES, id="-1"),
+        pytest.param(["cat"] * NUM_SAMPLES, id="text"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(labels):
-    with pytest.raises(ConfigurationError, match="labels"):
+    with refused("labels"):
         set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)
 
 
@@ -307,31 +307,21 @@ def test_groups_are_read_from_an_attribute_a_name_or_a_list():
     dataset = Items(PAIRS, groups=[7, 5, 7], hospital=hospitals)
     subset = Subset(dataset, [2, 1])
 
-    by_attribute, _ = named_groups(dataset)
-    by_name, _ = named_groups(dataset, "hospital")
-    groups = torch.tensor([9, 9, 1])
-    by_list, _ = named_groups(dataset, groups)
-    of_subset, _ = named_groups(subset, "hospital")
-    of_subset_by_attribute, _ = named_groups(subset)
-
-    assert by_attribute.tolist() == [1, 0, 1]
-    assert by_name.tolist() == [1, 0, 2]
-    assert by_list.tolist() == [1, 1, 0]
-    assert of_subset.tolist() == [1, 0]
-    assert of_subset_by_attribute.tolist() == [1, 0]  # of 7 and 5
+    assert groups_of(dataset) == [1, 0, 1]
+    assert groups_of(dataset, "hospital") == [1, 0, 2]
+    assert groups_of(dataset, torch.tensor([9, 9, 1])) == [1, 1, 0]
+    assert groups_of(subset) == [1, 0]
+    assert groups_of(subset, "hospital") == [1, 0]
     assert named_groups(Items(PAIRS)) == (None, ())
 
 
+def groups_of(*arguments):
+    groups, _ = named_groups(*arguments)
+    return groups.tolist()
+
+
 def test_groups_are_read_from_a_field_of_the_samples():
-    samples = []
-    for number in (7, 3):
-        samples.append(
-            {
-                "x": torch.zeros(2),
-                "meta": {"clinic": number},
-                "a.b": str(number),
-            }
-        )
+    samples = [{"meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)]
     dataset = Items(samples)
 
     _, names_of_clinics = named_groups(dataset, "meta.clinic")
@@ -339,10 +329,7 @@ def test_groups_are_read_from_a_field_of_the_samples():
 
     assert names_of_clinics == ("clinic 3", "clinic 7")
     assert groups.tolist() == [1, 0]
-    message = (
-        "groups='meta.ward': Items has no attribute, and its samples have no field, of this name"
-    )
-    with pytest.raises(ConfigurationError, match=message):
+    with refused("'meta.ward': Items has no attribute, and its samples have no field, of this"):
         named_groups(dataset, "meta.ward")
 
 
@@ -356,7 +343,7 @@ def test_groups_are_read_from_a_field_of_the_samples():
     ],
 )
 def test_groups_with_gaps_or_of_another_shape_are_refused(groups):
-    with pytest.raises(ConfigurationError, match="none of them None or NaN"):
+    with refused("none of them None or NaN"):
         named_groups(Items(PAIRS), groups)
 
 

@@ -3,9 +3,9 @@ data hold. Whether two data sets of equal labels are the same, and whether their
 
 import copy
 import random
+import shutil
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -18,6 +18,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from flsv.data import (
+    FederatedDataModule,
     IIDPartitioner,
     SizePartitioner,
     TensorBatches,
@@ -26,7 +27,7 @@ from flsv.data import (
 from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import Items, set_up_data
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -37,49 +38,42 @@ TENSORS = TensorDataset(X, Y)
 PER_SAMPLE = Items(zip(X, Y.tolist()))  # the same data, one sample at a time
 
 
-def make_generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def labels_by_batch(batches):
     return [y.tolist() for _, y in batches]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop_last):
+@pytest.mark.parametrize("make_shuffling_generator", [lambda: None, make_generator])
+def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(
+    make_shuffling_generator, drop_last
+):
     indices = torch.arange(3, 40, 2)
-    kwargs = {"batch_size": 4, "drop_last": drop_last}
+    options = {"batch_size": 4, "drop_last": drop_last}
+    tensor_batches = make_loader(TENSORS, indices, generator=make_shuffling_generator(), **options)
+    loader = make_loader(PER_SAMPLE, indices, generator=make_shuffling_generator(), **options)
 
-    def loader(data):
-        shuffle = None if ordered else make_generator(5)
-        return make_loader(data, indices, generator=shuffle, **kwargs)
-
-    fast = loader(TENSORS)
-    slow = loader(PER_SAMPLE)
-
-    assert isinstance(fast, TensorBatches)
-    assert isinstance(slow, DataLoader)
-
-    orders = []
+    assert isinstance(tensor_batches, TensorBatches)
+    assert isinstance(loader, DataLoader)
+    assert len(tensor_batches) == len(loader)
     for _ in range(2):
-        fast_batches = list(fast)
-        slow_batches = list(slow)
-        for (x1, y1), (x2, y2) in zip(
-            fast_batches,
-            slow_batches,
-            strict=True,
-        ):
-            assert torch.equal(x1, x2)
-            assert torch.equal(y1, y2)
-            assert torch.equal(x1, X[y1])
-        assert len(fast_batches) == len(fast) == len(slow)
-        orders.append(list(chain(*labels_by_batch(fast_batches))))
+        for batch, expected_batch in zip(tensor_batches, loader, strict=True):
+            x, y = batch
+            assert torch.equal(x, X[y])
+            torch.testing.assert_close(batch, expected_batch, rtol=0, atol=0)
 
-    assert (orders[0] == orders[1]) is ordered
 
-    if ordered:
-        assert orders[0] == indices[: 16 if drop_last else 19].tolist()
+@pytest.mark.parametrize(("drop_last", "num_read"), [(False, 19), (True, 16)])
+def test_tensor_batches_without_a_generator_have_the_order_of_their_indices(drop_last, num_read):
+    indices = torch.arange(3, 40, 2)
+    batches = make_loader(TENSORS, indices, batch_size=4, drop_last=drop_last)
+
+    assert list(chain(*labels_by_batch(batches))) == indices[:num_read].tolist()
+
+
+def test_tensor_batches_with_a_generator_have_another_order_in_each_pass():
+    batches = make_loader(TENSORS, batch_size=4, generator=make_generator())
+
+    assert labels_by_batch(batches) != labels_by_batch(batches)
 
 
 @pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
@@ -102,7 +96,7 @@ def test_preloading_with_a_collate_function_is_refused():
     loader = DataLoader(PER_SAMPLE, shuffle=True, collate_fn=list)
     module = L.LightningDataModule()
     module.train_dataloader = lambda: loader
-    with pytest.raises(ConfigurationError, match="reads samples without the loader's collate_fn"):
+    with refused("reads samples without the loader's collate_fn"):
         set_up_data(module, preload=True)
 
 
@@ -113,14 +107,13 @@ def test_preloaded_samples_are_in_order(workers):
     assert torch.equal(labels, Y)
     assert preload(TENSORS) is TENSORS
 
-    with pytest.raises(
-        ConfigurationError,
-        match="samples that torch collates to a tuple of tensors, but those of Items",
-    ):
+
+def test_samples_that_are_no_tuples_of_tensors_cannot_be_preloaded():
+    with refused("samples that torch collates to a tuple of tensors, but those of Items"):
         preload(Items([{"x": 1}]))
 
 
-class Drawn(Dataset):
+class DrawsWhenRead(Dataset):
     """Draws a number whenever a sample is read."""
 
     def __init__(self, draw):
@@ -145,7 +138,7 @@ DRAWS = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("library", DRAWS)
 def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, workers):
-    dataset = Drawn(DRAWS[library]())
+    dataset = DrawsWhenRead(DRAWS[library]())
 
     def draw_numbers(seed):
         loader = make_loader(
@@ -185,8 +178,8 @@ def hashes_of_holders(dataset: Any) -> dict[str, str]:
     return hashes
 
 
-class Table(Dataset):
-    """What it holds lies in attributes; or its samples are made when they are read."""
+class MakesSamplesWhenRead(Dataset):
+    """It may also have further attributes."""
 
     factor = 1.0
     is_random = False
@@ -200,10 +193,10 @@ class Table(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         self.opened = True
-        return {
-            "x": torch.tensor([self.factor * (index + 1)])
-            + (torch.rand(1) if self.is_random else 0)
-        }, 0
+        x = torch.tensor([self.factor * (index + 1)])
+        if self.is_random:
+            x += torch.rand(1)
+        return {"x": x}, 0
 
 
 @pytest.mark.parametrize(
@@ -213,26 +206,27 @@ class Table(Dataset):
         torch.arange(6).bfloat16(),
     ],
 )
-def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column: Any) -> None:
-    hashes = hashes_of_holders(Table(column=column))
+def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column):
+    hashes = hashes_of_holders(MakesSamplesWhenRead(column=column))
     equal_column = copy.deepcopy(column)
     changed_column = copy.deepcopy(column)
     changed_column[3] = column[2]
 
-    assert hashes_of_holders(Table(column=equal_column)) == hashes
+    assert hashes_of_holders(MakesSamplesWhenRead(column=equal_column)) == hashes
 
-    new_hashes = hashes_of_holders(Table(column=changed_column))
+    new_hashes = hashes_of_holders(MakesSamplesWhenRead(column=changed_column))
     assert changed_clients(hashes, new_hashes) == ["b"]
 
 
-def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
-    hashes = hashes_of_holders(Table())
-    doubled = hashes_of_holders(Table(factor=2.0))
+def test_custom_data_set_without_arrays_is_hashed_by_reading_samples():
+    hashes = hashes_of_holders(MakesSamplesWhenRead())
+    doubled = hashes_of_holders(MakesSamplesWhenRead(factor=2.0))
 
     assert changed_clients(hashes, doubled) == ["a", "b"]
 
-    # Random numbers are no other samples, and nothing is left behind.
-    random_table = Table(is_random=True)
+
+def test_hashing_of_random_samples_leaves_no_changes_in_the_data_set():
+    random_table = MakesSamplesWhenRead(is_random=True)
     hashes = hashes_of_holders(random_table)
     torch.rand(1)
 
@@ -240,13 +234,13 @@ def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
     assert not random_table.opened
 
 
-def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        for name in ("cat", "dog"):
-            (tmp_path / folder / name).mkdir(parents=True)
-            for i in range(3):
-                pixels = np.full((4, 4), 10 * i, np.uint8)
-                Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
+def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "one" / name).mkdir(parents=True)
+        for i in range(3):
+            pixels = np.full((4, 4), 10 * i, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "one" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
 
     images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
     images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
@@ -258,30 +252,35 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
     assert changed_clients(hashes, hashes_of_holders(images_elsewhere)) == ["b"]
 
 
-def test_changed_sample_changes_the_hash_of_its_client() -> None:
-    def data_of(x: torch.Tensor) -> Any:
-        dataset = TensorDataset(x, torch.arange(60) % 2)
-        return set_up_data(dataset, SizePartitioner([1, 2], seed=0))
+def set_up_data_of(x: torch.Tensor) -> FederatedDataModule:
+    dataset = TensorDataset(x, torch.arange(60) % 2)
+    return set_up_data(dataset, SizePartitioner([1, 2], seed=0))
 
+
+@pytest.mark.parametrize(
+    ("name", "indices_of"),
+    [
+        ("1", lambda data: data.client_indices(1)),
+        ("server", lambda data: data.server_val_indices),
+    ],
+)
+def test_changed_sample_changes_the_hash_of_its_owner(name, indices_of):
     x = torch.arange(60.0)[:, None]
-    data = data_of(x)
+    data = set_up_data_of(x)
     hashes = data.content_hashes()
-
     assert list(hashes) == ["server", "0", "1"]
 
-    client_row = data.client_indices(1)[0]
-    server_row = data.server_val_indices[0]
-    for name, row in (("1", client_row), ("server", server_row)):
-        changed_x = x.clone()
-        changed_x[row] += 1
-        assert changed_clients(hashes, data_of(changed_x).content_hashes()) == [name]
+    index = indices_of(data)[0]
+    x[index] += 1
+
+    assert changed_clients(hashes, set_up_data_of(x).content_hashes()) == [name]
 
 
 NUM_SAMPLES = 3000
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> None:
+def test_not_finite_returns_the_indices_of_samples_with_nan_or_infinity(value):
     inputs = torch.zeros(NUM_SAMPLES, 2, 4)
     broken_rows = [0, 1023, 1024, 2999]
     inputs[broken_rows, 1, 2] = value
@@ -298,25 +297,23 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
     [torch.zeros(3, 2), torch.arange(3), torch.zeros(0, 2)],
     ids=["numbers", "whole numbers", "no samples"],
 )
-def test_finite_inputs_are_not_named_as_broken(inputs: torch.Tensor) -> None:
+def test_finite_inputs_are_not_named_as_broken(inputs):
     assert len(not_finite(TensorDataset(inputs))) == 0
 
 
-def test_evaluation_samples_with_non_finite_inputs_are_refused() -> None:
-    y = torch.arange(8) % 3
-    inputs = torch.zeros(8, 2)
-    inputs[::2, 1] = torch.nan
-    broken = TensorDataset(inputs, y)
-    clean = TensorDataset(torch.zeros(8, 2), y)
+def make_dataset_of(value: float) -> TensorDataset:
+    return TensorDataset(torch.full((8, 2), value), torch.arange(8) % 3)
 
-    with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
-        set_up_data((clean, broken), IIDPartitioner(2))
-    infinite_inputs = torch.full((8, 2), torch.inf)
-    all_broken = TensorDataset(infinite_inputs, y)
-    with pytest.raises(ConfigurationError, match="4 samples of the held-out data have NaN"):
-        set_up_data(
-            all_broken,
-            IIDPartitioner(2),
-            server_val=0.0,
-            client_val=0.4,
-        )
+
+def test_test_samples_with_non_finite_inputs_are_refused():
+    source = (make_dataset_of(0.0), make_dataset_of(torch.nan))
+
+    with refused("8 samples of the test data have NaN"):
+        set_up_data(source, IIDPartitioner(2))
+
+
+def test_held_out_samples_with_non_finite_inputs_are_refused():
+    source = make_dataset_of(torch.inf)
+
+    with refused("4 samples of the held-out data have NaN"):
+        set_up_data(source, IIDPartitioner(2), server_val=0.0, client_val=0.4)

@@ -1,5 +1,6 @@
 """The positive class: which of two classes it is."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,8 @@ from flsv.results.record import read_record
 from flsv.scores.performance import check_positive_class, performance_of, title_of
 from flsv.tables import TextData
 from flsv.tables.command import describe_positive_class
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
+from helpers.data import set_up_data
 from helpers.fits import fit
 
 CLIENTS = ("Boston", "Lyon", "Osaka")
@@ -47,12 +49,19 @@ def make_data(sets, **options):
 
 def fit_with_values(folder, data):
     torch.manual_seed(0)
-    module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
+    module = ClassifierClient(
+        "softmax",
+        optimizer=partial(torch.optim.SGD, lr=0.5),
+    )
     metrics = {
         "loo": LeaveOneOut(performance="average_precision"),
         "f1": LeaveOneOut(performance="f1"),
     }
-    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=0,
+        reporting=Reporting(table=False),
+    )
     fit(loop, folder, module, data, rounds=2)
 
     return loop
@@ -66,16 +75,18 @@ def read_learning_report(folder):
 def test_score_of_one_class_needs_pos_label(tmp_path):
     data = make_data(make_arrays("ja", "nein"))
 
-    with pytest.raises(
-        ConfigurationError,
-        match="average_precision is the score .* classes 'ja' and 'nein'. Set pos_label",
-    ):
+    with refused("average_precision is the score .* classes 'ja' and 'nein'. Set pos_label"):
         fit_with_values(tmp_path, data)
+
+
+def test_auroc_needs_no_pos_label():
+    data = make_data(make_arrays("ja", "nein"))
     auroc = performance_of("LeaveOneOut", "auroc", None)
-    check_positive_class([auroc], data)  # needs no positive class
+
+    check_positive_class([auroc], data)
 
 
-def test_class_1_is_named_as_a_class():
+def test_title_of_a_score_of_class_1_says_class():
     f1 = performance_of("LeaveOneOut", "f1", None)
     assert title_of(f1, "1") == "f1 of class 1"
 
@@ -100,7 +111,7 @@ def make_table_data(x, words, **options):
 
 
 @dataclass
-class Case:
+class PositiveClassCase:
     rows: dict[str, int]  # of each word
     names: str
     positive_class: str | None
@@ -109,42 +120,29 @@ class Case:
 
 
 CASES = [
-    Case(
+    PositiveClassCase(
         {"a": 12, "b": 28},
-        names="a b",
+        "a b",
         positive_class="b",
         needs_pos_label=True,
     ),
-    Case(
+    PositiveClassCase(
         {"a": 28, "b": 12},
-        names="b a",
+        "b a",
         positive_class="a",
         pos_label="a",
     ),
-    Case(
-        {"0": 12, "1": 28},
-        names="0 1",
-        positive_class="1",
-    ),
-    Case(
-        {"9": 12, "10": 28},
-        names="9 10",
-        positive_class="10",
-    ),
-    Case(
-        {"false": 12, "TRUE": 28},
-        names="false TRUE",
-        positive_class="TRUE",
-    ),
-    Case(
+    PositiveClassCase({"9": 12, "10": 28}, "9 10", positive_class="10"),
+    PositiveClassCase({"false": 12, "TRUE": 28}, "false TRUE", positive_class="TRUE"),
+    PositiveClassCase(
         {"no": 28, "yes": 12},
-        names="no yes",
+        "no yes",
         positive_class="yes",
         pos_label=True,
     ),
-    Case(
+    PositiveClassCase(
         {"a": 12, "b": 28, "c": 20},
-        names="a b c",
+        "a b c",
         positive_class=None,
     ),
 ]
@@ -153,9 +151,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("make", [make_array_data, make_table_data])
 def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
-    words = []
-    for word, number in case.rows.items():
-        words += [word] * number
+    words = list(Counter(case.rows).elements())
     x = np.arange(len(words), dtype=float)
 
     data = make(
@@ -186,7 +182,11 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
         for name, count in counts_of_split.items():
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
-            image = Image.new("RGB", (8, 8), (brightness[name],) * 3)
+            image = Image.new(
+                "RGB",
+                (8, 8),
+                (brightness[name],) * 3,
+            )
             for i in range(count):
                 image.save(folder / f"{i}.png")
 
@@ -200,26 +200,43 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
 
 
 def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
-    source = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
-    source.classes = ("ill", "well")
-    data = FederatedDataModule(source, IIDPartitioner(2), pos_label="well")
-    data.setup("fit")
+    data = set_up_data(make_ill_and_well(), IIDPartitioner(2), pos_label="well")
 
     assert data.class_names == ("ill", "well")
     assert (
         describe_positive_class(data)
         == "Positive class: well, class 1. Average precision and F1 are scores of this class."
     )
-    for wrong, message in (
-        ("ill", "'ill' is class 0"),
-        ("sick", "pos_label='sick': expected 'ill' or 'well'"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            FederatedDataModule(source, IIDPartitioner(2), pos_label=wrong).setup("fit")
 
-    numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
-    with pytest.raises(ConfigurationError, match="only data of two classes"):
-        FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
+
+def make_ill_and_well():
+    """The labels are numbers, and beside them are the classes' names."""
+    dataset = TensorDataset(
+        torch.rand(20, 2),
+        torch.tensor([0, 1, 1, 1] * 5),
+    )
+    dataset.classes = ("ill", "well")
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("source", "pos_label", "message"),
+    [
+        (make_ill_and_well(), "ill", "'ill' is class 0"),
+        (make_ill_and_well(), "sick", "pos_label='sick': expected 'ill' or 'well'"),
+        (
+            TensorDataset(
+                torch.rand(20, 2),
+                torch.rand(20),
+            ),
+            1,
+            "only data of two classes",
+        ),
+    ],
+)
+def test_pos_label_that_is_not_class_1_of_two_classes_is_refused(source, pos_label, message):
+    with refused(message):
+        set_up_data(source, IIDPartitioner(2), pos_label=pos_label)
 
 
 def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
@@ -233,7 +250,7 @@ def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
     assert not data.needs_pos_label
 
 
-def test_the_other_positive_class_is_another_run():
+def test_identity_of_a_run_depends_on_its_positive_class():
     identities = {}
     for word in ("ja", "nein"):
         data = make_data(make_arrays("ja", "nein"), pos_label=word)

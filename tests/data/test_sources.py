@@ -23,35 +23,38 @@ from torch.utils.data import (
 from flsv.cli import main
 from flsv.data.sources.open_source import module_source
 from flsv.data.sources.source_data import array_set
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
-SHAPES = {
-    "gray": (2, 8, 6),
-    "channels last": (2, 8, 6, 3),
-    "channels first": (2, 3, 8, 6),
-    "one channel": (2, 1, 8, 6),
+#: Of arrays of pixels, each with its number of channels.
+SHAPES_OF_PIXELS = {
+    "gray": ((2, 8, 6), 1),
+    "channels last": ((2, 8, 6, 3), 3),
+    "channels first": ((2, 3, 8, 6), 3),
+    "one channel": ((2, 1, 8, 6), 1),
 }
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", SHAPES_OF_PIXELS)
 def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
-    shape = SHAPES[kind]
+    shape, num_channels = SHAPES_OF_PIXELS[kind]
     pixels = np.full(shape, 51, np.uint8)
     with caplog.at_level("INFO", "lightning.pytorch"):
         (images,) = array_set(pixels).tensors
 
-    num_channels = 3 if 3 in shape else 1
     assert images.shape == (2, num_channels, 8, 6)
-    assert images.max().item() == pytest.approx(0.2)
+    assert images.max().item() == pytest.approx(51 / 255)
     assert f"{list(shape)} are read as images" in caplog.text
 
 
 def test_pixels_whose_channels_are_first_or_last_are_refused():
-    pixels = np.zeros((2, 3, 8, 3), np.uint8)
+    pixels = np.zeros(
+        (2, 3, 8, 3),
+        np.uint8,
+    )
     message = "second or the last dimension"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         array_set(pixels)
 
 
@@ -78,7 +81,13 @@ def test_arrays_of_inputs_become_tensors_of_torchs_dtypes(x, dtype):
         (np.array([[1], [0], [2]]), [1, 0, 2]),
         ([True, False, True], [1, 0, 1]),
         ([0.5, 1, 2], [0.5, 1, 2]),
-        (np.array(["well", "ill", "well"], object), [1, 0, 1]),
+        (
+            np.array(
+                ["well", "ill", "well"],
+                object,
+            ),
+            [1, 0, 1],
+        ),
     ],
 )
 def test_arrays_of_labels_become_a_vector(y, labels):
@@ -94,13 +103,16 @@ def test_arrays_of_labels_become_a_vector(y, labels):
     "y",
     [
         pytest.param([0.5, np.nan, 1.0], id="numbers"),
-        pytest.param(np.array(["a", None, "b"], object), id="words"),
+        pytest.param(
+            np.array(["a", None, "b"], object),
+            id="words",
+        ),
     ],
 )
 def test_labels_with_gaps_are_refused(y):
     message = r"\(X, y\): y has the type .*none of them NaN or infinite"
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         array_set(np.zeros((3, 1)), y)
 
 
@@ -110,10 +122,7 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     lyon = Subset(HERE, list(range(first_row_of_lyon, len(HERE))))
 
     data = set_up_data(
-        clients={
-            "Boston": boston,
-            "Lyon": lyon,
-        },
+        clients={"Boston": boston, "Lyon": lyon},
         client_val=0.1,
     )
 
@@ -122,7 +131,14 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     # The samples are one after the other, Boston's first.
     assert max(data.client_indices(0).tolist()) < len(boston)
 
-    x, y = next(iter(data.client_loader(1, shuffle=False)))
+    x, y = next(
+        iter(
+            data.client_loader(
+                1,
+                shuffle=False,
+            )
+        )
+    )
     positions_at_lyon = data.client_indices(1)[: len(x)] - len(boston)
     rows = positions_at_lyon + first_row_of_lyon
     inputs, labels = HERE.tensors
@@ -149,7 +165,11 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
     assert test_labels.tolist() == [1, 0, 1, 0]
 
 
-TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
+TABLE_OF_PATIENTS = Frame(
+    age=[*range(40)],
+    sex=[*"fm"] * 20,
+    ill=[0, 1] * 20,
+)
 
 
 @pytest.mark.parametrize(
@@ -168,18 +188,21 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"source": (X[:4], Y[:4])}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
         ({"source": HERE, "max_samples": 12, "client_test": 0.9}, "Client 0 has [23] samples"),
         (
-            {"source": TABLE},
+            {"source": TABLE_OF_PATIENTS},
             "Frame is a table, so set labels to the column to predict. Its columns are age, sex, ill",
         ),
-        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is also the target"),
         (
-            {"source": TABLE, "labels": "sex", "dictionary": {"task": "regression"}},
+            {"source": TABLE_OF_PATIENTS, "labels": "ill", "groups": "ill"},
+            "'ill' .groups. is also the target",
+        ),
+        (
+            {"source": TABLE_OF_PATIENTS, "labels": "sex", "dictionary": {"task": "regression"}},
             "in the target 'sex', expected a number",
         ),
     ],
 )
 def test_data_with_wrong_options_are_refused(options, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
@@ -194,16 +217,13 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     data = set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_LEAVES_IT)
     assert data.num_clients == 2
 
-    with pytest.raises(
-        ConfigurationError,
-        match="No training sample is left at 'Lyon'. All of them are in the server",
-    ):
+    with refused("No training sample is left at 'Lyon'. All of them are in the server"):
         set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
 
 
 def test_group_that_the_validation_split_takes_is_no_client():
     two_parts = ConcatDataset([HERE, HERE])
-    with pytest.warns(UserWarning, match="No training sample is left at 'c'"):
+    with warns("No training sample is left at 'c'"):
         data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],
@@ -224,13 +244,16 @@ def test_group_that_the_validation_split_takes_is_no_client():
 )
 def test_val_and_test_data_are_added_to_any_source(source):
     data = set_up_data(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
 
-    train_and_test = set_up_data((source, source))
-    test_inputs, _ = next(iter(train_and_test.test_dataloader()))
-    assert len(test_inputs) == 60
+
+def test_second_of_two_sources_is_test_data():
+    data = set_up_data((HERE, (X[:6], Y[:6])))
+
+    assert sum(len(y) for _, y in data.test_dataloader()) == 6
 
 
 @pytest.fixture
@@ -246,16 +269,20 @@ def table_file(tmp_path):
     return path
 
 
-def test_table_file_is_read_by_groups(table_file):
-    by_ward = set_up_data(table_file, labels="ill", groups="ward")
-    assert by_ward.client_names == ("a", "b")
+def test_column_of_a_table_file_names_the_clients(table_file):
+    data = set_up_data(table_file, labels="ill", groups="ward")
+    assert data.client_names == ("a", "b")
 
     with_test_file = set_up_data((table_file, table_file), labels="ill", groups="ward")
-    assert with_test_file.num_clients == 2
+    assert with_test_file.client_names == ("a", "b")
 
+
+def test_rows_of_a_table_file_are_divided_by_a_list_of_groups(table_file):
     groups_of_rows = [row % 3 for row in range(40)]
-    by_list = set_up_data(table_file, labels="ill", groups=groups_of_rows)
-    assert by_list.num_clients == 3
+
+    data = set_up_data(table_file, labels="ill", groups=groups_of_rows)
+
+    assert data.num_clients == 3
 
 
 @pytest.mark.slow
@@ -271,7 +298,7 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     pd.DataFrame(columns).to_parquet(tmp_path / "wards.parquet")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
 
-    with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):
+    with refused("broken.parquet cannot be read as a Parquet file"):
         set_up_data(tmp_path / "broken.parquet", labels="ill", groups="ward")
 
     monkeypatch.chdir(tmp_path)
@@ -287,16 +314,16 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     assert all(re.search(rf"^{ward} ", out, re.MULTILINE) for ward in "abc")
 
 
-DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
+TWENTY_SAMPLES = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
 
 
-def make_data_module(train, val=None):
-    """A data module with these loaders; a loader is left out where it is None."""
-    kinds = {
-        "train_dataloader": lambda self: train,
-        **({} if val is None else {"val_dataloader": lambda self: val}),
-    }
-    return type("Somebodys", (L.LightningDataModule,), kinds)()
+class ReturnsLoader(L.LightningDataModule):
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
 
 
 def test_options_of_a_wrapped_loader_are_kept():
@@ -304,41 +331,55 @@ def test_options_of_a_wrapped_loader_are_kept():
         return samples
 
     loader = DataLoader(
-        DATA,
+        TWENTY_SAMPLES,
         batch_size=6,
         shuffle=True,
         collate_fn=collate,
         num_workers=2,
         drop_last=True,
     )
-    source = module_source(make_data_module(loader))
+    source = module_source(ReturnsLoader(loader))
 
     assert source.indices is None
-
-    read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
-    assert source.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
+    assert source.train_options == {
+        "batch_size": 6,
+        "drop_last": True,
+        "collate_fn": collate,
+        "num_workers": 2,
+        "pin_memory": False,
+        "worker_init_fn": None,
+    }
     assert source.eval_options == {**source.train_options, "drop_last": False}
 
 
-def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
-    loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
-    assert module_source(make_data_module(loader)).indices.tolist() == [1, 4, 9]
+def test_subset_sampler_of_a_wrapped_loader_selects_samples():
+    loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
 
-    with_replacement = RandomSampler(DATA, replacement=True)
-    for sampler, order in (
-        (with_replacement, " RandomSampler, but flsv shuffles"),
-        (SequentialSampler(DATA), r"does not shuffle samples"),
-    ):
-        loader = DataLoader(DATA, batch_size=2, sampler=sampler)
-        with pytest.warns(UserWarning, match=order):
-            module_source(make_data_module(loader))
+    assert module_source(ReturnsLoader(loader)).indices.tolist() == [1, 4, 9]
 
 
-class Episodes(BatchSampler):
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (RandomSampler(TWENTY_SAMPLES, replacement=True), " RandomSampler, but flsv shuffles"),
+        (SequentialSampler(TWENTY_SAMPLES), "does not shuffle samples"),
+    ],
+)
+def test_order_of_a_wrapped_loader_that_is_not_used_has_a_warning(sampler, message):
+    loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=sampler)
+
+    with warns(message):
+        module_source(ReturnsLoader(loader))
+
+
+class BatchesAreTasks(BatchSampler):
     """Every batch is a task of its own."""
 
 
-class Scaled(DataLoader):
+BATCHES_ARE_TASKS = BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, drop_last=False)
+
+
+class DoublesInputs(DataLoader):
     """Yields something else than its data set holds."""
 
     def __iter__(self):
@@ -348,16 +389,26 @@ class Scaled(DataLoader):
 @pytest.mark.parametrize(
     ("loader", "name"),
     [
-        (DataLoader(DATA, batch_size=None), "DataLoader"),
-        ([DataLoader(DATA), DataLoader(DATA)], "list"),
-        (DataLoader(DATA, batch_sampler=Episodes(SequentialSampler(DATA), 2, False)), "DataLoader"),
-        (Scaled(DATA, 4), "Scaled"),
+        (DataLoader(TWENTY_SAMPLES, batch_size=None), "DataLoader"),
+        ([DataLoader(TWENTY_SAMPLES), DataLoader(TWENTY_SAMPLES)], "list"),
+        (
+            DataLoader(
+                TWENTY_SAMPLES,
+                batch_sampler=BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, False),
+            ),
+            "DataLoader",
+        ),
+        (DoublesInputs(TWENTY_SAMPLES, 4), "DoublesInputs"),
     ],
 )
 def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
-    with pytest.raises(
-        ConfigurationError, match=f"training loader is a {name} whose samples cannot be divided"
-    ):
-        module_source(make_data_module(loader))
-    # As they are they validate.
-    assert module_source(make_data_module(DataLoader(DATA), loader)).val_loaders is loader
+    with refused(f"training loader is a {name} whose samples cannot be divided"):
+        module_source(ReturnsLoader(loader))
+
+
+def test_validation_loaders_of_a_wrapped_module_are_used_as_they_are():
+    module = ReturnsLoader(DataLoader(TWENTY_SAMPLES))
+    loader = DoublesInputs(TWENTY_SAMPLES, 4)
+    module.val_dataloader = lambda: loader
+
+    assert module_source(module).val_loaders is loader

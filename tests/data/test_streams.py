@@ -12,12 +12,12 @@ from flsv import FederatedLoop
 from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, OneClient, Splits, Stream
 from flsv.sampling import PowerOfChoice
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
 
-VAL = (torch.randn(120, 6, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3)
+VAL = (torch.randn(120, 6, generator=make_generator()), torch.arange(120) % 3)
 
 
 def make_project(loader: DataLoader) -> L.LightningDataModule:
@@ -26,7 +26,7 @@ def make_project(loader: DataLoader) -> L.LightningDataModule:
     return module
 
 
-class Endless(IterableDataset):
+class EndlessStream(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         while True:
             yield torch.ones(6), torch.tensor(1)
@@ -36,29 +36,30 @@ BOSTONS_LENGTH = 40
 LYONS_LENGTH = 20
 
 
-class Sized(Endless):
+class StreamWithLength(EndlessStream):
     def __len__(self) -> int:
         return LYONS_LENGTH
 
 
-STREAMS = {"Boston": Stream(Endless(), BOSTONS_LENGTH), "Lyon": Sized()}
+STREAMS = {"Boston": Stream(EndlessStream(), BOSTONS_LENGTH), "Lyon": StreamWithLength()}
 
 
 def batch_sizes(data: FederatedDataModule, client: int) -> list[int]:
     return [len(x) for x, _ in data.client_loader(client)]
 
 
-def test_streams_are_read_as_far_as_they_say():
+def test_streams_of_clients_are_read_up_to_their_lengths():
     data = set_up_data(clients=STREAMS, val=VAL, batch_size=16)
+
     assert data.num_samples.tolist() == [BOSTONS_LENGTH, LYONS_LENGTH]
     assert batch_sizes(data, 0) == [16, 16, 8]  # of 40
     assert batch_sizes(data, 1) == [16, 4]  # of 20
-    with pytest.raises(ConfigurationError, match="streams of several clients .* FederatedLoop"):
+    with refused("streams of several clients .* FederatedLoop"):
         data.train_dataloader()
 
 
-def test_stream_of_a_site_is_read_as_far_as_it_says():
-    module = make_project(DataLoader(Sized(), batch_size=8))
+def test_stream_of_a_site_is_read_up_to_its_length():
+    module = make_project(DataLoader(StreamWithLength(), batch_size=8))
 
     site = set_up_data(module, OneClient(), server_val=0.0)
 
@@ -68,25 +69,17 @@ def test_stream_of_a_site_is_read_as_far_as_it_says():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
+        (EndlessStream(), {}, r"without a length.*flsv.data.Stream\(dataset, samples=640\)"),
+        (StreamWithLength(), {}, r"cannot be divided .*clients=\{'Boston': stream, ...\}"),
         (
-            Endless(),
-            {},
-            r"stream without a length.*flsv.data.Stream\(dataset, samples=640\)",
-        ),
-        (
-            Sized(),
-            {},
-            r"cannot be divided among clients.*clients=\{'Boston': stream, ...\}",
-        ),
-        (
-            Sized(),
+            StreamWithLength(),
             {"partitioner": OneClient()},
             r"Samples of a stream.*Splits\(server_val=0\)",
         ),
     ],
 )
 def test_streams_that_cannot_be_divided_are_refused(source, options, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(source, **options)
 
 
@@ -103,33 +96,36 @@ def test_streams_that_cannot_be_divided_are_refused(source, options, message):
     ],
 )
 def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         set_up_data(clients=STREAMS, val=VAL, **options)
 
 
-def test_stream_that_ends_early_or_cannot_begin_anew_is_told():
+def test_stream_that_ends_early_raises():
     with pytest.raises(RuntimeError, match="has ended after 5 samples, but .*samples=8"):
         list(Stream(range(5), samples=8))
-    with pytest.raises(ConfigurationError, match="a list_iterator can be read only once"):
+
+
+def test_stream_that_can_be_read_only_once_is_refused():
+    with refused("a list_iterator can be read only once"):
         Stream(iter([1, 2, 3]), samples=2)
 
 
 def test_stream_is_not_read_by_several_workers():
-    module = make_project(DataLoader(Sized(), 8, num_workers=2))
+    module = make_project(DataLoader(StreamWithLength(), 8, num_workers=2))
     site = set_up_data(module, OneClient(), server_val=0.0)
-    with pytest.raises(ConfigurationError, match="Set num_workers to 1 or 0"):
+    with refused("Set num_workers to 1 or 0"):
         site.client_loader(0)
 
 
-BY_SAMPLE = {
+VALUES_BY_SAMPLE = {
     "metrics": {"in_run": InRunShapley(loss="val_loss")},
     "client_algorithm": InRunValues(),
 }
 
 
-@pytest.mark.parametrize("arguments", [BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
-def test_what_reads_single_samples_is_refused_before_the_first_round(arguments, tmp_path):
+@pytest.mark.parametrize("arguments", [VALUES_BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
+def test_parts_that_read_samples_by_index_are_refused_with_streams(arguments, tmp_path):
     data = FederatedDataModule(clients=STREAMS, val=VAL)
     message = "by index, but a client's data are a stream"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)

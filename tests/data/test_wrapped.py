@@ -20,18 +20,18 @@ from flsv.data import (
     SizePartitioner,
     TensorBatches,
 )
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import Items
 from helpers.fits import plain_trainer, trainer_for
 
-X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+X = torch.randn(200, 4, generator=make_generator())
 Y = torch.arange(200) % 5
 DATA = TensorDataset(X, Y)
 TEST_SAMPLES = TensorDataset(X[:50], Y[:50])
 
 
-class Linear(L.LightningModule):
-    """A classifier that writes down which samples it was trained, validated and tested on."""
+class RecordsLabels(L.LightningModule):
+    """A linear classifier that keeps the labels it was trained, validated and tested on."""
 
     def __init__(self, inputs: int = 4, classes: int = 5):
         super().__init__()
@@ -60,13 +60,13 @@ class Linear(L.LightningModule):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
-#: Batch sizes of the three loaders of :class:`Somebodys`.
+#: Batch sizes of the three loaders of :class:`UsersDataModule`.
 TRAIN_BATCH = 7
 VAL_BATCH = 11
 TEST_BATCH = 13
 
 
-class Somebodys(L.LightningDataModule):
+class UsersDataModule(L.LightningDataModule):
     def __init__(self, size: int = 120, batch_size: int = TRAIN_BATCH):
         super().__init__()
         self.save_hyperparameters()
@@ -101,9 +101,9 @@ def quiet_trainer(tmp_path):
     return lambda rounds=1, **options: plain_trainer(tmp_path, rounds, **options)
 
 
-def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
+def test_trainer_without_a_loop_trains_on_the_data_of_all_clients(quiet_trainer):
     data = FederatedDataModule((DATA, TEST_SAMPLES))
-    model = Linear()
+    model = RecordsLabels()
     epochs = 2
     trainer = quiet_trainer(epochs)
 
@@ -119,12 +119,12 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     test_labels = TEST_SAMPLES.tensors[1]
     assert torch.equal(torch.cat(model.labels["test"]), test_labels)
     assert torch.equal(torch.cat(predictions), test_labels)
-    assert data.division is division_of_fit  # a further setup changes nothing
+    assert data.division is division_of_fit
 
 
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
-    wrapped = Somebodys()
-    model = Linear()
+    wrapped = UsersDataModule()
+    model = RecordsLabels()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
     trainer = quiet_trainer()
 
@@ -145,10 +145,10 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_t
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
 
 
-STATE = {"cursor": 42}
+DATA_STATE = {"cursor": 42}
 
 
-class Hooked(Somebodys):
+class ZeroesLabelsInHook(UsersDataModule):
     """Its hook makes each label 0."""
 
     loaded_state = None
@@ -163,15 +163,15 @@ class Hooked(Somebodys):
         self.train = self.val = None
 
     def state_dict(self):
-        return STATE
+        return DATA_STATE
 
     def load_state_dict(self, state_dict):
         self.loaded_state = state_dict
 
 
 def test_hooks_and_teardown_of_a_wrapped_module_are_used(quiet_trainer):
-    wrapped = Hooked()
-    model = Linear()
+    wrapped = ZeroesLabelsInHook()
+    model = RecordsLabels()
     data = FederatedDataModule(wrapped)
     trainer = quiet_trainer()
     trainer.fit(model, data)
@@ -191,23 +191,22 @@ def test_hooks_and_teardown_of_a_wrapped_module_are_used(quiet_trainer):
 def test_state_of_a_wrapped_module_is_part_of_the_checkpoint(quiet_trainer, tmp_path):
     path = tmp_path / "last.ckpt"
     trainer = quiet_trainer()
-    trainer.fit(Linear(), FederatedDataModule(Hooked()))
+    trainer.fit(RecordsLabels(), FederatedDataModule(ZeroesLabelsInHook()))
     trainer.save_checkpoint(path)
 
-    resumed_module = Hooked()
-    quiet_trainer(2).fit(Linear(), FederatedDataModule(resumed_module), ckpt_path=path)
+    resumed_module = ZeroesLabelsInHook()
+    quiet_trainer(2).fit(RecordsLabels(), FederatedDataModule(resumed_module), ckpt_path=path)
 
-    assert resumed_module.loaded_state == STATE
+    assert resumed_module.loaded_state == DATA_STATE
 
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
-    module = Linear()
-    with pytest.raises(
-        ConfigurationError,
-        match="reload_dataloaders_every_n_epochs=....: flsv reads the loaders of Somebodys",
+    module = RecordsLabels()
+    with refused(
+        "reload_dataloaders_every_n_epochs=....: flsv reads the loaders of UsersDataModule"
     ):
         plain_trainer(tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
-            module, FederatedDataModule(Somebodys())
+            module, FederatedDataModule(UsersDataModule())
         )
 
     assert not module.labels["train"]
@@ -215,9 +214,9 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
 def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
-    module = Linear()
+    module = RecordsLabels()
     callbacks = [finder, FederatedLoop()]
-    with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
+    with refused(f"{type(finder).__name__} .*Tuner"):
         plain_trainer(
             tmp_path,
             1,
@@ -235,7 +234,7 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     rounds, local_epochs = 3, 2
     batches, batch_size = 2, 4
-    module = Linear()
+    module = RecordsLabels()
     data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=batch_size)
     loop = FederatedLoop(local_epochs=local_epochs, seed=0)
 
@@ -260,7 +259,7 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
         quiet = {"accelerator": "cpu", "logger": False}
 
         cli = LightningCLI(
-            Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options
+            RecordsLabels, FederatedDataModule, trainer_defaults=quiet, args=args, **options
         )
         saved.update(yaml.safe_load(cli.parser.dump(cli.config))["data"])
         return cli.datamodule

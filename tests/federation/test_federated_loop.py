@@ -77,50 +77,49 @@ def test_standalone_run_equals_each_client_training_alone(tmp_path):
 # ---- memory
 
 
+#: The first layer has 6 * 3000 + 3000 parameters, the second one 3000 * 10 + 10.
+WIDE_LAYERS = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
+SIZE_OF_WIDE_LAYERS = 20_000
+
+
+def floats_by_address():
+    """The numbers of floats in the memory of all tensors."""
+    gc.collect()
+    bytes_of_float = 4
+    floats = {}
+    for tensor in gc.get_objects():
+        # Other classes are what a compiler has left, without memory.
+        if type(tensor) in (torch.Tensor, nn.Parameter):
+            storage = tensor.untyped_storage()
+            floats[storage.data_ptr()] = storage.nbytes() // bytes_of_float
+    return floats
+
+
+class CountsFloatsAfterEachRound(Callback):
+    """Counts floats in tensors as large as a wide layer, without those that other tests have left."""
+
+    def __init__(self):
+        self.initial_addresses = floats_by_address().keys()
+        self.counts = []
+
+    def on_train_epoch_end(self, trainer, module):
+        new_sizes = [
+            size
+            for address, size in floats_by_address().items()
+            if address not in self.initial_addresses and size >= SIZE_OF_WIDE_LAYERS
+        ]
+        self.counts.append(sum(new_sizes))
+
+
 @pytest.mark.slow
 def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
-    class Count(Callback):
-        """Floats held in tensors as large as the model's largest layer, at the end of every round."""
-
-        def __init__(self):
-            self.initial_addresses = set(self.floats_by_address())  # what other tests have left
-            self.floats = []
-
-        def floats_by_address(self):
-            """The memory of all tensors."""
-            gc.collect()
-            # Not what a compiler has left behind: its tensors have no memory.
-            kinds = (torch.Tensor, nn.Parameter)
-            bytes_of_float = 4
-            floats = {}
-            for tensor in gc.get_objects():
-                if type(tensor) in kinds:
-                    storage = tensor.untyped_storage()
-                    floats[storage.data_ptr()] = storage.nbytes() // bytes_of_float
-
-            return floats
-
-        def on_train_epoch_end(self, trainer, module):
-            new_sizes = []
-            for address, size in self.floats_by_address().items():
-                if address not in self.initial_addresses and size >= 20_000:
-                    new_sizes.append(size)
-            self.floats.append(sum(new_sizes))
-
-    # The first layer has 21,000 parameters, the second 30,010.
-    layers = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
-    wide = nn.Sequential(*layers)
-    count = Count()
+    counting = CountsFloatsAfterEachRound()
     loop = make_shapfed_loop()
-    small_steps = partial(torch.optim.SGD, lr=0.001)
-    fit(
-        loop,
-        tmp_path,
-        Plain(wide, small_steps),
-        rounds=5,
-        callbacks=[count],
-    )
+    module = Plain(nn.Sequential(*WIDE_LAYERS), partial(torch.optim.SGD, lr=0.001))
 
-    assert count.floats[0] == count.floats[-1]
-    # The module, its gradients and the round's global vector are what stays between two rounds.
-    assert count.floats[-1] <= 4 * loop.space.size
+    fit(loop, tmp_path, module, rounds=3, callbacks=[counting])
+
+    first_count, *_, last_count = counting.counts
+    assert first_count == last_count
+    # Between rounds stay the module, its gradients and the round's global vector.
+    assert last_count <= 4 * loop.space.size

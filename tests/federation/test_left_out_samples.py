@@ -32,7 +32,7 @@ def collate_twice(samples):
     return default_collate(samples * 2)
 
 
-class Files(L.LightningDataModule):
+class DataModuleWithCorruptSamples(L.LightningDataModule):
     def __init__(self, num_corrupt=0, **options):
         super().__init__()
         inputs = torch.randn(90, FEATURES)
@@ -50,7 +50,7 @@ class Files(L.LightningDataModule):
         return DataLoader(self.samples, **self.options)
 
 
-class Blocks(SizePartitioner):
+class PartitionsInBlocks(SizePartitioner):
     """Gives each client a block of samples in a row."""
 
     def partition(self, labels, *args, **kwargs):
@@ -60,8 +60,8 @@ class Blocks(SizePartitioner):
 
 def make_data(*arguments, **options):
     return FederatedDataModule(
-        Files(*arguments, **options),
-        Blocks([2, 1]),
+        DataModuleWithCorruptSamples(*arguments, **options),
+        PartitionsInBlocks([2, 1]),
         splits=Splits(server_val=0),
     )
 

@@ -51,7 +51,7 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 # ---- What callbacks may monitor: values of clients, weights, accuracies and the training loss
 
 
-class Record(Callback):
+class RecordsLoggedValues(Callback):
     def __init__(self):
         self.logged_values = []
 
@@ -76,7 +76,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
         )
         fit(loop, tmp_path, rounds=rounds, callbacks=callbacks, **options)
 
-    whole = Record()
+    whole = RecordsLoggedValues()
     fit_with_cohorts([whole], rounds=4)
 
     has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
@@ -90,8 +90,8 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
         assert weight_names == {f"weight/client_{client}" for client in cohort}
         assert value_names == {f"cssv/client_{client}" for client in seen_clients}
 
-    half = Record()
-    resumed = Record()
+    half = RecordsLoggedValues()
+    resumed = RecordsLoggedValues()
     saving = ModelCheckpoint(tmp_path / "c", "last")
     fit_with_cohorts([half, saving], rounds=2, enable_checkpointing=True)
     fit_with_cohorts([resumed], rounds=4, ckpt_path=tmp_path / "c/last.ckpt")
@@ -108,7 +108,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     ],
 )
 def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, name, validation):
-    record = Record()
+    record = RecordsLoggedValues()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     patience = 2
     # No accuracy rises by 5, so that only the first round's counts as a gain.
@@ -162,7 +162,7 @@ def test_metric_that_the_message_names_can_be_monitored_beside_late_values(tmp_p
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
-class Notes(ClientAlgorithm):
+class KeepsTableAtClient1(ClientAlgorithm):
     def begin_client(self, context):
         if context.instruction.client_id == 1:
             keep_table(context.local, "note", lambda: "kept")
@@ -170,7 +170,7 @@ class Notes(ClientAlgorithm):
 
 @pytest.mark.parametrize("files", [True, False])
 def test_table_kept_by_a_client_is_written_into_the_clients_folder(tmp_path, files):
-    loop = FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files))
+    loop = FederatedLoop(client_algorithm=KeepsTableAtClient1(), reporting=Reporting(files=files))
 
     fit(loop, tmp_path, rounds=1)
 

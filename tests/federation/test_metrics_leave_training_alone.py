@@ -16,7 +16,7 @@ from helpers.fits import state_vector
 from helpers.users_data import BATCH_SIZE, CLASSES, Net, fit, make_samples
 
 
-class Noisy(Dataset):
+class AddsOwnNoise(Dataset):
     """Adds noise of a generator of its own."""
 
     def __init__(self, count, seed):
@@ -30,13 +30,13 @@ class Noisy(Dataset):
         return self.x[index] + self.random.random(), self.y[index]
 
 
-class Users(L.LightningDataModule):
+class DrawsOrdersFromOneGenerator(L.LightningDataModule):
     """Its loaders draw their orders from one generator."""
 
     def setup(self, stage):
         self.generator = make_generator(7)
-        self.train = Noisy(48, seed=0)
-        self.val = Noisy(16, seed=1)
+        self.train = AddsOwnNoise(48, seed=0)
+        self.val = AddsOwnNoise(16, seed=1)
 
     def train_dataloader(self):
         return DataLoader(self.train, BATCH_SIZE, shuffle=True, generator=self.generator)
@@ -82,7 +82,7 @@ HOOKS = (
 )
 
 
-class Reads(Net):
+class ScalesLossByNumbersRead(Net):
     """Scales its loss by the numbers that its last hook has read."""
 
     def __init__(self):
@@ -106,12 +106,12 @@ def make_hook(name):
 
 
 for _name in HOOKS:
-    setattr(Reads, _name, make_hook(_name))
+    setattr(ScalesLossByNumbersRead, _name, make_hook(_name))
 
 
 def weights_with(folder, metric=None):
-    module = Reads()
-    data = FederatedDataModule(Users(), SizePartitioner([3, 2, 1]))
+    module = ScalesLossByNumbersRead()
+    data = FederatedDataModule(DrawsOrdersFromOneGenerator(), SizePartitioner([3, 2, 1]))
     named_metrics = {} if metric is None else {"metric": metric}
     fit(module, data, folder, metrics=named_metrics)
     return state_vector(module)

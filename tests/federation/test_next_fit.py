@@ -60,7 +60,7 @@ def plan_more_rounds(trainer):
     ],
     ids=["next fold", "another split", "the initial module"],
 )
-def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
+def test_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
     tmp_path,
     make_other_module,
     make_data,
@@ -85,7 +85,7 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
         assert tensor.equal(state[name])
 
 
-def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
+def test_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     trainer, module, loop = fit_once(tmp_path)
     files = read_files(tmp_path)
     values = loop.contributions["cosine"].clone()
@@ -98,7 +98,7 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path):
+def test_further_rounds_on_the_same_data_continue_the_values(tmp_path):
     at_once = make_loop_without_coalitions()
     module_at_once = fit(
         at_once, tmp_path / "at_once", Plainest(), make_three_clients(), 2 * ROUNDS
@@ -114,7 +114,7 @@ def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path)
     assert loop.history()["round"].max() == 2 * ROUNDS - 1
 
 
-def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
+def test_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
     loop = make_loop_without_coalitions().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
     module = Plainest()
@@ -127,7 +127,7 @@ def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
     assert loop.state.seed == seed
 
 
-def test_a_further_fit_with_another_seed_is_refused(tmp_path, monkeypatch):
+def test_further_fit_with_another_seed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     loop = make_loop_without_coalitions().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
@@ -150,7 +150,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
         trainer.fit(module, make_three_clients())
 
 
-def test_a_further_fit_is_refused_if_coalitions_are_trained(tmp_path):
+def test_further_fit_is_refused_if_coalitions_are_trained(tmp_path):
     trainer, module, _ = fit_once(tmp_path, make_loop)
     plan_more_rounds(trainer)
 

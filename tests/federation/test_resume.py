@@ -123,7 +123,7 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["an aggregator", "the values' file"])
-def test_a_round_that_fails_at_the_server_is_counted_once(
+def test_round_that_fails_at_the_server_is_counted_once(
     tmp_path, uninterrupted_run, where, monkeypatch
 ):
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
@@ -157,7 +157,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
 
-def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
+def test_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
     def stop(trainer, *_):
         if trainer.current_epoch == 1:
             raise ArithmeticError

@@ -234,18 +234,18 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_pat
 # ---- the module
 
 
-class Named(Plain):
+class HasNetworkByName(Plain):
     def __init__(self, network):
         super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
         self.save_hyperparameters("network")
 
 
-def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path):
-    path = fit_first(tmp_path, Named("ReLU"), rounds=1)
+def test_resume_with_another_network_of_the_same_shapes_is_refused(tmp_path):
+    path = fit_first(tmp_path, HasNetworkByName("ReLU"), rounds=1)
     trainer = trainer_for(make_loop(), tmp_path / "another")
     for run_stage in (trainer.fit, trainer.test):
         with refused("network is 'Tanh' and.*'ReLU'"):
-            run_stage(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
+            run_stage(HasNetworkByName("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
 def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path):
@@ -281,7 +281,9 @@ def test_checkpoint_of_another_format_is_refused(written, message):
         make_loop().check_state(state)
 
 
-def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_checkpoint, tmp_path):
+def test_resume_by_another_version_has_a_warning_and_ends_in_the_same_model(
+    saved_checkpoint, tmp_path
+):
     """As when flsv was upgraded between the two."""
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
     federation_state = checkpoint["callbacks"]["FederatedLoop"]

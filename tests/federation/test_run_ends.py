@@ -68,7 +68,7 @@ ENDS = {
 }
 
 
-class Logs(Plain):
+class LogsLoss(Plain):
     def validation_step(self, batch, batch_idx):
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self(x), y)
@@ -93,7 +93,7 @@ def fit_run(
         callbacks=[*callbacks],
         enable_checkpointing=saves,
     )
-    module = Logs(network(batch_norm=False))
+    module = LogsLoss(network(batch_norm=False))
     data = toy_data((3, 2, 2), server_val=0.3, client_test=0.2)
     trainer.fit(module, data, ckpt_path=ckpt_path)
 
@@ -135,17 +135,17 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
 
-class Interrupts(Callback):
+class InterruptsAfterRounds(Callback):
     def on_train_batch_start(self, trainer, *_):
         if trainer.current_epoch == DONE:
             raise KeyboardInterrupt
 
 
 @pytest.mark.slow
-def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
+def test_interrupted_run_names_values_and_scores_of_an_earlier_round(tmp_path):
     message = "scores of clients' own models: the run was stopped after round 2"
     with pytest.raises(SystemExit), warns(message):
-        fit_run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
+        fit_run(tmp_path, PLANNED, [InterruptsAfterRounds()], evaluation=RARE)
 
 
 # ---- runs that go on
@@ -161,9 +161,7 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
         (PLANNED, 3, False, f"round >= {DONE}"),
     ],
 )
-def test_run_that_goes_on_counts_no_round_twice(
-    tmp_path, planned, every, is_saved_in_fit, compared
-):
+def test_resumed_run_counts_no_round_twice(tmp_path, planned, every, is_saved_in_fit, compared):
     options = {"every": every, "sampler": UniformSampler(2)}
     saving = ModelCheckpoint(tmp_path, "last", save_last=True)
     _, trainer = fit_run(tmp_path, planned, [make_early_stopping(), saving], **options)

@@ -41,7 +41,7 @@ def loss_of(net, batch):
     return nn.functional.cross_entropy(net(x), y)
 
 
-class Project(L.LightningModule):
+class UsersModule(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = network(batch_norm=False)
@@ -63,7 +63,7 @@ def first_beat(monitor, round_index):
     return BEATS_BETWEEN_MONITORS * monitor + BEATS_BETWEEN_ROUNDS * round_index
 
 
-class Beats(IterableDataset[Any]):
+class StreamThatGoesOn(IterableDataset[Any]):
     """A monitor's heart beats, which go on from round to round."""
 
     def __init__(self, monitor):
@@ -80,7 +80,7 @@ class Beats(IterableDataset[Any]):
 
 
 def make_stream(monitor):
-    return Stream(Beats(monitor), SIZES[monitor])
+    return Stream(StreamThatGoesOn(monitor), SIZES[monitor])
 
 
 def make_data():
@@ -119,7 +119,7 @@ def assert_trained_as(module, expected):
     torch.testing.assert_close(
         trained, parameters_to_vector(expected.parameters()), rtol=0, atol=1e-6
     )
-    initial = parameters_to_vector(Project().parameters())
+    initial = parameters_to_vector(UsersModule().parameters())
     assert (trained - initial).abs().max() > 1e-2
 
 
@@ -135,7 +135,7 @@ def assert_trained_as(module, expected):
 )
 def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
     work = 1 if steps is None else f"{steps} steps"
-    module = Project()
+    module = UsersModule()
     data = make_data()
 
     loop = make_loop(local_epochs=work)
@@ -163,7 +163,7 @@ def test_value_of_a_stream_is_that_of_all_that_it_trains_on(tmp_path, options):
     shadow = ShadowShapley(coalitions="all", **options)
     loop = make_loop(metrics={"value": shadow})
 
-    trainer_for(loop, tmp_path, ROUNDS).fit(Project(), make_data())
+    trainer_for(loop, tmp_path, ROUNDS).fit(UsersModule(), make_data())
 
     scores = {(): score_by_hand(network(batch_norm=False), performance)}
     for members in ((0,), (1,), BOTH):
@@ -194,15 +194,17 @@ def test_sites_train_on_their_own_streams(tmp_path):
     for monitor in BOTH:
         make_site_data = partial(StreamOfSite, monitor)
         folder = tmp_path / f"site {monitor}"
-        sites[100 + monitor] = Site(Project, make_site_data, make_loop, folder, upload_seed=SEED)
+        sites[100 + monitor] = Site(
+            UsersModule, make_site_data, make_loop, folder, upload_seed=SEED
+        )
     names = ["Boston", "Lyon"]
-    facts = agreement(Project(), make_loop())
+    facts = agreement(UsersModule(), make_loop())
     directory = gather_sites(tmp_path, SiteTransport(sites), facts, names)
     # The server is not told the classes, which its own samples have.
     data = data_at_sites(directory, names, server_data=ServersSamples())
     engine = partial(RemoteFederation, directory)
     loop = make_loop(engine=engine, metrics={"value": CumulativeShapley()})
-    module = Project()
+    module = UsersModule()
 
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 

@@ -17,7 +17,7 @@ from flsv.sampling import FixedCohort
 from helpers.users_data import CLASSES, Net, fit, make_samples
 
 
-class Weighted(Net):
+class WeighsClasses(Net):
     """Weighs classes by their numbers in the data module's training set or its loader, or as it is told."""
 
     def __init__(self, label_source=None, class_weights=None):
@@ -99,7 +99,7 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
     source = Hospitals()
     data = by_hospital(source)
-    module = make_balanced_client() if label_source == BALANCED else Weighted(label_source)
+    module = make_balanced_client() if label_source == BALANCED else WeighsClasses(label_source)
     loop = fit(module, data, tmp_path, metrics={"value": exact_values()})
     # A ClassifierClient weighs its validation loss by the classes of all clients.
     weights = class_weights_of(source.y) if label_source == BALANCED else None
@@ -131,7 +131,7 @@ def fit_members(members, folder):
     source = Hospitals()
     source.setup()
     is_member = torch.tensor(["ABC".index(name) in members for name in NAMES])
-    module = Weighted(class_weights=class_weights_of(source.y[is_member]))
+    module = WeighsClasses(class_weights=class_weights_of(source.y[is_member]))
     if members:
         fit(module, by_hospital(source), folder, sampler=FixedCohort(members))
     return module

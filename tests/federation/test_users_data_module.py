@@ -17,7 +17,7 @@ from helpers.fits import assert_resumes, plain_trainer, state_vector
 from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_samples
 
 
-class Samples(Dataset):
+class LabeledSamples(Dataset):
     """Has labels and another attribute."""
 
     def __init__(self, x, y):
@@ -32,7 +32,7 @@ class Samples(Dataset):
         return self.x[index], self.y[index]
 
 
-class Users(L.LightningDataModule):
+class DataModuleWithSameNames(L.LightningDataModule):
     """Has attributes of the same names as FederatedDataModule's, of other values, and hooks."""
 
     input_shape = (1, FEATURES)
@@ -50,7 +50,7 @@ class Users(L.LightningDataModule):
 
     def setup(self, stage):
         x, y = make_samples(48, seed=0)
-        self.train = Samples(x, y)
+        self.train = LabeledSamples(x, y)
         self.val = TensorDataset(*make_samples(16, seed=1))
 
     def train_dataloader(self):
@@ -75,7 +75,7 @@ def public_names_of(owner):
     return names
 
 
-TWO_SAMPLES = Samples(*make_samples(2, seed=0))
+TWO_SAMPLES = LabeledSamples(*make_samples(2, seed=0))
 NAMES_OF_LOADERS = public_names_of(DataLoader(TWO_SAMPLES))
 #: Types whose ``repr`` holds no address.
 PLAIN_TYPES = (
@@ -162,10 +162,10 @@ def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypa
     monkeypatch.delenv("PL_SEED_WORKERS", raising=False)  # another test's seed_everything
     alone = reading_module(reading)
     trainer = plain_trainer(tmp_path, rounds=2)
-    trainer.fit(alone, Users())
+    trainer.fit(alone, DataModuleWithSameNames())
 
     federated = reading_module(reading)
-    data = FederatedDataModule(Users(), OneClient())
+    data = FederatedDataModule(DataModuleWithSameNames(), OneClient())
     fit(federated, data, tmp_path)
 
     assert federated.by_hook.keys() == alone.by_hook.keys()
@@ -183,7 +183,7 @@ def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypa
 def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of_all(
     tmp_path, wraps
 ):
-    users = Users()
+    users = DataModuleWithSameNames()
     users.setup("fit")
     source = users if wraps else (users.train, users.val)
     partitioner = SizePartitioner([3, 2, 1])
@@ -206,13 +206,13 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     sizes = data.num_samples.tolist()
     assert len(set(sizes)) == 3
     total = sum(sizes)
-    whole = (total, total, "Samples", BATCH_SIZE)
+    whole = (total, total, "LabeledSamples", BATCH_SIZE)
     for hook in ("setup", "on_fit_start", "on_train_epoch_start", "on_train_epoch_end"):
         assert module.by_hook[hook] == [whole], hook
     sizes_in_training = [size for size, *_ in module.by_hook["on_train_batch_start"]]
     assert list(dict.fromkeys(sizes_in_training)) == sizes
     for size, num_labels, kind, _ in module.by_hook["on_after_backward"]:
-        assert (num_labels, kind) == (size, "Samples")
+        assert (num_labels, kind) == (size, "LabeledSamples")
 
 
 # ---- what modules set, and the head that they make
@@ -226,7 +226,7 @@ class SetsLevel(L.Callback):
 
 
 def users_in_one_batch():
-    source = Users()
+    source = DataModuleWithSameNames()
     source.train_dataloader = lambda: DataLoader(source.train, 48, shuffle=True)
     return source
 
@@ -257,7 +257,7 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
 NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 
 
-class Counts(L.LightningDataModule):
+class CountsBatches(L.LightningDataModule):
     """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
 
     def __init__(self, order, in_object):
@@ -310,7 +310,7 @@ class Counter:
 def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object, engine):
     weights = []
     for order in ("ABC", "CBA"):
-        source = Counts(order, in_object)
+        source = CountsBatches(order, in_object)
         data = by_name(source)
         module = Net()
         fit(
@@ -337,6 +337,6 @@ def by_name(source):
 
 def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
     def make_data():
-        return by_name(Counts("ABC", in_object=False))
+        return by_name(CountsBatches("ABC", in_object=False))
 
     assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, Net, make_data)

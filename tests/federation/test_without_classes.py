@@ -74,7 +74,7 @@ def make_graphs():
         (GraphNet, make_graphs),
     ],
 )
-def test_a_task_without_classes_is_trained_and_measured(module, data, tmp_path, capsys):
+def test_task_without_classes_is_trained_and_measured(module, data, tmp_path, capsys):
     client_module = module()
     client_data = data()
     initial_vector = state_vector(client_module)

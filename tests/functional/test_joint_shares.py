@@ -16,6 +16,7 @@ from flsv.functional.joint_shares import (
     joint_shares,
     shares_of_draws,
 )
+from helpers import make_generator
 
 NAN = math.nan
 
@@ -25,11 +26,7 @@ def make_independent_errors(variance: float, num_clients: int) -> list[ValueErro
     return [ValueErrors(covariance)]
 
 
-def probability_of_less(
-    share: float,
-    values: list[float],
-    covariance: list[list[float]],
-) -> float:
+def probability_of_less(share: float, values: list[float], covariance: list[list[float]]) -> float:
     """The probability that the first of two clients has at most ``share``: X <= share (X + Y) for X, Y > 0."""
     # (1 - share) X - share Y is normal.
     weights = np.array([1 - share, -share])
@@ -40,10 +37,7 @@ def probability_of_less(
     return normal.cdf(0)
 
 
-CORRELATIONS = [-0.9, 0.0, 0.9]
-
-
-@pytest.mark.parametrize("correlation", CORRELATIONS)
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.9])
 def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(correlation):
     values = [3.0, 1.0]
     common = 0.03 * correlation
@@ -52,36 +46,38 @@ def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(corr
 
     intervals = joint_shares(torch.tensor(values), [errors])
 
-    low, low_of_other = intervals.low.tolist()
-    high, high_of_other = intervals.high.tolist()
-    below_low = probability_of_less(low, values, covariance)
-    below_high = probability_of_less(high, values, covariance)
-
-    assert abs(below_low - 0.05) < 0.008
-    assert abs(below_high - 0.95) < 0.008
-    # What one has the other has not.
-    assert low_of_other == pytest.approx(1 - high)
-    assert high_of_other == pytest.approx(1 - low)
+    low, low_of_second = intervals.low.tolist()
+    high, high_of_second = intervals.high.tolist()
+    assert probability_of_less(
+        low,
+        values,
+        covariance,
+    ) == pytest.approx(0.05, abs=0.008)
+    assert probability_of_less(
+        high,
+        values,
+        covariance,
+    ) == pytest.approx(0.95, abs=0.008)
+    # The two shares sum to 1.
+    assert low_of_second == pytest.approx(1 - high)
+    assert high_of_second == pytest.approx(1 - low)
 
 
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
 def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule):
-    generator = torch.Generator()
-    generator.manual_seed(0)
-    draws = torch.randn(50, 4, generator=generator)
-    draws += 1
+    draws = 1 + torch.randn(50, 4)
 
     shares = shares_of_draws(draws, rule)
 
-    for draw, share in zip(draws, shares):
-        allocated = allocate(draw, 1.0, rule)
-        assert_close(share, allocated, check_dtype=False)
+    for draw, shares_of_draw in zip(draws, shares):
+        assert_close(shares_of_draw, allocate(draw, 1.0, rule), check_dtype=False)
+    assert_close(
+        shares.sum(dim=1),
+        torch.ones(50).to(shares),
+    )
 
-    sums = shares.sum(dim=1)
-    assert_close(sums, torch.ones_like(sums))
 
-
-def test_a_sole_positive_value_within_its_error_has_no_certain_share():
+def test_share_of_the_only_positive_value_is_uncertain_within_its_error():
     values = torch.tensor([0.01, -0.01, 0.0])
     deviation = 0.01  # as large as the values
     errors = make_independent_errors(variance=deviation**2, num_clients=3)
@@ -107,7 +103,7 @@ def test_errors_of_few_seeds_have_the_wider_tails_of_students_t():
     assert abs(percentile - percentile_of_students_t) < 0.05
 
 
-def test_a_client_without_a_value_has_no_interval_and_does_not_change_those_of_others():
+def test_client_without_a_value_has_no_interval_and_does_not_change_those_of_others():
     covariance = 0.01 * torch.eye(3)
     covariance[1] = NAN
     covariance[:, 1] = NAN
@@ -133,20 +129,31 @@ def test_values_without_a_claim_have_no_intervals():
 
 
 def make_correlated_errors() -> list[ValueErrors]:
-    generator = torch.Generator().manual_seed(0)
-    factor = 0.03 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    return [ValueErrors(factor @ factor.T), ValueErrors(0.0001 * torch.eye(5), freedom=4)]
+    generator = make_generator()
+    factor = 0.03 * torch.randn(
+        5,
+        5,
+        dtype=torch.float64,
+        generator=generator,
+    )
+    return [
+        ValueErrors(factor @ factor.T),
+        ValueErrors(
+            0.0001 * torch.eye(5),
+            freedom=4,
+        ),
+    ]
 
 
-def turn_eigenvectors(monkeypatch, transform):
-    """Eigenvectors as another machine may return them."""
-    decompose = torch.linalg.eigh
+def transform_eigenvectors(monkeypatch, transform):
+    """Make torch return eigenvectors as another machine may return them."""
+    original_eigh = torch.linalg.eigh
 
-    def decompose_otherwise(matrix):
-        variances, directions = decompose(matrix)
+    def transformed_eigh(matrix):
+        variances, directions = original_eigh(matrix)
         return variances, directions @ transform.to(directions)
 
-    monkeypatch.setattr(torch.linalg, "eigh", decompose_otherwise)
+    monkeypatch.setattr(torch.linalg, "eigh", transformed_eigh)
 
 
 SIGNS = [[-1.0, 1.0, 1.0, -1.0, 1.0], [1.0, -1.0, -1.0, 1.0, -1.0]]
@@ -158,7 +165,7 @@ def test_intervals_of_shares_do_not_depend_on_the_signs_of_eigenvectors(monkeypa
     errors = make_correlated_errors()
     intervals = joint_shares(FIVE_VALUES, errors)
 
-    turn_eigenvectors(monkeypatch, torch.tensor(signs).diag())
+    transform_eigenvectors(monkeypatch, torch.tensor(signs).diag())
     intervals_of_another_machine = joint_shares(FIVE_VALUES, errors)
 
     assert_close(intervals_of_another_machine.low, intervals.low, rtol=0, atol=1e-10)
@@ -171,7 +178,7 @@ def test_intervals_of_values_do_not_depend_on_the_signs_of_eigenvectors(monkeypa
     errors = make_correlated_errors()
     low, high = joint_intervals(FIVE_VALUES, errors)
 
-    turn_eigenvectors(monkeypatch, torch.tensor(signs).diag())
+    transform_eigenvectors(monkeypatch, torch.tensor(signs).diag())
     low_of_another_machine, high_of_another_machine = joint_intervals(FIVE_VALUES, errors)
 
     assert_close(low_of_another_machine, low, rtol=0, atol=1e-10)
@@ -185,6 +192,6 @@ def test_draws_do_not_depend_on_the_basis_of_equal_eigenvalues(monkeypatch):
     draws = draw_values(values, errors)
 
     rotation = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-    turn_eigenvectors(monkeypatch, rotation)
+    transform_eigenvectors(monkeypatch, rotation)
 
     assert_close(draw_values(values, errors), draws, rtol=0, atol=1e-7)

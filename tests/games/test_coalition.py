@@ -3,6 +3,7 @@
 import copy
 import itertools
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from helpers import make_generator, refused, warns
 CLASSES = 4
 
 
-class Net(nn.Module):
+class NetWithNormDropoutAndBuffer(nn.Module):
     """Convolution, BatchNorm, dropout, and buffers that a vector does not hold."""
 
     def __init__(self):
@@ -41,14 +42,19 @@ class Net(nn.Module):
 
 def make_network() -> nn.Module:
     torch.manual_seed(0)
-    return Net()
+    return NetWithNormDropoutAndBuffer()
 
 
 def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
     generator = make_generator(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
     y = torch.randint(CLASSES, (samples,), generator=generator)
-    return list(zip(x.split(size), y.split(size)))
+    return list(
+        zip(
+            x.split(size),
+            y.split(size),
+        )
+    )
 
 
 def make_round(net: nn.Module, own_starts: bool = False) -> Round:
@@ -102,13 +108,10 @@ def coalition_weights(
 
     total = sum(weights.values())
     shares = {client: weight / total for client, weight in weights.items()}
-    parameter_weights = shares
     if isinstance(weighting, Tensor):
         # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
-        parameter_weights = weights
-
-    buffer_weights = shares
-    return parameter_weights, buffer_weights
+        return weights, shares
+    return shares, shares
 
 
 def naive_model(
@@ -121,19 +124,20 @@ def naive_model(
 
     client_states = [round.space.unflatten(vector) for vector in round.client_vectors]
     start_states = [round.space.unflatten(vector) for vector in round.matrix.starts]
-    weights, shares = coalition_weights(round, mask, weighting)
+    parameter_weights, buffer_weights = coalition_weights(round, mask, weighting)
     state = model.state_dict()
     parameters = dict(model.named_parameters())
     for name, value in state.items():
         total = torch.zeros_like(value, dtype=torch.float64)
         if name in parameters:
-            for i, weight in weights.items():
-                update = client_states[i][name].double() - start_states[i][name].double()
+            for client, weight in parameter_weights.items():
+                initial_value = start_states[client][name].double()
+                update = client_states[client][name].double() - initial_value
                 total += weight * update
             state[name] = (value.double() + server_lr * total).float()
         elif value.is_floating_point():
-            for i, share in shares.items():
-                total += share * client_states[i][name].double()
+            for client, weight in buffer_weights.items():
+                total += weight * client_states[client][name].double()
             state[name] = total.float()
 
     model.load_state_dict(state)
@@ -150,7 +154,13 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
-        recalls = sk.recall_score(labels, predicted, labels=classes, average=None, zero_division=0)
+        recalls = sk.recall_score(
+            labels,
+            predicted,
+            labels=classes,
+            average=None,
+            zero_division=0,
+        )
         return {
             "accuracy": sk.accuracy_score(labels, predicted),
             "balanced_accuracy": sk.balanced_accuracy_score(labels, predicted),
@@ -207,8 +217,20 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     net = make_network()
     data = make_batches()
     round = make_round(net, own_starts=own_starts)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
-    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    evaluator = ModelEvaluator(
+        net,
+        round.space,
+        data,
+        num_classes=CLASSES,
+        backend=backend,
+    )
+    f1_evaluator = ModelEvaluator(
+        net,
+        round.space,
+        data,
+        metric=F1_SCORE.of,
+        backend=backend,
+    )
     games = CoalitionGames({None: evaluator, F1_SCORE: f1_evaluator}, server_lr=server_lr)
     games.begin(round)
 
@@ -220,7 +242,13 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
-        np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            values.numpy(),
+            expected,
+            rtol=0,
+            atol=2e-6,
+            err_msg=name,
+        )
     assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 
@@ -249,40 +277,40 @@ def test_coalition_utility_with_wrong_masks_raises(masks):
         make_utility()(masks)
 
 
-@pytest.mark.fast_rows
+autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+def negative_loss_of(net: nn.Module, **options) -> float:
+    space = ParameterSpace(net)
+    evaluate = ModelEvaluator(net, space, make_batches(), num_classes=CLASSES, **options)
+    model = space.read(net)
+    return evaluate(model[None]).value("negative_loss").item()
+
+
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_autocast_context_applies_to_the_forward_only(backend):
+def test_context_of_an_evaluator_applies_to_the_forward_and_not_to_the_loss(backend):
     net = make_network()
-    data = make_batches()
-    round = make_round(net)
-    mask = torch.tensor([[True, False, True, True]])
+    x, y = map(torch.cat, zip(*make_batches()))
+    with autocast():
+        logits = net.eval()(x)
+    expected = -nn.functional.cross_entropy(logits.float(), y).item()
 
-    def loss(context=None) -> float:
-        evaluator = ModelEvaluator(
-            net,
-            round.space,
-            data,
-            num_classes=CLASSES,
-            backend=backend,
-            context=context,
-        )
-        return CoalitionUtility(round, evaluator, metric="negative_loss")(mask).item()
+    value = negative_loss_of(net, backend=backend, context=autocast)
 
-    model = naive_model(net, round, mask[0], "uniform")
-    exact = naive_scores(model, data)["negative_loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        half = torch.cat([model(x) for x, _ in data]).float().detach()
-
-    y = torch.cat([y for _, y in data])
-    expected = -nn.functional.cross_entropy(half, y).item()
-    loss_in_half = loss(lambda: torch.autocast("cpu", torch.bfloat16))
-
-    assert loss_in_half == pytest.approx(expected, abs=2e-3)
-    assert abs(loss_in_half - exact) > 1e-5
-
-    with torch.autocast("cpu", torch.bfloat16):
-        assert loss() == pytest.approx(exact, abs=1e-6)
+    assert value == pytest.approx(expected, abs=2e-3)
+    assert abs(value - negative_loss_of(net, backend=backend)) > 1e-5
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_evaluator_without_a_context_does_not_use_the_callers_autocast(backend):
+    net = make_network()
+    expected = naive_scores(net.eval(), make_batches())["negative_loss"]
+
+    with autocast():
+        value = negative_loss_of(net, backend=backend)
+
+    assert value == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.fast_rows
@@ -349,15 +377,14 @@ def test_model_evaluator_with_wrong_arguments_raises(change, message):
         ModelEvaluator(net, ParameterSpace(net), arguments.pop("batches"), **arguments)
 
 
-class Drawing(nn.Linear):
+class AddsNoiseToOutputs(nn.Linear):
     def forward(self, x):
         return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
 
 
 def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
-    """A regression of two numbers, against the metric of each model's outputs."""
-    torch.manual_seed(0)
-    net = Drawing(36, 2)
+    """The models predict two numbers. One of them is also evaluated by hand."""
+    net = AddsNoiseToOutputs(36, 2)
     data = []
     for x, y in make_batches():
         brightness = x.sum((1, 2, 3))
@@ -368,30 +395,22 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
     noise = torch.randn(5, space.size)
     vectors = space.read(net) + 0.1 * noise
 
-    def values(backend) -> Tensor:
-        evaluator = ModelEvaluator(
-            net,
-            space,
-            data,
-            metric=MeanSquaredError(),
-            backend=backend,
-            chunk=2,
-            seed=4,
-        )
-        of_models = evaluator(vectors).value("metric")
+    make_evaluator = partial(
+        ModelEvaluator, net, space, data, metric=MeanSquaredError(), chunk=2, seed=4
+    )
+    evaluate_batched = make_evaluator(backend="vmap")
+    evaluate_serially = make_evaluator(backend="serial")
 
-        assert evaluator.backend == backend
+    errors = evaluate_batched(vectors).value("metric")
+    errors_one_by_one = evaluate_serially(vectors).value("metric")
 
-        return of_models
-
-    torch.testing.assert_close(values("vmap"), values("serial"), rtol=1e-6, atol=0)
+    assert evaluate_batched.backend == "vmap"
+    torch.testing.assert_close(errors, errors_one_by_one, rtol=1e-6, atol=0)
 
     with isolated_rngs(4, "utility"), torch.no_grad():
         space.write(net, vectors[3])
-        errors = torch.cat([(net(x) - y) ** 2 for x, y in data])
-
-    expected = errors.mean().item()
-    assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
+        squared_errors = torch.cat([(net(x) - y) ** 2 for x, y in data])
+    assert errors[3].item() == pytest.approx(squared_errors.mean().item(), rel=1e-5)
 
 
 def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
@@ -405,28 +424,27 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
         backend="vmap",
         chunk=7,
     )
-    original = evaluator._score
+    original_score = evaluator._score
     chunks = []
 
-    def score(num_models: int, *arguments) -> Scores:
-        scores = original(num_models, *arguments)
-        if num_models:
-            chunks.append(num_models)
+    def fail_with_more_than_three_models(num_models: int, *arguments) -> Scores:
+        chunks.append(num_models)
         if num_models > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return scores
+        return original_score(num_models, *arguments)
 
-    monkeypatch.setattr(evaluator, "_score", score)
+    monkeypatch.setattr(evaluator, "_score", fail_with_more_than_three_models)
     values = CoalitionUtility(round, evaluator)(MASKS)
 
-    assert chunks == [7, 3, 3, 3, 3, 3, 1]
+    assert sum(chunks) == 7 + len(MASKS)
+    assert chunks[:2] == [7, 3]
     assert evaluator.chunk == 3
 
     reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     assert torch.equal(values, CoalitionUtility(round, reference)(MASKS))
 
 
-class Branching(nn.Linear):
+class BranchesOnItsOutputs(nn.Linear):
     """Looks at its weights' values, which vmap cannot."""
 
     def forward(self, x):
@@ -434,17 +452,29 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
-def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time():
-    net = Branching(36, CLASSES)
+def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
+    net = BranchesOnItsOutputs(36, CLASSES)
     data = make_batches()
     round = make_round(net)
-    with warns("vmap cannot run Branching"):
+    with warns("vmap cannot run BranchesOnItsOutputs"):
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
 
     reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
     expected = reference(round.client_vectors).value("negative_loss")
 
     assert torch.equal(evaluator(round.client_vectors).value("negative_loss"), expected)
+
+
+def tensors_of(net: nn.Module) -> dict[str, Any]:
+    """The identity, the memory and the values of each tensor."""
+    named_tensors = net.state_dict(keep_vars=True).items()
+    return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
+
+
+def flags_of(net: nn.Module) -> list[bool]:
+    layer_flags = [layer.training for layer in net.modules()]
+    parameter_flags = [parameter.requires_grad for parameter in net.parameters()]
+    return layer_flags + parameter_flags
 
 
 @pytest.mark.fast_rows
@@ -456,16 +486,8 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     net.norm.num_batches_tracked.fill_(17)
 
-    def tensors() -> dict[str, Any]:
-        named_tensors = net.state_dict(keep_vars=True).items()
-        return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
-
-    def flags() -> list[Any]:
-        layers_flags = [layer.training for layer in net.modules()]
-        return [*layers_flags, *(p.requires_grad for p in net.parameters())]
-
-    tensors_at_first = tensors()
-    flags_at_first = flags()
+    tensors_before = tensors_of(net)
+    flags_before = flags_of(net)
     round = make_round(net)
     metric = MulticlassF1Score(CLASSES)
     rng = torch.get_rng_state()
@@ -481,42 +503,58 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
 
-    assert tensors() == tensors_at_first
-    assert flags() == flags_at_first
+    assert tensors_of(net) == tensors_before
+    assert flags_of(net) == flags_before
     assert net.conv.weight.grad.eq(1).all()
     assert metric.update_count == 0
     assert torch.equal(torch.get_rng_state(), rng)
     assert torch.is_grad_enabled()
 
 
-def test_metrics_of_a_round_share_every_evaluation():
+def begin_games() -> CoalitionGames:
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     games = CoalitionGames({None: evaluator})
-    num_coalitions = len(MASKS)
-
     games.begin(round)
+    return games
+
+
+def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
+    games = begin_games()
     accuracy = games.utility("accuracy")
-    loss = games.utility("negative_loss")
-    rows = [12, 12, 0]  # a coalition twice, and nobody
+    negative_loss = games.utility("negative_loss")
+    coalition = 12
+    empty = 0
+    rows = [coalition, coalition, empty]
+
     accuracies = accuracy(MASKS[rows])
     assert games.evaluations == 2
 
-    losses = loss(MASKS)
+    losses = negative_loss(MASKS)
     assert torch.equal(accuracy(MASKS)[rows], accuracies)
-    assert torch.equal(loss(MASKS[rows]), losses[rows])
-    assert accuracy.evaluations == loss.evaluations == games.evaluations == num_coalitions
+    assert torch.equal(negative_loss(MASKS[rows]), losses[rows])
+    assert games.evaluations == len(MASKS)
+    assert accuracy.evaluations == negative_loss.evaluations == len(MASKS)
 
-    # Another weighting gives other models, apart from the empty coalition's.
+
+def test_metrics_with_another_weighting_share_only_the_empty_coalition():
+    games = begin_games()
+
+    games.utility("accuracy")(MASKS)
     games.utility("accuracy", WEIGHTS)(MASKS)
     games.utility("negative_loss", WEIGHTS.double())(MASKS)
-    assert games.evaluations == 2 * num_coalitions - 1
 
-    games.begin(make_round(net))
-    games.utility()(MASKS[rows])
+    assert games.evaluations == 2 * len(MASKS) - 1
+
+
+def test_evaluations_of_all_rounds_are_counted():
+    games = begin_games()
+    games.utility()(MASKS[:3])
+    games.begin(make_round(make_network()))
+    games.utility()(MASKS[:2])
     games.end()
-    assert games.total_evaluations == 2 * num_coalitions - 1 + 2
 
+    assert games.total_evaluations == 3 + 2
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()

@@ -24,55 +24,56 @@ from flsv.games.module_copies import ModuleCopies, ScoringCopies, named_tensors
 from flsv.metrics import CumulativeShapley, GradientShapley, ShadowShapley
 from helpers import refused
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, state_vector
+from helpers.fits import fit
 from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
 
 
-class Kept(Plain):
-    def __init__(self, keep: Callable[[Any], Any] | None = None):
-        net = network(batch_norm=False)
-        super().__init__(net)
-        self.f = None if keep is None else keep(self)
-        self.may_train = True
+class CallsItsFunction(Plain):
+    """Its forward calls the function ``f``, if it has one, or else its network."""
+
+    def __init__(self):
+        super().__init__(network(batch_norm=False))
+        self.f = None
 
     def forward(self, x):
         if self.f is None:
             return self.net(x)
         return self.f(x)
 
-    def training_step(self, batch, batch_idx):
-        assert self.may_train
-        return super().training_step(batch, batch_idx)
-
     def validation_step(self, batch, batch_idx):
-        outputs = self(batch[0])
-        loss = outputs.square().mean()
-        self.log("val_loss", loss)
+        self.log("val_loss", self(batch[0]).square().mean())
 
 
-def reach_through_list(module) -> Callable[[Tensor], Tensor]:
-    """A function that reaches the module's network through a list."""
+def make_with_closure() -> CallsItsFunction:
+    module = CallsItsFunction()
+    module.f = lambda x: module.net(x)
+    return module
+
+
+def make_with_closure_of_a_list() -> CallsItsFunction:
+    module = CallsItsFunction()
     modules = [module]
-    return lambda x: modules[0].net(x)
+    module.f = lambda x: modules[0].net(x)
+    return module
 
 
-def make_compiled() -> Kept:
-    module = Kept()
+def make_with_compiled_network() -> CallsItsFunction:
+    module = CallsItsFunction()
     module.net = eager(module.net)
     return module
 
 
-def make_in_place() -> Kept:
-    module = Kept()
+def make_compiled_in_place() -> CallsItsFunction:
+    module = CallsItsFunction()
     module.compile(backend="eager")
     module.net.compile(backend="eager")
     return module
 
 
-def make_hooked() -> Kept:
-    module = Kept()
+def make_with_hook() -> CallsItsFunction:
+    module = CallsItsFunction()
     first_layer = module.net[0]
 
     def add_last_weights(layer, args, output: Tensor) -> Tensor:
@@ -83,21 +84,23 @@ def make_hooked() -> Kept:
     return module
 
 
-def make_normed() -> Kept:
-    module = Kept()
+def make_with_weight_norm() -> CallsItsFunction:
+    """It also keeps a tensor in the middle of an autograd graph."""
+    module = CallsItsFunction()
     weight_norm(module.net[0])
-    module.cache = module.net[0].weight * 2  # in the middle of a graph
+    module.cache = module.net[0].weight * 2
     return module
 
 
-RIGHT = {
-    "torch.compile(module)": lambda: eager(Kept()),
-    "module.compile()": make_in_place,
-    "torch.compile(net)": make_compiled,
-    "weight norm": make_normed,
-    "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
-    "lambda of a list": lambda: Kept(reach_through_list),
-    "hook": make_hooked,
+MODULES_WITH_FUNCTIONS = {
+    "torch.compile(module)": lambda: eager(CallsItsFunction()),
+    "unwrapped by Lightning": lambda: from_compiled(eager(CallsItsFunction())),
+    "module.compile()": make_compiled_in_place,
+    "torch.compile(net)": make_with_compiled_network,
+    "weight norm": make_with_weight_norm,
+    "closure": make_with_closure,
+    "closure of a list": make_with_closure_of_a_list,
+    "hook": make_with_hook,
 }
 
 
@@ -106,13 +109,9 @@ def parameter_names(module: nn.Module) -> list[str]:
 
 
 @pytest.mark.fast_rows("weight norm")
-@pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
+@pytest.mark.parametrize("kind", MODULES_WITH_FUNCTIONS)
 def test_copied_module_shares_no_weights_with_the_original(kind):
-    if kind in RIGHT:
-        module = RIGHT[kind]()
-    else:
-        module = from_compiled(eager(Kept()))
-
+    module = MODULES_WITH_FUNCTIONS[kind]()
     x = torch.randn(4, FEATURES)
     module(x)
     copied = ModuleCopies(module).load()
@@ -166,18 +165,18 @@ def double(x: Tensor) -> Tensor:
     return 2 * x
 
 
-SCRIPTED = {
-    "module": lambda: torch.jit.script(nn.Linear(2, 2)),
-    "trace": lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
-    "function": lambda: double,
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-@pytest.mark.parametrize("kind", SCRIPTED)
-def test_scripted_parts_are_copied(kind):
-    module = Kept()
-    module.f = SCRIPTED[kind]()
+@pytest.mark.parametrize(
+    "make_part",
+    [
+        pytest.param(lambda: torch.jit.script(nn.Linear(2, 2)), id="module"),
+        pytest.param(lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), id="trace"),
+        pytest.param(lambda: double, id="function"),
+    ],
+)
+def test_scripted_parts_are_copied(make_part):
+    module = CallsItsFunction()
+    module.f = make_part()
     x = torch.ones(1, 2)
 
     copied = ModuleCopies(module).load()
@@ -187,17 +186,15 @@ def test_scripted_parts_are_copied(kind):
     assert not any(copied.f is layer for layer in module.modules())
 
 
-class NeedsArgument:
-    """An object that is pickled, but not loaded."""
+class NewNeedsArgument:
+    """It can be pickled, but not loaded."""
 
     def __new__(cls, number: int):
-        needs_argument = super().__new__(cls)
-        needs_argument.number = number
-        return needs_argument
+        return super().__new__(cls)
 
 
-class Node:
-    """A node of a ring, which is hashed before it is loaded."""
+class HashedBeforeItIsLoaded:
+    """A set in itself hashes it by an attribute that it does not have yet when it is loaded."""
 
     def __init__(self, name: str):
         self.name = name
@@ -212,65 +209,52 @@ def open_file() -> io.TextIOWrapper:
     return io.TextIOWrapper(file)
 
 
-#: Parts that no copy has.
-REFUSED = {
+UNCOPYABLE_PARTS = {
     "an open file": open_file,
-    "a part in a list": lambda: [[open_file()]],
-    "an argument": lambda: NeedsArgument(3),
-    "a ring": lambda: Node("a"),
+    "a file in a list": lambda: [[open_file()]],
+    "an argument": lambda: NewNeedsArgument(3),
+    "a ring": lambda: HashedBeforeItIsLoaded("a"),
 }
 
 
-class MakesParts(Kept):
-    """It gets a part when its network is scored, or in a round of training."""
+class HasPart(CallsItsFunction):
+    """Has a part from the beginning, or from a round on."""
 
     part: Any = None
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        round_index: int,
-        uses_part: bool = False,
-    ):
+    def __init__(self, make_part: Callable[[], Any], round_index: int | None = None):
         super().__init__()
-        self.make = make
+        self.make_part = make_part
         self.round_index = round_index
-        self.uses_part = uses_part
-        if round_index < 0:
-            self.part = make()
+        if round_index is None:
+            self.part = make_part()
 
     def on_train_epoch_start(self):
         if self.current_epoch == self.round_index:
-            self.part = self.make()
+            self.part = self.make_part()
 
+
+class UsesPartWhenScored(HasPart):
     def forward(self, x):
-        has_part = self.part is not None
-        is_scored = not self.training
-        if self.uses_part and is_scored and has_part:
+        if not self.training and self.part is not None:
             self.use_part()
-        return self.net(x)
+        return super().forward(x)
 
     def use_part(self):
         repr(self.part)
 
 
-class CatchesErrors(MakesParts):
+class CatchesErrorsOfPart(UsesPartWhenScored):
     def use_part(self):
         with suppress(Exception):
-            repr(self.part)
+            super().use_part()
 
 
 def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
     mode = "min" if performance == "val_loss" else None
     metric = CumulativeShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric}, seed=1)
-    fit(
-        loop,
-        folder,
-        module=module,
-        data=toy_data(server_val=0.2),
-        rounds=2,
-    )
+    fit(loop, folder, module, data=toy_data(server_val=0.2), rounds=2)
     return loop.contributions["sv"]
 
 
@@ -278,22 +262,19 @@ def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
 def performance_and_values(request, tmp_path_factory):
     """A performance, and the values by it of a module without a further part."""
     folder = tmp_path_factory.mktemp("without")
-    values = fit_with_metric(Kept(), folder, request.param)
+    values = fit_with_metric(CallsItsFunction(), folder, request.param)
     assert values.isfinite().all()
     return request.param, values
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("round_index", [-1, 1], ids=["before training", "in round 2"])
-@pytest.mark.parametrize("kind", REFUSED)
-def test_part_that_no_score_uses_changes_no_value(
-    kind,
-    round_index,
-    performance_and_values,
-    tmp_path,
+@pytest.mark.parametrize("round_index", [None, 1], ids=["from the beginning", "from round 2"])
+@pytest.mark.parametrize("kind", UNCOPYABLE_PARTS)
+def test_uncopyable_part_that_no_score_uses_changes_no_value(
+    kind, round_index, performance_and_values, tmp_path
 ):
     performance, values = performance_and_values
-    module = MakesParts(REFUSED[kind], round_index)
+    module = HasPart(UNCOPYABLE_PARTS[kind], round_index)
 
     values_with_part = fit_with_metric(module, tmp_path, performance)
 
@@ -302,86 +283,84 @@ def test_part_that_no_score_uses_changes_no_value(
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-@pytest.mark.parametrize(
-    ("make_module", "kind"),
-    [*((MakesParts, kind) for kind in REFUSED), (CatchesErrors, "an open file")],
-)
-def test_part_that_scores_use_is_named_before_training(
-    make_module,
-    kind,
-    performance,
-    tmp_path,
-):
-    module = make_module(REFUSED[kind], round_index=-1, uses_part=True)
+@pytest.mark.parametrize("kind", UNCOPYABLE_PARTS)
+def test_uncopyable_part_that_scores_use_is_named_before_training(kind, performance, tmp_path):
+    module = UsesPartWhenScored(UNCOPYABLE_PARTS[kind])
 
     with refused(r"copies of \w+: the module\.part"):
         fit_with_metric(module, tmp_path, performance)
 
 
-METRICS = {
-    "outputs": lambda: CumulativeShapley(performance="negative_loss"),
-    "logged value": lambda: CumulativeShapley(performance="val_loss", mode="min"),
-    "gradient": lambda: GradientShapley(loss="val_loss"),
-    "trained coalitions": lambda: ShadowShapley(coalitions="singles", performance="negative_loss"),
-}
+def test_uncopyable_part_whose_error_the_module_catches_is_named_before_training(tmp_path):
+    module = CatchesErrorsOfPart(open_file)
+
+    with refused(r"copies of \w+: the module\.part"):
+        fit_with_metric(module, tmp_path, performance="negative_loss")
 
 
-def make_with_file() -> MakesParts:
-    return MakesParts(open_file, round_index=1, uses_part=True)
+def fit_module_that_opens_a_file(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
+    """In the second round it gets the file, with which no copy of it can be scored."""
+    loop = FederatedLoop(metrics=metrics, seed=1)
+    module = UsesPartWhenScored(open_file, round_index=1)
+    fit(loop, folder, module, data=toy_data(server_val=0.2), rounds=2)
+    return loop
+
+
+@pytest.fixture(scope="module")
+def model_without_metrics(tmp_path_factory) -> Tensor:
+    loop = fit_module_that_opens_a_file(tmp_path_factory.mktemp("without"), metrics={})
+    return loop.state.model()
 
 
 @pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:value")
-@pytest.mark.parametrize("kind", METRICS)
-def test_part_that_scores_use_and_training_makes_ends_no_run(kind, tmp_path):
-    metric = METRICS[kind]()
-    loop = FederatedLoop(metrics={"value": metric}, seed=1)
-    module = make_with_file()
-    folder = tmp_path / "with"
-    fit(loop, folder, module=module, data=toy_data(server_val=0.2))
+@pytest.mark.parametrize(
+    "metric",
+    [
+        pytest.param(CumulativeShapley(performance="negative_loss"), id="outputs"),
+        pytest.param(CumulativeShapley(performance="val_loss", mode="min"), id="logged value"),
+        pytest.param(GradientShapley(loss="val_loss"), id="gradient"),
+        pytest.param(
+            ShadowShapley(coalitions="singles", performance="negative_loss"), id="coalitions"
+        ),
+    ],
+)
+def test_uncopyable_part_that_appears_in_training_costs_the_values_and_not_the_run(
+    metric, model_without_metrics, tmp_path
+):
+    loop = fit_module_that_opens_a_file(tmp_path, {"value": metric})
 
-    loop_without = FederatedLoop(seed=1)
-    module_without = make_with_file()
-    fit(
-        loop_without,
-        tmp_path / "without",
-        module=module_without,
-        data=toy_data(server_val=0.2),
-    )
-    weights = state_vector(module)
-    weights_without = state_vector(module_without)
-    assert torch.equal(weights, weights_without)
+    assert torch.equal(loop.state.model(), model_without_metrics)
     assert loop.contributions["value"].isnan().all()
-
-    record_text = (folder / "run.json").read_text()
-    record = json.loads(record_text)
+    record = json.loads((tmp_path / "run.json").read_text())
     assert "the module.part" in record["missing"]["value"]
 
 
-def test_copies_for_vectors_have_one_memory_of_weights():
+def addresses_of(module: nn.Module) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in named_tensors(module).items()}
+
+
+def test_copies_for_vectors_share_memory_only_of_what_a_vector_holds():
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer("offset", torch.ones(2), persistent=False)
     space = ParameterSpace(module)
     copies = ScoringCopies(module, space).take()
 
     first_copy = copies.load()
-    vector = space.read(module)
-    space.write(first_copy, vector)
+    space.write(first_copy, space.read(module))
     next_copy = copies.load()
 
-    vector_of_copy = space.read(next_copy)
-    assert torch.equal(vector_of_copy, space.read(module))
-    module_tensors = named_tensors(module)
-    first_tensors = named_tensors(first_copy)
-    for name, tensor in named_tensors(next_copy).items():
-        address = tensor.data_ptr()
-        is_of_vectors = name in space.names
-        is_of_first_copy = address == first_tensors[name].data_ptr()
-        assert is_of_first_copy == is_of_vectors
-        assert address != module_tensors[name].data_ptr()
+    assert torch.equal(space.read(next_copy), space.read(module))
+
+    addresses = addresses_of(next_copy)
+    shared_names = [
+        name for name, address in addresses_of(first_copy).items() if address == addresses[name]
+    ]
+    assert set(shared_names) == set(space.names)
+    assert set(addresses.values()).isdisjoint(addresses_of(module).values())
 
 
-def test_module_is_copied_once_a_round():
+def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds():
     module = nn.Sequential(nn.Linear(2, 2))
     space = ParameterSpace(module)
     copies = ScoringCopies(module, space)
@@ -396,8 +375,8 @@ def test_module_is_copied_once_a_round():
     assert copies.take() is not copies.take()
 
 
-class BorrowedNetwork(Dataset):
-    """A data set, which copies share, that holds the module's network."""
+class SharedDatasetWithNetwork(Dataset):
+    """Copies of a module share its data sets, and here with it the module's network."""
 
     def __init__(self, net: nn.Module):
         self.net = net
@@ -407,11 +386,11 @@ class BorrowedNetwork(Dataset):
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path, performance):
-    module = Kept()
-    borrowed = BorrowedNetwork(module.net)
-    module.borrowed = borrowed
-    module.f = lambda x: borrowed.net(x)
+def test_module_whose_copy_uses_the_runs_weights_is_refused(tmp_path, performance):
+    module = CallsItsFunction()
+    dataset = SharedDatasetWithNetwork(module.net)
+    module.dataset = dataset
+    module.f = lambda x: dataset.net(x)
 
     with refused("scored twice, has two scores"):
         fit_with_metric(module, tmp_path, performance)

@@ -2,7 +2,6 @@
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -21,8 +20,8 @@ def size_of_weights(module) -> Tensor:
     return last_layer.weight.detach().abs().mean()
 
 
-class LogsSize(L.Callback):
-    """Logs a function of the weights, and counts its validations."""
+class LogsSizeAndCountsValidations(L.Callback):
+    """Its calls while the Trainer checks a first batch do not count."""
 
     def __init__(self):
         self.num_validations = 0
@@ -33,7 +32,7 @@ class LogsSize(L.Callback):
         self.log("size", size_of_weights(pl_module))
 
 
-class Evaluator(nn.Module, L.Callback):
+class LogsMeanOutputAndCountsValidations(nn.Module, L.Callback):
     """A part of the module that collects outputs in a metric, as an evaluator of a library does."""
 
     def __init__(self):
@@ -51,20 +50,24 @@ class Evaluator(nn.Module, L.Callback):
         self.mean.reset()
 
 
-class MakesCallbacks(Plainest):
+class ReturnsThreeCallbacks(Plainest):
     def configure_callbacks(self):
-        return [LogsSize(), ModelCheckpoint(), EarlyStopping("size", patience=99)]
+        return [
+            LogsSizeAndCountsValidations(),
+            ModelCheckpoint(),
+            EarlyStopping("size", patience=99),
+        ]
 
 
-class MakesOne(Plainest):
+class ReturnsOneCallback(Plainest):
     def configure_callbacks(self):
-        return LogsSize()
+        return LogsSizeAndCountsValidations()
 
 
-class HasEvaluator(Plainest):
+class ReturnsItsLayer(Plainest):
     def __init__(self):
         super().__init__()
-        self.evaluator = Evaluator()
+        self.evaluator = LogsMeanOutputAndCountsValidations()
 
     def configure_callbacks(self):
         return [self.evaluator]
@@ -79,9 +82,8 @@ def make_loop():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [MakesCallbacks, MakesOne, HasEvaluator])
-def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind, tmp_path):
-    torch.manual_seed(0)
+@pytest.mark.parametrize("kind", [ReturnsThreeCallbacks, ReturnsOneCallback, ReturnsItsLayer])
+def test_values_by_a_logged_value_of_own_callbacks_sum_to_its_gain(kind, tmp_path):
     module = kind()
     size_before = size_of_weights(module)
     loop = make_loop()
@@ -89,30 +91,22 @@ def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind, tmp_path):
 
     trainer.fit(module, make_three_clients())
 
-    size_after = size_of_weights(module)
-    gain = float(size_after - size_before)
+    gain = float(size_of_weights(module) - size_before)
     values = loop.contributions["shadow"]
     assert float(values.sum()) == pytest.approx(gain, abs=1e-6)
     assert len(set(values.tolist())) == 3
+    assert trainer.callback_metrics["size"] == pytest.approx(float(size_of_weights(module)))
 
-    logged_size = trainer.callback_metrics["size"]
-    assert logged_size == pytest.approx(float(size_after))
-
-    counting_callbacks = []
-    for callback in trainer.callbacks:
-        if hasattr(callback, "num_validations"):
-            counting_callbacks.append(callback)
-    (counting_callback,) = counting_callbacks
-    assert counting_callback.num_validations == 2  # scoring has used copies
-
-    checkpoints = list(tmp_path.rglob("*.ckpt"))
-    assert len(checkpoints) == 1  # and no copy has saved one
+    # Coalitions are scored with copies of the callbacks, which save no checkpoints.
+    counts = [getattr(callback, "num_validations", None) for callback in trainer.callbacks]
+    assert 2 in counts
+    assert len(list(tmp_path.rglob("*.ckpt"))) == 1
 
 
 @pytest.mark.slow
-def test_what_the_trainers_callbacks_log_does_not_count(tmp_path):
+def test_performance_that_a_callback_of_the_trainer_logs_is_refused(tmp_path):
     loop = make_loop()
-    trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSize()])
+    trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSizeAndCountsValidations()])
 
     with refused("chosen only if configure_callbacks returns"):
         trainer.fit(Plainest(), make_three_clients())

@@ -18,71 +18,65 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 
-class Logs(Plain):
-    """It logs its loss when it validates."""
+class LogsLoss(Plain):
+    """Logs its loss when it validates."""
 
     def __init__(self):
         super().__init__(network(batch_norm=False))
 
     def value(self, batch) -> Tensor:
         x, y = batch
-        logits = self(x)
-        return nn.functional.cross_entropy(logits, y)
+        return nn.functional.cross_entropy(self(x), y)
 
     def validation_step(self, batch, batch_idx):
-        loss = self.value(batch)
-        self.log("val_loss", loss)
+        self.log("val_loss", self.value(batch))
 
 
-class Carry(nn.Module):
-    """It adds up its inputs until all layers in the list of its class are reset."""
+class AddsUpInputs(nn.Module):
+    """Adds the mean of all inputs since the last reset. A list of the class has each layer, and no copy of it."""
 
-    layers: ClassVar[list[tuple["Carry"]]] = []
+    layers: ClassVar[list[tuple["AddsUpInputs"]]] = []
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("total", torch.zeros(1), persistent=False)
+        self.reset()
         self.layers.append((self,))
 
+    def reset(self):
+        self.register_buffer("total", torch.zeros(1), persistent=False)
+
     def forward(self, x):
-        mean = x.detach().mean(0, keepdim=True)
-        self.total = self.total + mean
+        self.total = self.total + x.detach().mean(0, keepdim=True)
         return x + self.total
 
 
-class Registry(Logs):
-    """Its forward resets the layers in tuples of their class, in which no copy is."""
+class ResetsListedLayers(LogsLoss):
+    """Its forward resets the layers in the list of their class, so the layer of a copy is never reset."""
 
     def __init__(self):
         super().__init__()
+        self.adding_layer = AddsUpInputs()
         self.net = nn.Sequential(
-            nn.Linear(FEATURES, 8),
-            Carry(),
-            nn.Tanh(),
-            nn.Linear(8, CLASSES),
+            nn.Linear(FEATURES, 8), self.adding_layer, nn.Tanh(), nn.Linear(8, CLASSES)
         )
 
     def forward(self, x):
-        for (layer,) in Carry.layers:
-            layer.total = torch.zeros(1)
-
+        for (layer,) in AddsUpInputs.layers:
+            layer.reset()
         return self.net(x) + self.net(x)
 
 
-class LateRegistry(Registry):
-    """Only in its third round the layers are those of the list."""
+class ResetsListedLayersFromRound3(ResetsListedLayers):
+    """Before, it resets its own layer, and a copy does the same with its own."""
 
     def forward(self, x):
         if self.current_epoch >= 2:
             return super().forward(x)
-        for layer in self.modules():
-            if isinstance(layer, Carry):
-                layer.total = torch.zeros(1)
-
+        self.adding_layer.reset()
         return self.net(x) + self.net(x)
 
 
-class DependsOnMore(Logs):
+class LogsNoiseAndCounts(LogsLoss):
     """Its values depend on random numbers, the epoch, and the numbers of rounds and validations so far."""
 
     num_rounds = 1
@@ -99,22 +93,19 @@ class DependsOnMore(Logs):
         return factor * super().value(batch) + torch.rand(())
 
 
-class RandomInputs(TensorDataset):
+class AddsNoiseToInputs(TensorDataset):
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
-        noise = torch.randn_like(x)
-        return x + noise, y
+        return x + torch.randn_like(x), y
 
 
-class OwnLoader(Logs):
-    """Its own validation has other batches in every round."""
+class ValidatesOnNoisyInputs(LogsLoss):
+    """Its validation has other batches in every round."""
 
     def on_fit_start(self):
         data = self.trainer.datamodule
-        batches = data.val_dataloader()
-        x, y = map(torch.cat, zip(*batches))
-        samples = RandomInputs(x, y)
-        loader = DataLoader(samples, batch_size=8)
+        x, y = map(torch.cat, zip(*data.val_dataloader()))
+        loader = DataLoader(AddsNoiseToInputs(x, y), batch_size=8)
         data.val_dataloader = lambda: loader
 
 
@@ -126,7 +117,7 @@ def fit_module(
     rounds: int = 4,
     **options,
 ) -> tuple[FederatedLoop, list[str]]:
-    """Return the loop, and what is said of copies."""
+    """Return the loop, and the warnings about copies."""
     mode = "min" if performance == "val_loss" else None
     metrics = {"value": metric(performance=performance, mode=mode)}
     loop = FederatedLoop(metrics=metrics, seed=1)
@@ -143,29 +134,21 @@ def fit_module(
 @pytest.mark.parametrize(
     ("make", "performance", "round_number"),
     [
-        (Registry, "val_loss", 1),
-        (Registry, "negative_loss", 1),
-        (LateRegistry, "val_loss", 3),
-        (LateRegistry, "negative_loss", 4),
+        (ResetsListedLayers, "val_loss", 1),
+        (ResetsListedLayers, "negative_loss", 1),
+        (ResetsListedLayersFromRound3, "val_loss", 3),
+        (ResetsListedLayersFromRound3, "negative_loss", 4),
     ],
 )
-def test_copies_that_lack_something_are_told_once(make, performance, round_number, tmp_path):
+def test_copy_that_logs_another_value_than_the_run_is_reported_once(
+    make, performance, round_number, tmp_path
+):
     loop, messages = fit_module(make(), tmp_path, performance)
 
     (message,) = messages
     assert f"round {round_number}, a copy logs val_loss" in message
-    events = [event for event in loop._fit.reports._events() if event.what == UNLIKE_RUN]
-    (event,) = events
+    (event,) = [event for event in loop._fit.reports._events() if event.what == UNLIKE_RUN]
     assert "a copy logs val_loss" in event.text
-
-
-KINDS = {
-    "random numbers, the epoch and counts": (DependsOnMore, {}),
-    "random batches": (OwnLoader, {}),
-    "a part of the batches": (Logs, {"limit_val_batches": 1}),
-    "every other round": (Logs, {"check_val_every_n_epoch": 2}),
-    "a weight average": (Logs, {"callbacks": [EMAWeightAveraging(decay=0.5)]}),
-}
 
 
 @pytest.mark.slow
@@ -173,10 +156,19 @@ KINDS = {
     ("metric", "performance"),
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
 )
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_that_score_as_the_run_have_no_warning(kind, metric, performance, tmp_path):
-    make, options = KINDS[kind]
-
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        pytest.param(LogsNoiseAndCounts, {}, id="random numbers, the epoch and counts"),
+        pytest.param(ValidatesOnNoisyInputs, {}, id="random batches"),
+        pytest.param(LogsLoss, {"limit_val_batches": 1}, id="a part of the batches"),
+        pytest.param(LogsLoss, {"check_val_every_n_epoch": 2}, id="every other round"),
+        pytest.param(LogsLoss, {"callbacks": [EMAWeightAveraging(decay=0.5)]}, id="average"),
+    ],
+)
+def test_copies_that_log_the_values_of_the_run_have_no_warning(
+    make, options, metric, performance, tmp_path
+):
     _, messages = fit_module(make(), tmp_path, performance, metric=metric, rounds=2, **options)
 
     assert messages == []

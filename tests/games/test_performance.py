@@ -33,47 +33,52 @@ from zoo.tasks import (
     Task,
 )
 
-METRICS = [
-    (SeveralLoaders, torchmetrics.MeanSquaredError(), -1),
-    (Segmentation, torchmetrics.JaccardIndex(task="multiclass", num_classes=2), 1),
-    (Multilabel, torchmetrics.AUROC(task="multilabel", num_labels=3), 1),
-]
+MEAN_SQUARED_ERROR = torchmetrics.MeanSquaredError()
+JACCARD_INDEX = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
+MULTILABEL_AUROC = torchmetrics.AUROC(task="multilabel", num_labels=3)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("kind", "metric", "sign"),
-    METRICS,
-    ids=[kind.__name__ for kind, _, _ in METRICS],
+    ("kind", "metric", "utility"),
+    [
+        pytest.param(
+            SeveralLoaders,
+            MEAN_SQUARED_ERROR,
+            lambda outputs, y: -(outputs[:, 0] - y).square().mean(),
+            id="error",
+        ),
+        pytest.param(Segmentation, JACCARD_INDEX, copy.deepcopy(JACCARD_INDEX), id="masks"),
+        pytest.param(
+            Multilabel,
+            MULTILABEL_AUROC,
+            lambda outputs, y: copy.deepcopy(MULTILABEL_AUROC)(outputs.sigmoid(), y),
+            id="labels",
+        ),
+    ],
 )
-def test_torchmetrics_performance_equals_the_metric_alone(tmp_path, kind, metric, sign):
-    torch.manual_seed(1)
+def test_torchmetrics_performance_equals_the_metric_of_all_outputs(kind, metric, utility, tmp_path):
     module = kind()
     values, vectors = play_all_coalitions(
         tmp_path, module, partition_in_three(kind.data()), performance=metric
     )
+
+    loaders = kind.data().val_dataloader()
+    batches = itertools.chain(*loaders) if isinstance(loaders, list) else loaders
+    x, y = map(torch.cat, zip(*batches))
+    net = copy.deepcopy(module).eval()
     expected = []
     for vector in vectors:
-        net = copy.deepcopy(module).eval()
         ParameterSpace(net).write(net, vector)
-        loaders = kind.data().val_dataloader()
-        batches = list(itertools.chain(*loaders) if isinstance(loaders, list) else loaders)
         with torch.no_grad():
-            preds = torch.cat([net(x) for x, _ in batches])
-        y = torch.cat([y for _, y in batches])
-        if kind is Multilabel:
-            preds = preds.sigmoid()
-        if preds.shape[1:] == (1,):
-            preds = preds.squeeze(-1)
-        value = copy.deepcopy(metric)(preds, y)
-        expected.append(sign * float(value))
+            expected.append(float(utility(net(x), y)))
 
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
     assert not metric.update_called
 
 
-class GlueWithForward(Glue):
+class GlueWhoseForwardFails(Glue):
     def forward(self, batch):
         raise AssertionError("batches that are no pairs are not given to forward")
 
@@ -81,7 +86,7 @@ class GlueWithForward(Glue):
 ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
-class NoValidation(Task):
+class ModuleWithoutValidationStep(Task):
     validation_step = L.LightningModule.validation_step
 
 
@@ -94,12 +99,12 @@ class NoValidation(Task):
             r"Regression logs no 'acc' .* It logs \['v",
         ),
         (
-            NoValidation,
+            ModuleWithoutValidationStep,
             {"performance": "val_loss", "mode": "min"},
             "validation_step, which is not defined",
         ),
         (
-            GlueWithForward,
+            GlueWhoseForwardFails,
             {"performance": torchmetrics.F1Score(task="binary")},
             "but a batch is dict",
         ),
@@ -125,7 +130,7 @@ def test_performance_that_does_not_fit_the_module_is_refused_before_training(
         fit(loop, tmp_path, make_untrainable(kind), data)
 
 
-class BeginsWithZeros(Regression):
+class LogsCorrelationOfZeros(Regression):
     """Its outputs are equal before training, and it logs their correlation with the labels."""
 
     def __init__(self):
@@ -139,7 +144,7 @@ class BeginsWithZeros(Regression):
         self.log("val_correlation", torch.corrcoef(columns)[0, 1])
 
 
-class RulesClassesOut(OneLogit):
+class ReturnsInfiniteLogits(OneLogit):
     """A class that cannot be has the logit -inf, as masked actions have."""
 
     def forward(self, x):
@@ -147,7 +152,7 @@ class RulesClassesOut(OneLogit):
         return torch.cat([-logits, logits, torch.full_like(logits, -torch.inf)], 1)
 
 
-class GivesProbabilities(OneLogit):
+class ReturnsProbabilities(OneLogit):
     def forward(self, x):
         share = self.net(x).sigmoid()
         return torch.cat([1 - share, share], 1)
@@ -156,28 +161,28 @@ class GivesProbabilities(OneLogit):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [LeaveOneOut, ShadowShapley, GradientShapley])
 def test_loss_of_probabilities_is_refused_before_training(tmp_path, metric):
-    """As of logits, its largest values would differ by little."""
+    """A cross-entropy that takes probabilities for logits hardly tells good models from bad ones."""
     options = {} if metric is GradientShapley else {"performance": "negative_loss"}
     loss_metric = metric(**options)
     loop = FederatedLoop(metrics={"mine": loss_metric}, seed=3)
     data = partition_in_three(OneLogit.data())
 
     with refused("'mine'.*forward gives probabilities"):
-        fit(loop, tmp_path, make_untrainable(GivesProbabilities), data)
+        fit(loop, tmp_path, make_untrainable(ReturnsProbabilities), data)
 
 
-LOGGED = {"performance": "val_correlation", "mode": "max"}
-OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
+BY_LOGGED_CORRELATION = {"performance": "val_correlation", "mode": "max"}
+BY_CORRELATION_OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "metric", "measure", "message"),
     [
-        (BeginsWithZeros, LeaveOneOut, LOGGED, "log a finite number"),
-        (BeginsWithZeros, ShadowShapley, OF_OUTPUTS, "between 0 and 0"),
+        (LogsCorrelationOfZeros, LeaveOneOut, BY_LOGGED_CORRELATION, "log a finite number"),
+        (LogsCorrelationOfZeros, ShadowShapley, BY_CORRELATION_OF_OUTPUTS, "between 0 and 0"),
         (
-            RulesClassesOut,
+            ReturnsInfiniteLogits,
             ShadowShapley,
             {"performance": torchmetrics.Accuracy("multiclass", num_classes=3)},
             "11 of 33 outputs are not finite",
@@ -185,10 +190,10 @@ OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
     ],
 )
 @pytest.mark.filterwarnings("ignore:The variance of predictions")
-def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
+def test_performance_undefined_for_the_untrained_model_is_refused_before_training(
     tmp_path, kind, metric, measure, message
 ):
-    """Otherwise all training ends in values that are NaN, even where nothing is written or printed."""
+    """This is refused even if the run writes and prints nothing. Its values would be NaN."""
     loop = FederatedLoop(
         metrics={"mine": metric(**measure)},
         seed=3,
@@ -200,23 +205,25 @@ def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
         fit(loop, tmp_path, make_untrainable(kind), data)
 
 
-KINDS = {
+NETWORKS = {
     "two logits": lambda: nn.Linear(3, 2),
     "one logit": lambda: nn.Linear(3, 1),
     "three logits": lambda: nn.Linear(3, 3),
     "probabilities": lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
 }
-SCORES = {
+TORCHMETRICS_OF_SCORES = {
     "auroc": torchmetrics.AUROC(task="binary"),
     "average_precision": torchmetrics.AveragePrecision(task="binary"),
     "f1": torchmetrics.F1Score(task="binary"),
 }
 
 
-def make_batches(classes: int) -> list[tuple[Tensor, Tensor]]:
-    """Labels that no line tells apart."""
+def make_batches(num_classes: int) -> list[tuple[Tensor, Tensor]]:
+    """Two of three labels follow from the first feature, the third one does not."""
     x = torch.randn(60, 3, generator=make_generator())
-    y = torch.where(torch.arange(60) % 3 > 0, x[:, 0] > 0, torch.arange(60) // 3 % classes)
+    sample = torch.arange(60)
+    follows_feature = sample % 3 > 0
+    y = torch.where(follows_feature, x[:, 0] > 0, sample // 3 % num_classes)
     return list(zip(x.split(16), y.split(16)))
 
 
@@ -225,63 +232,101 @@ def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -
     return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
-def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
-    function = {
-        "auroc": sklearn.metrics.roc_auc_score,
-        "average_precision": sklearn.metrics.average_precision_score,
-    }
-    if name == "f1":
-        average = "binary" if probabilities.shape[1] == 2 else "macro"
-        return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
-
-    if probabilities.shape[1] == 2:
-        return float(function[name](y, probabilities[:, 1]))
-    by_class = []
-    for label in np.unique(y):
-        by_class.append(function[name](y == label, probabilities[:, label]))
-    return float(np.mean(by_class))
+def auroc_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+    return sklearn.metrics.roc_auc_score(np.eye(3)[y], probabilities)
 
 
-@pytest.mark.fast_rows("average_precision-three logits")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SCORES)
-def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name):
-    net = KINDS[kind]()
-    data = make_batches(3 if kind == "three logits" else 2)
-    space = ParameterSpace(net)
-    vectors = torch.randn(5, space.size, generator=make_generator(1))
-    x, y = (torch.cat(parts) for parts in zip(*data))
+def average_precision_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+    return sklearn.metrics.average_precision_score(np.eye(3)[y], probabilities)
+
+
+def f1_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+    return sklearn.metrics.f1_score(y, probabilities.argmax(1), average="macro")
+
+
+def f1_of_two_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+    return sklearn.metrics.f1_score(y, probabilities > 0.5)
+
+
+#: By scikit-learn: of the probabilities of class 1 ``[V]``, or of three classes ``[V, 3]``.
+SCORES_OF_TWO_CLASSES = {
+    "auroc": sklearn.metrics.roc_auc_score,
+    "average_precision": sklearn.metrics.average_precision_score,
+    "f1": f1_of_two_classes,
+}
+SCORES_OF_THREE_CLASSES = {
+    "auroc": auroc_of_classes,
+    "average_precision": average_precision_of_classes,
+    "f1": f1_of_classes,
+}
+#: Class probabilities by outputs of a network ``[V, M]``.
+PROBABILITIES = {
+    "two logits": lambda logits: logits.softmax(1),
+    "one logit": lambda logits: torch.cat([(-logits).sigmoid(), logits.sigmoid()], 1),
+    "three logits": lambda logits: logits.softmax(1),
+    "probabilities": lambda probabilities: probabilities,
+}
+
+
+def make_models(net: nn.Module) -> Tensor:
+    size = ParameterSpace(net).size
+    return torch.randn(5, size, generator=make_generator(1))
+
+
+def probabilities_by_hand(kind: str, models: Tensor, x: Tensor) -> Tensor:
+    """Class probabilities of all models ``[K, V, M]``."""
+    net = NETWORKS[kind]()
     probabilities = []
-    expected = []
-    for vector in vectors:
-        model = copy.deepcopy(net)
-        space.write(model, vector)
+    for model in models:
+        ParameterSpace(net).write(net, model)
         with torch.no_grad():
-            outputs = model(x).double()
-        if kind == "one logit":
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
-        if kind != "probabilities":
-            outputs = outputs.softmax(1)
-        probabilities.append(outputs)
-        expected.append(by_scikit_learn(name, outputs.numpy(), y.numpy()))
+            probabilities.append(PROBABILITIES[kind](net(x).double()))
+    return torch.stack(probabilities)
+
+
+def assert_scores(evaluator: ModelEvaluator, models: Tensor, probabilities: Tensor, expected):
+    """The scores of models are these, and so are the scores of outputs, which are kept as logits."""
+    scores = evaluator(models, keep=True)
+    scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
+
+    torch.testing.assert_close(scores.outputs.double().softmax(-1), probabilities)
+    assert scores.value("metric").tolist() == pytest.approx(expected, abs=1e-6)
+    assert scores_of_outputs.value("metric").tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["two logits", "one logit", "probabilities"])
+@pytest.mark.parametrize("name", SCORES_OF_TWO_CLASSES)
+def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name, kind):
+    net = NETWORKS[kind]()
+    models = make_models(net)
+    data = make_batches(2)
+    x, y = map(torch.cat, zip(*data))
+    probabilities = probabilities_by_hand(kind, models, x)
+    score = SCORES_OF_TWO_CLASSES[name]
+    expected = [score(y.numpy(), of_model[:, 1].numpy()) for of_model in probabilities]
+
+    by_name = make_evaluator(net, name, data)
+    by_torchmetrics = make_evaluator(net, TORCHMETRICS_OF_SCORES[name], data)
 
     assert len(set(expected)) > 1
+    assert_scores(by_name, models, probabilities, expected)
+    assert_scores(by_torchmetrics, models, probabilities, expected)
 
-    measures = [name]
-    if kind != "three logits":
-        measures.append(SCORES[name])
 
-    for measure in measures:
-        evaluator = make_evaluator(net, measure, data)
-        scores = evaluator(vectors, keep=True)
-        assert scores.outputs is not None
-        scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
+@pytest.mark.parametrize("name", SCORES_OF_THREE_CLASSES)
+def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(name):
+    net = NETWORKS["three logits"]()
+    models = make_models(net)
+    data = make_batches(3)
+    x, y = map(torch.cat, zip(*data))
+    probabilities = probabilities_by_hand("three logits", models, x)
+    score = SCORES_OF_THREE_CLASSES[name]
+    expected = [score(y.numpy(), of_model.numpy()) for of_model in probabilities]
 
-        # What is kept are logits, whatever forward returns.
-        kept_probabilities = scores.outputs.double().softmax(-1)
-        torch.testing.assert_close(kept_probabilities, torch.stack(probabilities))
-        for values in (scores.value("metric"), scores_of_outputs.value("metric")):
-            assert values.tolist() == pytest.approx(expected, abs=1e-6)
+    evaluator = make_evaluator(net, name, data)
+
+    assert len(set(expected)) > 1
+    assert_scores(evaluator, models, probabilities, expected)
 
 
 @pytest.mark.fast_rows("two logits-auroc-labels2-all of class 1")
@@ -293,7 +338,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
         ("two logits", "auroc", torch.ones(8).long(), "all of class 1"),
         (
             "three logits",
-            SCORES["auroc"],
+            TORCHMETRICS_OF_SCORES["auroc"],
             torch.arange(8) % 2,
             r"BinaryAUROC raised an error .*\w\. Pass a metric",
         ),
@@ -303,11 +348,11 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
     kind, measure, labels, message
 ):
     with refused(message):
-        make_evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
+        make_evaluator(NETWORKS[kind](), measure, [(torch.rand(8, 3), labels)])
 
 
 @pytest.mark.parametrize("are_logits", [True, False])
-def test_outputs_in_0_to_1_are_what_the_metric_says(are_logits):
+def test_outputs_between_0_and_1_are_logits_or_probabilities_as_the_performance_says(are_logits):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities."""
     linear = nn.Linear(3, 1)
     nn.init.constant_(linear.bias, 0.3)
@@ -320,36 +365,32 @@ def test_outputs_in_0_to_1_are_what_the_metric_says(are_logits):
         make_evaluator(net, accuracy, data)
     evaluator = make_evaluator(net, FromOutputs(accuracy, logits=are_logits), data)
 
-    x, y = (torch.cat(parts) for parts in zip(*data))
+    x, y = map(torch.cat, zip(*data))
     assert ((linear(x) > 0) & (linear(x) < 1)).all()
-    vector = ParameterSpace(net).read(net)
-    value = float(evaluator(vector[None]).value("metric"))
-    assert value == pytest.approx(float(y.float().mean()))  # all logits are positive
+    # All logits are positive, so the model predicts class 1 for each sample.
+    share_of_class_1 = float(y.float().mean())
+    assert value_of(evaluator, net) == pytest.approx(share_of_class_1)
 
 
-def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped():
+def value_of(evaluator: ModelEvaluator, net: nn.Module) -> float:
+    model = ParameterSpace(net).read(net)
+    return float(evaluator(model[None]).value("metric"))
+
+
+def test_last_dimension_of_1_that_only_the_labels_have_is_dropped():
     net = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
-    x, y = torch.rand(2, 8, 3).unbind()
-    vectors = ParameterSpace(net).read(net)[None]
-    evaluate = make_evaluator(
-        net,
-        torchmetrics.MeanSquaredError(),
-        [(x, y[:, :1])],
-    )
+    x = torch.rand(8, 3)
+    targets = torch.rand(8)
+    evaluator = make_evaluator(net, MEAN_SQUARED_ERROR, [(x, targets[:, None])])
 
-    value = float(evaluate(vectors).value("metric"))
-
-    error = (net(x) - y[:, 0]).square().mean()
-    assert value == pytest.approx(float(error))
+    error = (net(x) - targets).square().mean()
+    assert value_of(evaluator, net) == pytest.approx(float(error))
 
 
-@pytest.mark.parametrize("num_classes", [3, 4, 7])
+@pytest.mark.parametrize("num_classes", [3, 7])
 def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
-    """As scikit-learn's, with the labels that occur."""
-    draw = torch.Generator()
-    draw.manual_seed(num_classes)
-    labels = torch.randint(0, 2, (50,), generator=draw)
-    probabilities = torch.rand(50, num_classes, generator=draw)
+    labels = torch.randint(0, 2, (50,))
+    probabilities = torch.rand(50, num_classes)
 
     score = ClassScore("f1")
     score.update(probabilities, labels)
@@ -364,28 +405,21 @@ def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
     assert float(score.compute()) == pytest.approx(expected)
 
 
-class GivesClasses(nn.Linear):
+class ReturnsClassNumbers(nn.Linear):
     def forward(self, x):
         logits = super().forward(x)
         return logits.argmax(1)
 
 
-def test_class_numbers_are_scored_and_not_predicted():
-    """Half of class 0 and half of class 2 would be class 1."""
-    module = GivesClasses(2, 3)
-    space = ParameterSpace(module)
+def test_class_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
+    """A prediction halfway between class 0 and class 2 would be class 1."""
+    module = ReturnsClassNumbers(2, 3)
+    accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
     labels = torch.tensor([0, 1])
-    evaluator = ModelEvaluator(
-        module,
-        space,
-        [(torch.eye(2), labels)],
-        metric=torchmetrics.Accuracy("multiclass", num_classes=3),
-    )
-    model = space.read(module)
-    scores = evaluator(model[None])
+    evaluator = make_evaluator(module, accuracy, [(torch.eye(2), labels)])
 
     assert evaluator.form is None
-    assert len(scores.value("metric")) == 1
+    assert 0 <= value_of(evaluator, module) <= 1
 
 
 class Exp(nn.Module):
@@ -399,78 +433,69 @@ class Cosine(nn.Linear):
         return cosines[:, None]
 
 
-#: Last layers.
-WITH_A_BOUND = {
-    "a rate": Exp,
-    "a positive number": nn.Softplus,
-    "a share": nn.Sigmoid,
-    "a number in -1 .. 1": nn.Tanh,
-}
-WITHOUT_A_BOUND = {"a line": nn.Identity, "a leaky number": nn.LeakyReLU}
+#: Last layers whose outputs are above 0.
+POSITIVE_LAYERS = [Exp, nn.Softplus, nn.Sigmoid]
 
 
-def make_network(layer) -> nn.Module:
+def make_network_ending_with(layer) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", [*WITH_A_BOUND, *WITHOUT_A_BOUND, "a cosine"])
-def test_outputs_with_a_bound_are_known_before_training(kind):
-    net = Cosine(3, 1)
-    if kind != "a cosine":
-        last_layers = WITH_A_BOUND | WITHOUT_A_BOUND
-        net = make_network(last_layers[kind])
-
+def evaluator_of_sums(net: nn.Module) -> ModelEvaluator:
     x = torch.rand(8, 3)
-
-    measure = torchmetrics.MeanSquaredError()
-    scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
-
-    assert scores_models.form is not None
-    assert scores_models.form.is_bounded == (kind not in WITHOUT_A_BOUND)
+    return make_evaluator(net, MEAN_SQUARED_ERROR, [(x, x.sum(1))])
 
 
-class Rounded(nn.Module):
+@pytest.mark.parametrize("layer", [*POSITIVE_LAYERS, nn.Tanh])
+def test_bounded_outputs_are_recognized_before_training(layer):
+    net = make_network_ending_with(layer)
+
+    assert evaluator_of_sums(net).form.is_bounded
+
+
+def test_cosines_are_recognized_as_bounded_outputs():
+    assert evaluator_of_sums(Cosine(3, 1)).form.is_bounded
+
+
+@pytest.mark.parametrize("layer", [nn.Identity, nn.LeakyReLU])
+def test_unbounded_outputs_are_recognized_before_training(layer):
+    net = make_network_ending_with(layer)
+
+    assert not evaluator_of_sums(net).form.is_bounded
+
+
+class RoundsOutputs(nn.Module):
     def forward(self, x):
         return x.round()
 
 
-def test_whole_numbers_are_scored_and_not_predicted():
+def test_whole_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """Between the counts 2 and 3 lies no count."""
-    x = 4 * torch.rand(8, 3)
+    net = make_network_ending_with(RoundsOutputs)
 
-    counts = make_evaluator(make_network(Rounded), torchmetrics.MeanSquaredError(), [(x, x.sum(1))])
-
-    assert counts.form is None
+    assert evaluator_of_sums(net).form is None
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
-def test_predicted_outputs_are_such_that_forward_could_give(kind):
-    """All outputs are above 0: the deviance of a number below 0 is an error."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize("layer", POSITIVE_LAYERS)
+def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
+    """The deviance of a prediction below 0 is an error."""
+    net = make_network_ending_with(layer)
     x = torch.rand(8, 3)
-    net = make_network(WITH_A_BOUND[kind])
-    deviance = torchmetrics.TweedieDevianceScore(power=1.0)
-    measure = performance_of("mine", deviance, "min")
-    targets = x.sum(dim=1)
-    scores_models = make_evaluator(net, measure, [(x, targets)])
+    measure = performance_of("mine", torchmetrics.TweedieDevianceScore(power=1.0), "min")
+    evaluator = make_evaluator(net, measure, [(x, x.sum(1))])
 
     trained = few_coalitions(3, "singles")
-    num_parameters = 3 + 1
+    num_parameters = ParameterSpace(net).size
     # By the factor, the models' outputs are so far apart that a linear prediction of them would be below 0.
     far_apart_models = 3 * torch.randn(len(trained), num_parameters)
-    scores = scores_models(far_apart_models, keep=True)
+    scores = evaluator(far_apart_models, keep=True)
     utilities = -scores.value("metric")
-    output_score = OutputScore.for_evaluator(scores_models, measure)
+    output_score = OutputScore.for_evaluator(evaluator, measure)
 
-    assert output_score is not None
-    assert scores.outputs is not None
+    (estimate,) = output_score.shapley(trained, [utilities], [scores.outputs], torch.ones(3))
 
-    weights = torch.ones(3)
-    (estimate,) = output_score.shapley(trained, [utilities], [scores.outputs], weights)
-
-    is_everyone = trained.all(dim=1)
-    is_nobody = ~trained.any(dim=1)
-    gain = float(utilities[is_everyone] - utilities[is_nobody])
+    is_grand = trained.all(dim=1)
+    is_empty = ~trained.any(dim=1)
+    gain = float(utilities[is_grand] - utilities[is_empty])
     assert float(estimate.values.sum()) == pytest.approx(gain, rel=1e-4)

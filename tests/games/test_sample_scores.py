@@ -15,14 +15,14 @@ from flsv.games.output_score import OutputScore
 from flsv.scores.performance import performance_of
 from helpers import make_generator
 
-CASES, CLIENTS, CLASSES = 240, 3, 3
+SAMPLES, CLIENTS, CLASSES = 240, 3, 3
 
 
-def labels_of_cases() -> Tensor:
+def labels_of_samples() -> Tensor:
     generator = make_generator()
     return torch.multinomial(
         torch.tensor([0.6, 0.3, 0.1]),
-        CASES,
+        SAMPLES,
         True,
         generator=generator,
     )
@@ -31,8 +31,13 @@ def labels_of_cases() -> Tensor:
 def make_score(measure) -> OutputScore:
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
-    inputs = torch.zeros(CASES, 2)
-    batches = list(zip(inputs.split(100), labels_of_cases().split(100)))
+    inputs = torch.zeros(SAMPLES, 2)
+    batches = list(
+        zip(
+            inputs.split(100),
+            labels_of_samples().split(100),
+        )
+    )
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
     score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
@@ -41,7 +46,15 @@ def make_score(measure) -> OutputScore:
 
 def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
     module = nn.Linear(2, 1)
-    batches = [(torch.zeros(len(targets), 2), targets[:, None])]
+    batches = [
+        (
+            torch.zeros(
+                len(targets),
+                2,
+            ),
+            targets[:, None],
+        )
+    ]
     measure = performance_of("test", metric, mode)
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
     score = OutputScore.for_evaluator(evaluator, measure)
@@ -59,8 +72,8 @@ def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: T
 def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = make_generator(1)
-    is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
-    noise = torch.randn(len(masks), CASES, CLASSES, generator=generator)
+    is_label = nn.functional.one_hot(labels_of_samples(), CLASSES).float()
+    noise = torch.randn(len(masks), SAMPLES, CLASSES, generator=generator)
     strength_by_size = 0.4 * masks.sum(dim=1, keepdim=True)
     strength_by_membership = 1.5 * masks.float()  # client i has samples of class i
     strengths = strength_by_size + strength_by_membership  # [coalitions, classes]
@@ -68,80 +81,110 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
+def accuracies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of all coalitions' logits ``[K, V, M]``."""
+    return (logits.argmax(-1) == labels).mean(1)
+
+
+def balanced_accuracies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    recalls = []
+    for label in range(CLASSES):
+        is_of_class = labels == label
+        recalls.append(accuracies(logits[:, is_of_class], label))
+    return np.mean(recalls, axis=0)
+
+
+def negative_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    log_probabilities = torch.from_numpy(logits).log_softmax(-1).numpy()
+    return log_probabilities[:, np.arange(SAMPLES), labels].mean(1)
+
+
+def resample(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+    return rng.integers(0, SAMPLES, SAMPLES)
+
+
+def resample_each_class(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+    samples_by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
+    return np.concatenate(
+        [
+            rng.choice(
+                samples,
+                len(samples),
+            )
+            for samples in samples_by_class
+        ]
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", ["accuracy", "negative_loss", "balanced_accuracy"])
-def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure):
+@pytest.mark.parametrize(
+    ("measure", "utilities", "draw_samples"),
+    [
+        ("accuracy", accuracies, resample),
+        ("negative_loss", negative_losses, resample),
+        ("balanced_accuracy", balanced_accuracies, resample_each_class),
+    ],
+)
+def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, draw_samples):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
     score = make_score(measure)
     covariance = covariance_of(score, masks, outputs, torch.ones(CLIENTS))
 
-    labels = labels_of_cases()
-    logits = outputs.numpy()
+    labels = labels_of_samples().numpy()
     rng = np.random.default_rng(0)
-    values = []
-    for _ in range(3000):
-        rows = rng.integers(0, CASES, CASES)
-        if measure == "balanced_accuracy":  # its classes have fixed numbers of samples
-            members = [np.flatnonzero(labels.numpy() == label) for label in range(CLASSES)]
-            rows = np.concatenate([rng.choice(of_class, len(of_class)) for of_class in members])
-        resample = labels[rows].numpy()
-        hits = logits[:, rows].argmax(-1) == resample
-        if measure == "accuracy":
-            utilities = hits.mean(1)
-        elif measure == "balanced_accuracy":
-            utilities = np.mean(
-                [hits[:, resample == label].mean(1) for label in range(CLASSES)],
-                0,
+    resampled_utilities = []
+    for _ in range(2000):
+        samples = draw_samples(rng, labels)
+        resampled_utilities.append(
+            utilities(
+                outputs.numpy()[:, samples],
+                labels[samples],
             )
-        else:
-            log_likelihood = torch.from_numpy(logits[:, rows]).log_softmax(-1).numpy()
-            utilities = log_likelihood[:, np.arange(CASES), resample].mean(1)
-        values.append(
-            shapley_of_table(torch.from_numpy(utilities).double()[:, None])[:, 0],
         )
+    table = torch.tensor(np.array(resampled_utilities)).double()
+    expected = torch.cov(shapley_of_table(table.T))
 
-    expected = torch.cov(torch.stack(values).T)
-    scale = float(expected.diagonal().max())
+    largest_variance = float(expected.diagonal().max())
+    torch.testing.assert_close(
+        covariance,
+        expected,
+        rtol=0,
+        atol=0.12 * largest_variance,
+    )
 
-    torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * scale)
 
-
-def test_values_of_the_cases_average_to_the_predicted_values():
+def test_values_of_samples_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     score = make_score("balanced_accuracy")
     assert score.scores_by_sample is not None
     sizes = torch.tensor([3.0, 2.0, 1.0])
-    # Scores take the samples sorted by class, here in all outputs.
+    # Scores take the samples sorted by class.
     outputs = outputs[:, score.order]
-    utilities = score.score(outputs)
+    arguments = {"outputs": outputs, "weights": sizes, "logits": True}
     values = predicted_shapley(
         masks,
-        utilities,
-        outputs,
-        sizes,
-        score.score,
-        logits=True,
+        score.score(outputs),
+        score=score.score,
+        **arguments,
     ).values
 
-    by_case = case_values(
+    prediction_score = PredictionScore(score.scores_by_sample.score, logits=True)
+    values_by_sample = case_values(
         masks,
         score.scores_by_sample.score(outputs),
         outputs,
-        sizes,
-        PredictionScore(score.scores_by_sample.score, logits=True),
+        weights=sizes,
+        scoring=prediction_score,
     )
 
-    assert by_case.shape == (CLIENTS, CASES)
-    assert by_case.mean(1).tolist() == pytest.approx(
-        values.tolist(),
-        abs=1e-9,
-    )
+    assert values_by_sample.shape == (CLIENTS, SAMPLES)
+    assert values_by_sample.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("metric", [MeanSquaredError(), MeanAbsoluteError()])
-def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
+@pytest.mark.parametrize(("metric", "power"), [(MeanSquaredError(), 2), (MeanAbsoluteError(), 1)])
+def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, power):
     num_samples = 50
     targets = torch.linspace(-1, 1, num_samples)
     score = make_score_of_regression(metric, targets)
@@ -155,31 +198,24 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
 
     # Both clients have the same value, half of the mean gain. So all four variances and covariances are the value's
     # variance.
-    power = 2 if isinstance(metric, MeanSquaredError) else 1
     errors_of_1 = (targets - 1).abs() ** power
     errors_of_0 = targets.abs() ** power
-    gains = errors_of_1 - errors_of_0
-    half_gains = gains / 2
+    half_gains = (errors_of_1 - errors_of_0) / 2
     variance_of_value = float(half_gains.var()) / num_samples
-    expected = torch.full_like(covariance, variance_of_value)
-    assert covariance.shape == (2, 2)
-    torch.testing.assert_close(
-        covariance,
-        expected,
-        rtol=2e-4,
-        atol=0,
-    )
+    expected = torch.full((2, 2), variance_of_value).double()
+    torch.testing.assert_close(covariance, expected, rtol=2e-4, atol=0)
 
 
-def test_a_measure_that_is_no_mean_over_samples_is_resampled():
+def test_measure_that_is_no_mean_over_samples_is_resampled():
     targets = torch.randn(400, generator=make_generator())
     score = make_score_of_regression(R2Score(), targets, mode="max")
     assert score.scores_by_sample is not None
     assert score.scores_by_sample.is_resampled
 
     noise = torch.randn(400, generator=make_generator(1))
-    # Of nobody, client 0, client 1 and both: client 0 alone knows the targets.
-    outputs = torch.stack([0 * targets, targets, 0 * targets, targets + 0.5 * noise])
+    zeros = torch.zeros(400)
+    # Outputs of the empty coalition, of client 0, of client 1 and of both. Client 0 predicts the targets.
+    outputs = torch.stack([zeros, targets, zeros, targets + 0.5 * noise])
     covariance = covariance_of(score, all_coalitions(2), outputs, torch.ones(2))
 
     assert 0 < covariance[0, 0] < 0.01

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import wraps
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -21,8 +22,8 @@ from helpers.models import Plain, network
 BATCHES = [(torch.eye(3), torch.tensor([0, 1, 2]))]
 
 
-class Scored(Dataset):
-    """A data set, which copies share, of the modules that were scored."""
+class ListOfModules(Dataset):
+    """A data set, since copies of a module share its data sets."""
 
     def __init__(self):
         self.modules = []
@@ -31,21 +32,20 @@ class Scored(Dataset):
         return 0
 
 
-class Net(nn.Module):
+class RecordsScoredModules(nn.Module):
     num_calls: ClassVar[int] = 0
 
     def __init__(self):
         super().__init__()
-        layers = (nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout())
-        self.layers = nn.Sequential(*layers)
-        self.scored = Scored()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout())
+        self.scored = ListOfModules()
 
     def forward(self, x):
         self.scored.modules.append(self)
         return self.layers(x)
 
 
-class CountsInModule(Net):
+class CountsCallsInBuffer(RecordsScoredModules):
     def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.zeros(()), persistent=False)
@@ -55,24 +55,24 @@ class CountsInModule(Net):
         return super().forward(x) * self.calls
 
 
-class CountsInClass(Net):
+class CountsCallsInItsClass(RecordsScoredModules):
     def forward(self, x):
         type(self).num_calls += 1
         return super().forward(x)
 
 
-class SetsPrecision(Net):
+class SetsPrecision(RecordsScoredModules):
     def forward(self, x):
         torch.set_float32_matmul_precision("medium")
         return super().forward(x)
 
 
-#: Each module, and what scoring it changes: the program, the module.
+#: What scoring each module changes.
 EFFECTS = {
-    Net: (False, False),
-    CountsInModule: (False, True),
-    CountsInClass: (True, False),
-    SetsPrecision: (True, False),
+    RecordsScoredModules: ScoringEffects(program=False, module=False),
+    CountsCallsInBuffer: ScoringEffects(program=False, module=True),
+    CountsCallsInItsClass: ScoringEffects(program=True, module=False),
+    SetsPrecision: ScoringEffects(program=True, module=False),
 }
 
 
@@ -86,7 +86,7 @@ def test_first_score_shows_what_scoring_changes(module_class):
     module = module_class()
     evaluate = evaluator_of(module)
 
-    assert evaluate.effects == ScoringEffects(*EFFECTS[module_class])
+    assert evaluate.effects == EFFECTS[module_class]
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)
@@ -108,45 +108,64 @@ def test_scores_do_not_depend_on_earlier_ones_and_change_nothing(module_class):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("module_class", EFFECTS)
-def test_module_that_scoring_leaves_alone_is_scored_in_itself(module_class):
-    module = module_class()
+def scored_module(evaluate: ModelEvaluator, module: nn.Module) -> nn.Module:
+    """The module, or the copy of it, whose forward a score has called."""
+    evaluate.score_module(module)
+    return module.scored.modules[-1]
+
+
+def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
+    module = RecordsScoredModules()
     module.layers[1].eval()
     evaluate = evaluator_of(module)
 
-    evaluate.score_module(module)
-    assert module.scored.modules[-1] is not module
+    assert scored_module(evaluate, module) is not module
 
     evaluate.copies_module = False
-    evaluate.score_module(module)
-    is_scored_in_itself = module.scored.modules[-1] is module
-    assert is_scored_in_itself == (module_class is Net)
+    assert scored_module(evaluate, module) is module
     assert [layer.training for layer in module.layers] == [True, False, True]
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("part", ["module", "layer", "function"])
-def test_compiled_module_is_scored_in_a_copy(part):
-    module = Net()
+@pytest.mark.parametrize(
+    "module_class", [CountsCallsInBuffer, CountsCallsInItsClass, SetsPrecision]
+)
+def test_module_that_scoring_changes_is_scored_in_a_copy(module_class):
+    module = module_class()
     evaluate = evaluator_of(module)
     evaluate.copies_module = False
-    if part == "module":
-        module.compile(backend="eager")
-    elif part == "layer":
-        module.layers = torch.compile(module.layers, backend="eager")
-    else:
-        module.f = torch.compile(torch.relu, backend="eager")
 
-    evaluate.score_module(module)
+    assert scored_module(evaluate, module) is not module
 
-    assert module.scored.modules[-1] is not module
+
+def compile_module(module: nn.Module):
+    module.compile(backend="eager")
+
+
+def compile_layers(module: nn.Module):
+    module.layers = torch.compile(module.layers, backend="eager")
+
+
+def compile_function(module: nn.Module):
+    module.f = torch.compile(torch.relu, backend="eager")
+
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("compile_part", [compile_module, compile_layers, compile_function])
+def test_compiled_module_is_scored_in_a_copy(compile_part):
+    module = RecordsScoredModules()
+    evaluate = evaluator_of(module)
+    evaluate.copies_module = False
+
+    compile_part(module)
+
+    assert scored_module(evaluate, module) is not module
 
 
 global_module: Any = None
 global_layers: set[nn.Module] = set()
 
 
-class ReadsGlobal(Net):
+class ReadsGlobalVariables(RecordsScoredModules):
     def forward(self, x):
         (layer,) = global_layers
         assert layer is self.layers
@@ -154,14 +173,14 @@ class ReadsGlobal(Net):
 
 
 def test_globals_that_refer_to_the_copy_while_it_is_scored_are_no_change(monkeypatch):
-    module = ReadsGlobal()
+    module = ReadsGlobalVariables()
     monkeypatch.setitem(globals(), "global_module", module)
     monkeypatch.setitem(globals(), "global_layers", {module.layers})
     evaluate = evaluator_of(module)
 
-    scores = evaluate(evaluate.space.read(module)[None])
-    vector = torch.zeros(1, evaluate.space.size)
-    assert evaluate(vector).value("loss") != scores.value("loss")
+    model = evaluate.space.read(module)
+    loss_of_model, loss_of_zeros = evaluate(torch.stack([model, 0 * model])).value("loss")
+    assert loss_of_model != loss_of_zeros
 
     assert evaluate.effects.are_none
     assert global_module is module
@@ -182,22 +201,26 @@ def counted(monkeypatch, owner: Any, name: str) -> list[str]:
     return calls
 
 
+def fit_with_trained_coalitions(num_clients: int, folder: Path):
+    metric = ShadowShapley(performance="negative_loss")
+    federated_loop = FederatedLoop(metrics={"value": metric}, seed=1)
+    data = toy_data(proportions=(2,) * num_clients, server_val=0.2)
+    fit(federated_loop, folder, module=Plain(network()), data=data, rounds=1)
+    assert federated_loop.contributions["value"].isfinite().all()
+
+
 @pytest.mark.slow
-def test_coalitions_inherit_what_the_run_has_found(monkeypatch, tmp_path):
+def test_number_of_coalitions_does_not_change_how_often_a_module_is_inspected(
+    monkeypatch, tmp_path
+):
     contents = counted(monkeypatch, ModuleCopies, "content_of")
     copies = counted(monkeypatch, ModuleCopies, "__init__")
     identities = counted(monkeypatch, loop, "fit_identity")
-    num_copies = []
-    for num_clients in (2, 3):
-        copies.clear()
-        metric = ShadowShapley(performance="negative_loss")
-        federated_loop = FederatedLoop(metrics={"value": metric}, seed=1)
-        data = toy_data(proportions=(2,) * num_clients, server_val=0.2)
-        fit(federated_loop, tmp_path, module=Plain(network()), data=data, rounds=1)
-        num_copies.append(len(copies))
-        assert federated_loop.contributions["value"].isfinite().all()
 
-    # In both runs alike, however many coalitions each has trained.
-    assert len(identities) == 2
+    fit_with_trained_coalitions(2, tmp_path)
+    num_copies_of_two_clients = len(copies)
+    fit_with_trained_coalitions(3, tmp_path)
+
+    assert len(copies) == 2 * num_copies_of_two_clients
     assert len(contents) == 2 * 2
-    assert num_copies[0] == num_copies[1]
+    assert len(identities) == 2

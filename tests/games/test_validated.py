@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from games.all_coalitions import (
     validate_with_lightning,
 )
 from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
 
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
 from flsv.metrics import GradientShapley, PartialFederatedShapley
-from helpers import make_generator, refused
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain
@@ -34,160 +36,163 @@ from zoo.tasks import (
     SeveralLoaders,
 )
 
-#: Beside the programs of ``tests/zoo/table.py``, whose values are also those that a Trainer logs.
-LOGGED = [
-    (Regression, "val_worst", "min"),
-    (Regression, "val_total", "min"),
-    (Regression, "val_odd", "max"),
-    (Hooked, "val_loss_epoch", "min"),
-    (Hooked, "best", "min"),
-]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "name", "mode"),
-    LOGGED,
-    ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED],
+    ("kind", "name"),
+    [
+        (Regression, "val_worst"),
+        (Regression, "val_total"),
+        (Regression, "val_odd"),
+        (Hooked, "val_loss_epoch"),
+        (Hooked, "best"),
+    ],
 )
-def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
-    torch.manual_seed(1)
+def test_value_logged_by_a_coalitions_model_is_what_lightning_would_log(kind, name, tmp_path):
+    """Programs of ``tests/zoo/table.py`` are compared with Lightning, too."""
     module = kind()
-    untrained = copy.deepcopy(module)  # its Python state is that of the first round's game
-    rounds = 1 if kind is Hooked else 2
+    untrained = copy.deepcopy(module)  # in attributes, the module is as it was in the first round
     values, vectors = play_all_coalitions(
-        tmp_path,
-        module,
-        partition_in_three(kind.data()),
-        rounds,
-        performance=name,
-        mode=mode,
+        tmp_path, module, partition_in_three(kind.data()), performance=name, mode="max"
     )
-    sign = -1 if mode == "min" else 1
-    logged = [
-        validate_with_lightning(untrained, vector, kind.data(), tmp_path)[name]
-        for vector in vectors
-    ]
-    expected = [sign * value for value in logged]
+
+    expected = []
+    for vector in vectors:
+        logged_values = validate_with_lightning(untrained, vector, kind.data(), tmp_path)
+        expected.append(logged_values[name])
 
     assert len(set(expected)) > 1
+    assert values.tolist() == pytest.approx(expected, rel=2e-6, abs=1e-7)
 
-    expected_values = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(values, expected_values, rtol=2e-6, atol=1e-7)
-
-    # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
-    same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
-    assert values[same].tolist() == [expected[row] for row in same]
+    # Averaging rounds the models of several clients. Those of nobody and of one client are exact.
+    is_exact = (MASKS.sum(1) < 2).tolist()
+    exact_values = itertools.compress(values.tolist(), is_exact)
+    assert list(exact_values) == list(itertools.compress(expected, is_exact))
 
 
-class CountsLosses(VAE):
+class LossGrowsWithEachCall(VAE):
     """Its loss is random, and grows with each call."""
 
     num_losses = 0
 
-    def loss(self, batch) -> torch.Tensor:
+    def loss(self, batch) -> Tensor:
         self.num_losses += 1
         return self.num_losses * super().loss(batch)
 
 
-SCALES = (1.0, 0.5, 2.0, 1.0)  # the first and the last model are equal
+class CallsAfterRound(L.Callback):
+    """Calls a function of the Trainer and of the module when a round has ended."""
+
+    def __init__(self, function: Callable[[L.Trainer, L.LightningModule], Any]):
+        self.function = function
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.result = self.function(trainer, pl_module)
+
+
+def call_after_round(function, folder: Path, kind) -> Any:
+    """What the function returns after a round."""
+    callback = CallsAfterRound(function)
+    fit(
+        FederatedLoop(seed=3),
+        folder,
+        module=kind(),
+        data=partition_in_three(kind.data()),
+        rounds=1,
+        callbacks=[callback],
+        limit_val_batches=2,
+    )
+    return callback.result
+
+
+def make_evaluator(trainer, module, **options) -> ValidatedModels:
+    batches = store_batches(trainer, trainer.datamodule.val_dataloader())
+    return ValidatedModels(trainer, ParameterSpace(module), batches, names=["val_loss"], **options)
 
 
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
-    module = CountsLosses()
-    data = partition_in_three(VAE.data())
-    results = {}
+    def evaluate_four_models(trainer, module) -> tuple[Tensor, Tensor]:
+        evaluate = make_evaluator(trainer, module)
+        model = evaluate.space.read(module)
+        models = torch.stack([model, 0.5 * model, 2 * model, model])
+        third_model_alone = models[2:3]
+        return evaluate(models).value("val_loss"), evaluate(third_model_alone).value("val_loss")
 
-    class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            class Endless:
-                def __iter__(self):
-                    return itertools.repeat(next(iter(data.val_dataloader())))
+    losses, loss_of_third = call_after_round(evaluate_four_models, tmp_path, LossGrowsWithEachCall)
 
-            endless = store_batches(trainer, Endless())
-            assert [len(loader) for loader in endless] == [trainer.limit_val_batches]
+    assert losses[0] == losses[3]
+    assert losses[2] == loss_of_third[0]
+    assert len(set(losses.tolist())) == 3
 
-            space = ParameterSpace(pl_module)
-            batches = store_batches(trainer, data.val_dataloader())
-            evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"])
-            model = space.read(pl_module)
-            vectors = torch.stack([model * scale for scale in SCALES])
 
-            state_before = copy.deepcopy(pl_module.state_dict())
-            generator_state_before = torch.get_rng_state()
-            logged_before = dict(trainer.callback_metrics)
+def test_evaluation_of_logged_values_changes_neither_module_nor_trainer(tmp_path):
+    def evaluate_and_compare(trainer, module):
+        evaluate = make_evaluator(trainer, module)
+        model = evaluate.space.read(module)
+        generator_state = torch.get_rng_state()
+        logged_values = dict(trainer.callback_metrics)
 
-            third_vector_alone = vectors[2:3]
-            results["values"] = evaluate(vectors).value("val_loss")
-            results["value of the third alone"] = evaluate(third_vector_alone).value("val_loss")
+        evaluate(2 * model[None])
 
-            for name, value in pl_module.state_dict().items():
-                assert torch.equal(value, state_before[name])
-            assert torch.equal(torch.get_rng_state(), generator_state_before)
-            assert dict(trainer.callback_metrics) == logged_before
-            assert pl_module.trainer is trainer
-            assert trainer.training
+        assert torch.equal(evaluate.space.read(module), model)
+        assert torch.equal(torch.get_rng_state(), generator_state)
+        assert dict(trainer.callback_metrics) == logged_values
+        assert module.trainer is trainer
+        assert trainer.training
 
-    loop = FederatedLoop(seed=3)
-    fit(
-        loop,
-        tmp_path,
-        module,
-        data,
-        rounds=1,
-        callbacks=[Probe()],
-        limit_val_batches=2,
-    )
+    call_after_round(evaluate_and_compare, tmp_path, LossGrowsWithEachCall)
 
-    values = results["values"]
-    assert values[0] == values[3]  # of equal models
-    assert values[2] == results["value of the third alone"][0]
-    assert len(set(values.tolist())) == 3
+
+class RepeatsFirstBatch:
+    """A loader that never ends."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return itertools.repeat(next(iter(self.loader)))
+
+
+def test_endless_validation_loader_is_stored_up_to_the_trainers_limit(tmp_path):
+    def store_endless_loader(trainer, module) -> list[int]:
+        endless = RepeatsFirstBatch(trainer.datamodule.val_dataloader())
+        return [len(batches) for batches in store_batches(trainer, endless)]
+
+    assert call_after_round(store_endless_loader, tmp_path, VAE) == [2]
+
+
+STEP = 1e-2
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
-def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
-    class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer, module):
-            space = ParameterSpace(module)
-            batches = store_batches(trainer, data.val_dataloader())
-            evaluate = ValidatedModels(
-                trainer,
-                space,
-                batches,
-                names=["val_loss"],
-                derived=["val_loss"],
-            )
-            evaluate.dry_run()
-            model = space.read(module)
-            gradient = evaluate.gradient(model, "val_loss")
+def test_gradient_of_a_logged_value_equals_difference_quotients(kind, tmp_path):
+    def compare_with_quotients(trainer, module):
+        evaluate = make_evaluator(trainer, module, derived=["val_loss"])
+        evaluate.dry_run()
+        model = evaluate.space.read(module)
+        gradient = evaluate.gradient(model, "val_loss")
 
-            assert gradient.shape == (space.num_parameters,)
-            assert gradient.dtype == torch.float64
+        assert gradient.shape == (evaluate.space.num_parameters,)
+        assert gradient.dtype == torch.float64
 
-            seeded = make_generator(1)
-            another = torch.randn(len(gradient), generator=seeded).double()
-            for direction in (gradient, another):
-                unit = direction / direction.norm()
-                step = torch.zeros_like(model)
-                step[: len(gradient)] = 1e-2 * unit.to(model)
-                low, high = evaluate(torch.stack([model - step, model + step])).value("val_loss")
-                slope = float(gradient @ unit)
-                quotient = float(high - low) / (2 * 1e-2)
-                assert quotient == pytest.approx(slope, rel=2e-2, abs=2e-4)
+        for direction in (gradient, torch.randn_like(gradient)):
+            unit = direction / direction.norm()
+            step = torch.zeros_like(model)
+            step[: len(gradient)] = STEP * unit
+            low, high = evaluate(torch.stack([model - step, model + step])).value("val_loss")
+            quotient = float(high - low) / (2 * STEP)
+            assert quotient == pytest.approx(float(gradient @ unit), rel=2e-2, abs=2e-4)
 
-    data = partition_in_three(kind.data())
-    loop = FederatedLoop(seed=3)
-    fit(loop, tmp_path, kind(), data, rounds=1, callbacks=[Probe()])
+    call_after_round(compare_with_quotients, tmp_path, kind)
 
 
-class Detached(LanguageModel):
+class LogsPythonNumber(LanguageModel):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch).item())
 
 
-class Twice(LanguageModel):
+class DoublesLossInEpochHook(LanguageModel):
     factor = 1.0
 
     def on_validation_epoch_start(self):
@@ -199,7 +204,10 @@ class Twice(LanguageModel):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [(Detached, "without its autograd graph"), (Twice, "hooks around the step contribute to")],
+    [
+        (LogsPythonNumber, "without its autograd graph"),
+        (DoublesLossInEpochHook, "hooks around the step contribute to"),
+    ],
 )
 def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path, kind, words):
     loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3)
@@ -210,8 +218,8 @@ def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path,
     assert "metric 'g'" in str(caught.value)
 
 
-class Bank(Plain):
-    """It scores by what training has stored."""
+class ScoresByStoredBatches(Plain):
+    """Its validation compares a batch with the last training batch, and fails without one."""
 
     def __init__(self):
         super().__init__()
@@ -227,17 +235,17 @@ class Bank(Plain):
         self.log("distance", (batch[0].mean() - self.stored[-1]).abs())
 
 
-def test_module_that_cannot_validate_untrained_is_refused_with_what_was_done(tmp_path):
+def test_module_that_cannot_validate_untrained_is_refused_with_its_error(tmp_path):
     metric = PartialFederatedShapley(performance="distance", mode="min")
     loop = FederatedLoop(metrics={"value": metric})
 
-    message = "value.*copy of the untrained Bank is validated.*ValueError: Embedding store is empty"
+    message = "value.*copy of the untrained ScoresByStoredBatches is validated.*ValueError: Embedding store is empty"
     with refused(message):
-        fit(loop, tmp_path, Bank(), toy_data(server_val=0.2))
+        fit(loop, tmp_path, ScoresByStoredBatches(), toy_data(server_val=0.2))
 
 
 class SavesItsBias(Plain):
-    """Saves its last bias after each validation, into a folder that its Trainer names."""
+    """Saves its last bias after each validation, into a folder of its Trainer."""
 
     def __init__(self, folder_of):
         super().__init__()
@@ -271,6 +279,7 @@ def test_validation_hook_may_write_into_folders_that_the_trainer_names(folder_of
         tmp_path,
         SavesItsBias(folder_of),
         toy_data(server_val=0.2),
+        rounds=1,
         logger=CSVLogger(tmp_path / "logs"),
         enable_checkpointing=True,
     )

@@ -14,9 +14,13 @@ from helpers.data import toy_data
 from helpers.fits import fit
 
 
-class Curious(ContributionMetric):
+class RecordsWhetherClassCountsAreKnown(ContributionMetric):
     def init_states(self, num_clients, num_classes):
-        self.add_state("seen", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
+        self.add_state(
+            "seen",
+            torch.full((num_clients,), float("nan")),
+            dist_reduce_fx="max",
+        )
 
     def update(self, client_ids):
         self.seen[client_ids] = float(self.class_counts is not None)
@@ -25,20 +29,16 @@ class Curious(ContributionMetric):
         return self.seen
 
 
-class Evaluating(Curious):
+class UsesGroundTruth(RecordsWhetherClassCountsAreKnown):
     uses_ground_truth = True
 
 
 def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
     data = toy_data()
-    plain = Curious()
-    evaluating = Evaluating()
-    fit(
-        FederatedLoop(metrics={"plain": plain, "evaluating": evaluating}),
-        tmp_path,
-        data=data,
-        rounds=1,
-    )
+    plain = RecordsWhetherClassCountsAreKnown()
+    evaluating = UsesGroundTruth()
+    loop = FederatedLoop(metrics={"plain": plain, "evaluating": evaluating})
+    fit(loop, tmp_path, data=data, rounds=1)
 
     assert plain.class_counts is None
     assert plain.compute().tolist() == [0, 0, 0]
@@ -50,7 +50,7 @@ def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
 @pytest.mark.parametrize("name", ["../x", ""])
 def test_metric_named_by_a_path_is_refused(name):
     with refused("metric .*: expected a plain"):
-        FederatedLoop(metrics={name: Curious()})
+        FederatedLoop(metrics={name: RecordsWhetherClassCountsAreKnown()})
 
 
 @pytest.mark.parametrize("name", METRIC_CASES)
@@ -66,8 +66,8 @@ def test_constructor_arguments_of_a_metric_are_read_only(name):
             setattr(metric, argument, getattr(metric, argument))
 
 
-def test_updates_of_a_custom_metric_are_counted_and_need_the_clients():
-    metric = Curious(num_clients=3, num_classes=2)
+def test_updates_of_a_custom_metric_and_of_its_copy_are_counted():
+    metric = RecordsWhetherClassCountsAreKnown(num_clients=3, num_classes=2)
     metric.update(client_ids=torch.tensor([1]))
     copied = pickle.loads(pickle.dumps(metric)).clone()
     copied.update(torch.tensor([0]))
@@ -75,7 +75,12 @@ def test_updates_of_a_custom_metric_are_counted_and_need_the_clients():
     assert int(metric.rounds) == 1
     assert int(copied.rounds) == 2
 
+
+def test_update_of_a_custom_metric_needs_its_number_of_clients():
     with refused("Pass num_clients and num_classes"):
-        Curious().update(torch.tensor([0]))
+        RecordsWhetherClassCountsAreKnown().update(torch.tensor([0]))
+
+
+def test_update_of_a_custom_metric_needs_its_arguments():
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
-        metric.update()
+        RecordsWhetherClassCountsAreKnown(num_clients=3, num_classes=2).update()

@@ -24,7 +24,7 @@ from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
 
-N = 5
+NUM_CLIENTS = 5
 
 COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
@@ -36,29 +36,35 @@ def make_game(index: int) -> Tensor:
 
 def leave_one_out_by_hand(table: Tensor) -> list[float]:
     """What all players gain by each of them. Row b of the table belongs to the coalition with bitmask b."""
-    everybody = len(table) - 1
-    num_players = everybody.bit_length()
-    return [float(table[everybody] - table[everybody - 2**i]) for i in range(num_players)]
+    grand = len(table) - 1
+    num_players = grand.bit_length()
+    return [float(table[grand] - table[grand - 2**player]) for player in range(num_players)]
 
 
-VALUES = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_out_by_hand}
+VALUES_BY_HAND = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_out_by_hand}
 
 
 def values_by_loop(value: str) -> list[dict[int, float]]:
     return [
-        dict(zip(ids, map(float, VALUES[value](make_game(index)))))
+        dict(
+            zip(
+                ids,
+                map(float, VALUES_BY_HAND[value](make_game(index))),
+            )
+        )
         for index, ids in enumerate(COHORTS)
     ]
 
 
 def play_rounds(metric: CoalitionValue) -> CoalitionValue:
     for index, cohort in enumerate(COHORTS):
-        draw = make_generator(index)
+        game = make_table_game(make_game(index))
+        generator = make_generator(index)
         metric.update(
             torch.tensor(cohort),
-            make_table_game(make_game(index)),
-            draw,
-            index,
+            game,
+            generator=generator,
+            round_index=index,
         )
     return metric
 
@@ -77,19 +83,26 @@ FOLDS = {
     "decay": (
         Decay(0.5, normalize=False),
         lambda rounds, indices: sum(
-            0.5 ** (index + 1) * value for index, value in zip(indices, rounds)
+            0.5 ** (index + 1) * value
+            for index, value in zip(
+                indices,
+                rounds,
+            )
         ),
     ),
 }
 
 
 @pytest.mark.parametrize("fold", FOLDS)
-@pytest.mark.parametrize("value", VALUES)
-def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value, fold):
+@pytest.mark.parametrize(
+    ("estimator", "value"),
+    [("auto", "shapley"), ("exact", "shapley"), ("leave_one_out", "leave_one_out")],
+)
+def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(estimator, value, fold):
     fold_argument, fold_by_hand = FOLDS[fold]
     values_by_round = values_by_loop(value)
     expected = []
-    for client in range(N):
+    for client in range(NUM_CLIENTS):
         rounds = [index for index, values in enumerate(values_by_round) if client in values]
         values_of_client = [values_by_round[index][client] for index in rounds]
         if rounds:
@@ -97,16 +110,14 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value, f
         else:
             expected.append(math.nan)
 
-    estimators = ["auto", "exact"] if value == "shapley" else [value]
-    for estimator in estimators:
-        metric = play_rounds(CoalitionValue(N, estimator=estimator, fold=fold_argument))
-        assert_close(
-            metric.compute(),
-            torch.tensor(expected),
-            rtol=1e-4,
-            atol=1e-5,
-            equal_nan=True,
-        )
+    metric = play_rounds(CoalitionValue(NUM_CLIENTS, estimator=estimator, fold=fold_argument))
+    assert_close(
+        metric.compute(),
+        torch.tensor(expected),
+        rtol=1e-4,
+        atol=1e-5,
+        equal_nan=True,
+    )
 
 
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
@@ -114,24 +125,31 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 
 @pytest.mark.parametrize("fold", ALL_FOLDS)
 def test_values_per_class_are_those_of_each_class_by_itself(fold):
-    make = partial(CoalitionValue, N, fold=fold)
+    make = partial(CoalitionValue, NUM_CLIENTS, fold=fold)
     by_class = make(num_classes=2)
     of_class_0 = make()
     of_class_1 = make()
 
     for index, cohort in enumerate(COHORTS):
-        tables = [make_game(index), make_game(index + 10)]
+        table_0 = make_game(index)
+        table_1 = make_game(index + 10)
         for metric, table in (
-            (by_class, torch.stack(tables, 1)),
-            (of_class_0, tables[0]),
-            (of_class_1, tables[1]),
+            (by_class, torch.stack([table_0, table_1], 1)),
+            (of_class_0, table_0),
+            (of_class_1, table_1),
         ):
             game = make_table_game(table)
-            generator = make_generator(index)
-            metric.update(torch.tensor(cohort), game, generator, index)
+            metric.update(
+                torch.tensor(cohort),
+                game,
+                make_generator(index),
+                round_index=index,
+            )
 
-    values = [of_class_0.compute(), of_class_1.compute()]
-    expected = torch.stack(values, dim=1)
+    expected = torch.stack(
+        [of_class_0.compute(), of_class_1.compute()],
+        dim=1,
+    )
     assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -168,33 +186,33 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator):
     CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
-def test_estimator_of_a_metric_may_be_a_users_function():
-    def with_named_depth(
-        utility,
-        num_players: int,
-        *,
-        depth: int,
-        generator,
-    ) -> ShapleyEstimate:
-        return exact_shapley(utility, num_players)
+def estimate_with_depth(utility, num_players: int, *, depth: int, generator) -> ShapleyEstimate:
+    return exact_shapley(utility, num_players)
 
-    def with_any_options(utility, num_players: int, **options) -> ShapleyEstimate:
-        assert options["depth"] == 3
-        return exact_shapley(utility, num_players)
 
-    def count_members(masks: Tensor) -> Tensor:
-        return masks.float().sum(1)
+def estimate_with_any_options(utility, num_players: int, **options) -> ShapleyEstimate:
+    assert options["depth"] == 3
+    return exact_shapley(utility, num_players)
 
-    for estimator in (with_named_depth, with_any_options):
-        metric = PartialFederatedShapley(
-            num_clients=3, estimator=estimator, estimator_args={"depth": 3}
-        )
-        metric.update(torch.arange(3), count_members)
-        # Each member adds 1 to whatever coalition it joins.
-        assert metric.compute().tolist() == pytest.approx([1, 1, 1])
 
+@pytest.mark.parametrize("estimator", [estimate_with_depth, estimate_with_any_options])
+def test_estimator_of_a_metric_may_be_a_users_function(estimator):
+    metric = PartialFederatedShapley(
+        num_clients=3, estimator=estimator, estimator_args={"depth": 3}
+    )
+
+    metric.update(
+        torch.arange(3),
+        lambda masks: masks.float().sum(1),
+    )
+
+    # Each member adds 1 to any coalition that it joins.
+    assert metric.compute().tolist() == pytest.approx([1, 1, 1])
+
+
+def test_estimator_args_unknown_to_a_users_function_are_refused():
     with refused(r"estimator_args={'width': 3}.*'depth'"):
-        PartialFederatedShapley(estimator=with_named_depth, estimator_args={"width": 3})
+        PartialFederatedShapley(estimator=estimate_with_depth, estimator_args={"width": 3})
 
 
 def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
@@ -220,18 +238,11 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
 def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
     beta = 0.6
     metric = SurrogateFederatedShapley(num_clients=4, beta=beta, estimator="exact")
-    expected = torch.full(
-        (4,),
-        0.5,
-        dtype=torch.float64,
-    )  # the value that clients begin with
+    initial_value = 0.5
+    expected = torch.full((4,), initial_value).double()
     has_value = torch.zeros(4, dtype=torch.bool)
 
-    for ids, seed in (
-        ([0, 1, 2], 1),
-        ([1, 3], 2),
-        ([0, 1, 2], 3),
-    ):
+    for seed, ids in enumerate([[0, 1, 2], [1, 3], [0, 1, 2]]):
         table = make_random_table(len(ids), seed)
         metric.update(torch.tensor(ids), make_table_game(table))
 
@@ -251,36 +262,24 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
     assert has_value.all()
 
 
-@pytest.mark.parametrize("normalize", ["min-max", "positive"])
-def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize):
+@pytest.mark.parametrize(
+    ("normalize", "range_of"),
+    [("min-max", lambda values: values.max() - values.min()), ("positive", torch.max)],
+)
+def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize, range_of):
     options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
-    surrogate = CoalitionValue(
-        4,
-        fold=SurrogateAverage(normalize=normalize),
-        **options,
-    )
+    surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
     game = make_table_game(make_random_table(4))
 
     for metric in (plain, surrogate):
-        generator = make_generator()
-        metric.update(torch.arange(4), game, generator)
+        metric.update(torch.arange(4), game, make_generator())
 
-    values = plain.compute()
-    value_range = values.max()
-    if normalize == "min-max":
-        value_range = values.max() - values.min()
-    expected = plain.diagnostics()["stderr"] / value_range
+    expected = plain.diagnostics()["stderr"] / range_of(plain.compute())
     assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
-@pytest.mark.parametrize(
-    ("budget", "is_exact"),
-    [
-        (60, False),
-        (2**8, True),
-    ],
-)
+@pytest.mark.parametrize(("budget", "is_exact"), [(60, False), (2**8, True)])
 def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions(budget, is_exact):
     def square_of_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double() ** 2
@@ -297,44 +296,44 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n."""
     num_clients = 5
     momentum = 0.75
-    rounds = [
-        ([0, 2, 3], [0.3, -0.1, 0.05]),
-        ([2, 3], [0.2, 0.4]),
-        ([0, 3], [0.6, -0.2]),
+    values_by_round = [
+        {0: 0.3, 2: -0.1, 3: 0.05},
+        {2: 0.2, 3: 0.4},
+        {0: 0.6, 3: -0.2},
     ]
     metric = PartialFederatedShapley(
         num_clients, estimator="exact", momentum=momentum, init="uniform"
     )
     relevance = torch.full((num_clients,), 1 / num_clients)
 
-    for ids, values in rounds:
-        values_of_members = torch.tensor(values)
-
-        def sum_members(masks: Tensor, values: Tensor = values_of_members) -> Tensor:
-            return masks.float() @ values
-
-        metric.update(torch.tensor(ids), sum_members)
-        relevance[ids] = momentum * relevance[ids] + (1 - momentum) * values_of_members
+    for values_of_clients in values_by_round:
+        ids = list(values_of_clients)
+        values = torch.tensor([*values_of_clients.values()])
+        metric.update(torch.tensor(ids), make_additive_game(values))
+        relevance[ids] = momentum * relevance[ids] + (1 - momentum) * values
 
     computed = metric.compute()
-    assert computed[[1, 4]].isnan().all()  # never seen
-    assert_close(
-        computed[[0, 2, 3]],
-        relevance[[0, 2, 3]],
-    )
-
-    # Samplers draw who was never seen by the relevance that it began with.
+    absent_clients = [1, 4]
+    assert computed[absent_clients].isnan().all()
+    relevance[absent_clients] = math.nan
+    assert_close(computed, relevance, equal_nan=True)
+    # Samplers use it for clients that were never drawn.
     assert metric.prior == 1 / num_clients
 
 
-class Sees(ShapleyWeighted):
+def make_additive_game(values: Tensor):
+    """A coalition's utility is the sum of its members' values."""
+    return lambda masks: masks.float() @ values
+
+
+class RecordsValues(ShapleyWeighted):
     def weights(self, round, contributions):
         self.values_read = contributions["ssv"]
         return super().weights(round, contributions)
 
 
 def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path):
-    aggregator = Sees("ssv")
+    aggregator = RecordsValues("ssv")
     loop = FederatedLoop(
         aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1
     )

@@ -20,11 +20,11 @@ from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 
-THREE = (4.0, 1.0, 2.0)
+PROPORTIONS = (4.0, 1.0, 2.0)
 
 
 def make_data(**kwargs) -> FederatedDataModule:
-    return toy_data(THREE, **{"client_val": 0.3, **kwargs})
+    return toy_data(PROPORTIONS, **{"client_val": 0.3, **kwargs})
 
 
 def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def reference_coefficients(
     return clipped_shares(direction_shares + error_shares)
 
 
-class Kept(FedCE):
+class FedCEThatKeepsRounds(FedCE):
     def __init__(self):
         super().__init__()
         self.rounds: list[Round] = []
@@ -80,12 +80,18 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("combine", ["times", "plus"])
 def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, combine):
-    aggregator = Kept()
+    aggregator = FedCEThatKeepsRounds()
     dealt = make_data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1)
 
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        dealt,
+        rounds=3,
+    )
 
     coefficients = np.full(3, 1 / 3)
     cosines = []
@@ -100,12 +106,16 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         cosines.append(reference_cosines(updates, weights.numpy()))
         scores_without = []
         for client in range(3):
-            of_others = weights.clone()
-            of_others[client] = 0
-            model = (of_others / (1 - weights[client])) @ models
+            weights_of_others = weights.clone()
+            weights_of_others[client] = 0
+            model = (weights_of_others / weights_of_others.sum()) @ models
             scores_without.append(accuracy_at_client(model.float(), dealt, client))
         scores.append(np.array(scores_without))
-        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
+        coefficients = reference_coefficients(
+            np.array(cosines),
+            np.array(scores),
+            combine,
+        )
 
     assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
@@ -116,12 +126,14 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         np.mean(cosines, 0),
         atol=1e-5,
     )
+    assert_allclose(
+        diagnostics["error"].numpy(),
+        1 - np.mean(scores, 0),
+        atol=1e-5,
+    )
 
-    errors = 1 - np.mean(scores, 0)
-    assert_allclose(diagnostics["error"].numpy(), errors, atol=1e-5)
 
-
-class Constant(Upload):
+class SendsConstantUpdate(Upload):
     def apply(self, update, departure):
         return torch.full_like(update, 0.3)
 
@@ -129,17 +141,23 @@ class Constant(Upload):
 @pytest.mark.slow
 def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
-    aggregator = Kept()
+    aggregator = FedCEThatKeepsRounds()
     data = make_data()
     metric = ContributionEstimation()
     loop = FederatedLoop(
         aggregator,
         {"fedce": metric},
-        uploads=[Constant()],
+        uploads=[SendsConstantUpdate()],
         seed=1,
     )
 
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=False)),
+        data,
+        rounds=1,
+    )
 
     sent_models = aggregator.rounds[0].client_vectors
     expected = []
@@ -153,36 +171,38 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
 def test_absent_client_keeps_its_contribution_estimate():
     metric = ContributionEstimation(4)
     models = torch.randn(3, 5, generator=make_generator())
-    for ids in ([0, 1, 2], [0, 1]):
-        cohort = torch.tensor(ids)
-        cohort_models = models[: len(ids)]
+    for cohort_size in (3, 2):
+        cohort = torch.arange(cohort_size)
+        cohort_models = models[:cohort_size]
         metric.update(
-            cohort,
-            cohort_models,
-            torch.ones(len(ids)),
-            cohort_models.mean(0),
-            make_client_evaluator(cohort, cohort_models),
+            client_ids=cohort,
+            client_updates=cohort_models,
+            aggregation_weights=torch.ones(cohort_size),
+            aggregate=cohort_models.mean(0),
+            clients=make_client_evaluator(cohort, cohort_models),
         )
 
     assert metric.participations.tolist() == [2, 2, 1, 0]
-
     is_missing = metric.diagnostics()["cosine"].isnan()
     assert is_missing.tolist() == [False, False, False, True]
 
-    value = metric.compute()
-    space = ParameterSpace(torch.nn.Linear(2, 1))
-    round = Round(
-        0,
-        torch.tensor([2, 3]),
-        torch.ones(2),
-        torch.zeros(3),
-        torch.zeros(2, 3),
-        space,
-    )
-    weights = FedCE().weights(round, {"fedce": value})
-    expected = torch.stack([value[2], value[:3].mean()])
 
-    assert_close(weights.float(), expected / expected.sum())
+def test_fedce_weights_a_client_without_an_estimate_by_the_mean_of_the_others():
+    round = Round(
+        round_index=0,
+        client_ids=torch.tensor([2, 3]),
+        num_samples=torch.ones(2),
+        global_vector=torch.zeros(3),
+        client_vectors=torch.zeros(2, 3),
+        space=ParameterSpace(torch.nn.Linear(2, 1)),
+    )
+    estimates = torch.tensor([0.2, 0.3, 0.4, torch.nan])
+    mean_estimate = (0.2 + 0.3 + 0.4) / 3
+
+    weights = FedCE().weights(round, {"fedce": estimates})
+
+    expected = torch.tensor([0.4, mean_estimate]) / (0.4 + mean_estimate)
+    assert_close(weights.float(), expected)
 
 
 def test_only_client_of_a_round_scores_the_model_it_started_from():
@@ -198,14 +218,18 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
         clients=make_client_evaluator(client_ids, model),
     )
 
-    assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
+    sigmoid_of_zero = 0.5
+    assert metric.scores.tolist() == [0, sigmoid_of_zero]
 
 
-def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):
+def test_contribution_estimation_without_held_out_samples_of_clients_is_refused(tmp_path):
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
+
     with refused(r"metrics \['fedce'\] need validation.*client.*0.2"):
         fit(loop, tmp_path, data=toy_data())
 
-    for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
-        with refused("of which more is better"):
-            ContributionEstimation(performance=wrong)
+
+@pytest.mark.parametrize("performance", ["negative_loss", torchmetrics.MeanSquaredError()])
+def test_contribution_estimation_by_a_loss_is_refused(performance):
+    with refused("of which more is better"):
+        ContributionEstimation(performance=performance)

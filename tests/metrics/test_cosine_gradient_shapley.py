@@ -40,10 +40,7 @@ def test_zero_updates_have_cosine_0_and_share_the_reputation_equally():
         num_samples=torch.tensor([10, 10]),
     )
 
-    assert metric.diagnostics()["phi"][:2].tolist() == [
-        0,
-        0,
-    ]
+    assert metric.diagnostics()["phi"][:2].tolist() == [0, 0]
     assert metric.compute()[:2].tolist() == [0.5, 0.5]
 
 
@@ -61,4 +58,7 @@ def test_first_reputations_may_be_the_shares_of_samples():
     shares = torch.tensor([0.75, 0.25])
     cosines = torch.full((2,), 0.5**0.5)  # of the two axes with their sum
     expected = alpha * shares + (1 - alpha) * cosines
-    torch.testing.assert_close(metric.compute(), expected / expected.sum())
+    torch.testing.assert_close(
+        metric.compute(),
+        expected / expected.sum(),
+    )

@@ -13,6 +13,7 @@ from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 
+#: Which clients take part in two rounds, and how many parameters they upload and download.
 ROUNDS = [
     (torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20])),
     (torch.tensor([1, 2]), torch.tensor([10, 10]), torch.tensor([0, 30])),
@@ -28,10 +29,9 @@ def test_communication_cost_gives_totals():
     up_and_down = [[10, 50], [10, 0], [20, 50]]  # sums over the two rounds, by client
     assert costs[:3].tolist() == up_and_down
     assert metric.per_client(costs)[:3].tolist() == [
-        sum(
-            pair,
-        )
-        for pair in up_and_down
+        10 + 50,
+        10 + 0,
+        20 + 50,
     ]
     assert not metric.higher_is_better
 
@@ -45,20 +45,25 @@ def test_communication_cost_gives_totals():
 
 
 def test_communication_cost_counts_measured_bytes():
-    ids, up, down = ROUNDS[0]
+    metric = CommunicationCost(4)
     bytes_up = torch.tensor([11.0, 12.5])
     bytes_down = torch.tensor([200.0, 80.0])
-    metric = CommunicationCost(4)
 
-    metric.update(ids, up, down, bytes_up, bytes_down)
+    metric.update(*ROUNDS[0], uploaded_bytes=bytes_up, downloaded_bytes=bytes_down)
 
     totals = metric.diagnostics()
-    assert totals["bytes_up"] == 24  # whole bytes
-    assert totals["bytes_down"] == 280
-    assert totals["parameters_up"] == 20
+    assert totals["bytes_up"] == 11 + 13
+    assert totals["bytes_down"] == 200 + 80
+    assert totals["parameters_up"] == 10 + 10
+
+
+def test_communication_cost_refuses_bytes_of_another_number_of_clients():
+    one_client = torch.tensor([11.0])
 
     with pytest.raises(ValueError, match="uploaded_bytes"):
-        metric.update(ids, up, down, bytes_up[:1], bytes_down)
+        CommunicationCost(4).update(
+            *ROUNDS[0], uploaded_bytes=one_client, downloaded_bytes=one_client
+        )
 
 
 class SpoilsUpdatesOfClients1And2(Upload):
@@ -134,8 +139,8 @@ def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client():
     # Clients have taken part in 2, 0, 4 and 1 of the rounds.
     assert metric.diagnostics()["affordable"].tolist() == [
         4 - 2,
-        4,
-        0,
+        4 - 0,
+        4 - 4,
         4 - 1,
     ]
     message = metric.spent()

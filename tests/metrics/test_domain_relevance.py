@@ -6,40 +6,31 @@ import torch
 from flsv.federation import FederatedLoop
 from flsv.functional import label_overlap, relevance_auroc
 from flsv.metrics import DomainRelevance
-from helpers import make_generator, refused
+from helpers import refused
 from helpers.fits import fit
 
-nan = float("nan")
-N = 5
+NAN = float("nan")
+NUM_CLIENTS = 5
 
 
 def make_rounds(count=6, seed=0):
     """Cohorts of random sizes, each client looking at some others."""
-    generator = make_generator(seed)
+    torch.manual_seed(seed)
     for _ in range(count):
-        shuffled_ids = torch.randperm(N, generator=generator)
-        cohort_size = 1 + int(
-            torch.randint(
-                N,
-                (),
-                generator=generator,
-            )
-        )
-        ids = shuffled_ids[:cohort_size]
-
-        values = torch.randn(len(ids), N, generator=generator)
-        is_unknown = torch.rand(len(ids), N, generator=generator) > 0.5
-        values[is_unknown] = nan
-        yield ids, values
+        cohort_size = int(torch.randint(1, NUM_CLIENTS + 1, ()))
+        client_ids = torch.randperm(NUM_CLIENTS)[:cohort_size]
+        values = torch.randn(cohort_size, NUM_CLIENTS)
+        is_unknown = torch.rand(cohort_size, NUM_CLIENTS) > 0.5
+        yield client_ids, values.masked_fill(is_unknown, NAN)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
 def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha):
-    metric = DomainRelevance(N, alpha=alpha)
+    metric = DomainRelevance(NUM_CLIENTS, alpha=alpha)
     assert metric.compute().isnan().all()
 
-    expected = torch.zeros(N, N)
-    has_value = torch.zeros(N, N, dtype=torch.bool)
+    expected = torch.zeros(NUM_CLIENTS, NUM_CLIENTS)
+    has_value = torch.zeros(NUM_CLIENTS, NUM_CLIENTS, dtype=torch.bool)
     for ids, values in make_rounds():
         metric.update(ids, values)
 
@@ -50,16 +41,19 @@ def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha)
             has_value[client] |= is_new
         torch.testing.assert_close(
             metric.compute(),
-            expected.where(has_value, nan),
+            expected.where(has_value, NAN),
             equal_nan=True,
         )
 
 
 def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
     # Clients with a class in common are relevant for each other.
-    class_counts = torch.eye(2, dtype=torch.long)[torch.arange(N) % 2]
+    class_counts = torch.eye(
+        2,
+        dtype=torch.long,
+    )[torch.arange(NUM_CLIENTS) % 2]
     metric = DomainRelevance()
-    metric.bind(N, 2, class_counts=class_counts)
+    metric.bind(NUM_CLIENTS, 2, class_counts=class_counts)
     for arguments in make_rounds(3):
         metric.update(*arguments)
 

@@ -24,13 +24,7 @@ def label_texts(texts) -> list[str]:
 
 
 def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path):
-    values = torch.tensor(
-        [
-            [0.5, NAN],
-            [NAN, NAN],
-            [-0.2, 0.0],
-        ]
-    )
+    values = torch.tensor([[0.5, NAN], [NAN, NAN], [-0.2, 0.0]])
 
     _, axis = plot_contributions(values)
 
@@ -53,8 +47,16 @@ def test_unknown_values_of_clients_have_no_bar():
 @pytest.mark.parametrize(
     ("values", "intervals"),
     [
-        pytest.param(torch.full((3, 2), NAN), None, id="per class"),
-        pytest.param(torch.full((1000,), NAN), None, id="of many clients"),
+        pytest.param(
+            torch.full((3, 2), NAN),
+            None,
+            id="per class",
+        ),
+        pytest.param(
+            torch.full((1000,), NAN),
+            None,
+            id="of many clients",
+        ),
         pytest.param(
             torch.full((3,), NAN),
             [torch.full((3,), NAN)] * 2,
@@ -81,26 +83,51 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     )
 
     horizontal_lines = [list(line.get_ydata()) for line in axis.lines]
-    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
+    (bars,) = [
+        bars
+        for bars in axis.containers
+        if getattr(
+            bars,
+            "has_yerr",
+            False,
+        )
+    ]
     (error_lines,) = bars.lines[2]
     intervals = [segment[:, 1] for segment in error_lines.get_segments()]
-    expected_intervals = [
-        [0.09, 0.11],
-        [-0.22, -0.18],
-    ]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
     assert axis.get_ylim() == (-0.5, 0.5)
     assert [0, 0] in horizontal_lines
-    assert np.allclose(intervals, expected_intervals)
+    assert np.allclose(
+        intervals,
+        [[0.09, 0.11], [-0.22, -0.18]],
+    )
     save_figure(figure, tmp_path)
 
 
-def test_second_plot_on_an_axis_extends_its_limits():
-    for values in (lambda top: torch.tensor([top]), lambda top: [torch.tensor([top])] * 2):
-        _, axis = plot_contributions(values(0.1))
-        plot_contributions(values(2.0), axis)
-        assert axis.get_ylim()[1] > 2
+@pytest.mark.parametrize(
+    ("values", "higher_values"),
+    [
+        pytest.param(
+            torch.tensor([0.1]),
+            torch.tensor([2.0]),
+            id="bars",
+        ),
+        pytest.param(
+            torch.full(
+                (2, 1),
+                0.1,
+            ).unbind(),
+            torch.full((2, 1), 2.0).unbind(),
+            id="lines",
+        ),
+    ],
+)
+def test_second_plot_on_an_axis_extends_its_limits(values, higher_values):
+    _, axis = plot_contributions(values)
+    plot_contributions(higher_values, axis)
+
+    assert axis.get_ylim()[1] > 2
 
 
 def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
@@ -119,7 +146,7 @@ def test_metric_plots_show_client_names_class_names_and_units():
     cssv.bind(
         2,
         2,
-        ["Shirt", "Dress"],
+        class_names=["Shirt", "Dress"],
         client_names=["Boston", "Lyon"],
     )
 
@@ -135,17 +162,16 @@ def test_waterfall_leads_from_the_untrained_models_score_to_that_of_all():
     values = torch.tensor([0.5, -0.25, 0.25])
     intervals = (values - 0.125, values + 0.125)
 
-    _, axis = plot_contributions(
-        values,
-        intervals=intervals,
-        waterfall_from=0.125,
-    )
+    untrained_score = 0.125
+    score_of_all = 0.125 + 0.5 - 0.25 + 0.25
+
+    _, axis = plot_contributions(values, intervals=intervals, waterfall_from=untrained_score)
 
     heights = [bar.get_height() for bar in axis.patches]
     bottoms = [bar.get_y() for bar in axis.patches]
-    heights_of_scores = [0.125, 0.625]
-    assert heights == [*heights_of_scores, 0.5, -0.25, 0.25]
-    assert bottoms == [0, 0, 0.125, 0.625, 0.375]
+    assert heights == [untrained_score, score_of_all, *values.tolist()]
+    # Each client's bar begins where the one before it ends.
+    assert bottoms == [0, 0, 0.125, 0.125 + 0.5, 0.125 + 0.5 - 0.25]
 
 
 def test_waterfall_of_values_per_class_is_refused():
@@ -185,11 +211,7 @@ def test_bars_of_many_clients_are_those_of_the_highest_and_lowest_values():
     values = make_many_values()
     intervals = (values - 1, values + 2)
 
-    _, axis = plot_contributions(
-        values,
-        client_names=NAMES_OF_MANY,
-        intervals=intervals,
-    )
+    _, axis = plot_contributions(values, client_names=NAMES_OF_MANY, intervals=intervals)
 
     assert label_texts(axis.get_xticklabels()) == EXPECTED_OF_MANY
     heights = [bar.get_height() for bar in axis.patches]
@@ -205,10 +227,7 @@ def test_heatmap_of_many_clients_has_a_row_for_the_highest_and_lowest_values():
     values = make_many_values()
     values_by_class = torch.stack([values, torch.full_like(values, NAN)], dim=1)
 
-    _, axis = plot_contributions(
-        values_by_class,
-        client_names=NAMES_OF_MANY,
-    )
+    _, axis = plot_contributions(values_by_class, client_names=NAMES_OF_MANY)
 
     (image,) = axis.images
     cells = image.get_array()

@@ -1,6 +1,5 @@
 """ShadowShapley: every coalition's model against a plain loop that trains this coalition alone."""
 
-import warnings
 from functools import partial
 
 import lightning as L
@@ -30,7 +29,7 @@ from helpers.coalitions_by_hand import (
     make_three_clients,
 )
 from helpers.fits import fit, trainer_for
-from helpers.models import Plain, network, sgd
+from helpers.models import Plain, network
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS = {
@@ -44,7 +43,8 @@ FEDERATIONS = {
         "uploads": [Scaling(1e4, clients=[1])],
         "filters": [OutlierFilter(exclude=True)],
     },
-    "attacks": lambda: {  # of which one keeps something between rounds, another in each coalition
+    # One of the attacks has a state between rounds, another one in each coalition.
+    "attacks": lambda: {
         "uploads": [
             Scaling(2.0, clients=[0]),
             FreeRider("noise", clients=[1]),
@@ -55,77 +55,71 @@ FEDERATIONS = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FEDERATIONS)
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
-    optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
-    module = Plain(network(batch_norm=False), optimizer)
-    make = FEDERATIONS[name]
+    make_options = FEDERATIONS[name]
+    # SCAFFOLD is SGD without momentum.
+    module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
 
-    def alone(cohort: FixedCohort) -> L.Trainer:
-        federation = FederatedLoop(**make(), sampler=cohort, seed=SEED)
-        return trainer_for(federation, tmp_path, ROUNDS, limit_val_batches=0)
+    def make_trainer(cohort: FixedCohort) -> L.Trainer:
+        loop = FederatedLoop(**make_options(), sampler=cohort, seed=SEED)
+        return trainer_for(loop, tmp_path, ROUNDS, limit_val_batches=0)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        game = GameByFits(alone, module, make_three_clients())
-        expected = exact_shapley(game, 3).values
-        classes = exact_shapley(game.recalls, 3).values
-        options = make()
-        options["metrics"] = {
-            **options.get("metrics", {}),
-            "classes": ShadowShapley(coalitions="all", per_class=True),
-        }
-        federation = make_shadow_loop(
-            ShadowShapley(coalitions="all", performance="negative_loss"),
-            **options,
-        )
-        fit(federation, tmp_path, module, make_three_clients(), rounds=ROUNDS)
+    game = GameByFits(make_trainer, module, make_three_clients())
+    expected = exact_shapley(game, 3).values
+    expected_by_class = exact_shapley(game.recalls, 3).values
 
-    values = federation.contributions["shadow"].double()
-    by_class = federation.contributions["classes"].by_class
+    options = make_options()
+    classes = ShadowShapley(coalitions="all", per_class=True)
+    options["metrics"] = {**options.get("metrics", {}), "classes": classes}
+    loop = make_shadow_loop(ShadowShapley(coalitions="all", performance="negative_loss"), **options)
+    fit(loop, tmp_path, module, make_three_clients(), rounds=ROUNDS)
 
-    # Whom a filter leaves out of every round has a value, too: coalitions train with its data.
+    # A client that a filter excludes from every round has a value, too: coalitions train with its data.
+    values = loop.contributions["shadow"].double()
+    values_by_class = loop.contributions["classes"].by_class.double()
     assert_close(values, expected, rtol=1e-4, atol=1e-5)
-    assert_close(by_class.double(), classes, rtol=1e-5, atol=1e-6)
+    assert_close(values_by_class, expected_by_class, rtol=1e-5, atol=1e-6)
+    assert classes.intervals() is None
 
-    metric = federation.metrics["shadow"]
-    # No coalition is left open; what untrained models and the last three rounds differ by.
-    no_fit_errors = torch.zeros(3)
+
+@pytest.mark.slow
+def test_error_of_shadow_values_is_that_of_untrained_models_and_recent_rounds(tmp_path):
+    metric = ShadowShapley(coalitions="all", performance="negative_loss")
+    loop = make_shadow_loop(metric)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), rounds=ROUNDS)
+
     untrained = read_untrained(tmp_path / "coalitions")
-    history = federation.history().query("metric == 'shadow'")
-    values_by_round = history.pivot(
-        index="round",
-        columns="client",
-        values="value",
-    ).to_numpy()
-    stderr = one_seed_stderr(
+    history = loop.history().query("metric == 'shadow'")
+    values_by_round = history.pivot(index="round", columns="client", values="value").to_numpy()
+    expected = one_seed_stderr(
         metric.values[:, 0],
-        no_fit_errors,
+        stderr=torch.zeros(3),  # all coalitions are trained, so nothing is fitted
         untrained_utilities=untrained["negative_loss"][:, 0],
         recent_values=torch.tensor(values_by_round),
     )
 
-    assert len(values_by_round) == 3
-    assert_close(metric.errors[:, 0].double(), stderr, rtol=1e-3, atol=1e-5)
-    assert federation.metrics["classes"].intervals() is None
+    assert len(values_by_round) == ROUNDS
+    assert_close(metric.errors[:, 0].double(), expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("options", "rounds"),
+    ("options", "num_valued_rounds"),
     [
         ({}, 10),
         ({"performance": "val_loss", "mode": "min"}, 5),
         ({"every": 1}, 30),
-        ({"every": 7}, 5),  # the rounds 7, 14, 21 and 28, and the last one
+        ({"every": 7}, 30 // 7 + 1),
     ],
 )
-def test_shadow_values_are_of_the_last_round_and_some_before_it(options, rounds):
+def test_shadow_values_are_of_the_last_round_and_some_before_it(options, num_valued_rounds):
     metric = ShadowShapley(num_clients=2, **options)
     metric.check_rounds(30)
 
     valued_rounds = metric.rounds_to_value(30)
 
-    assert len(valued_rounds) == rounds
+    assert len(valued_rounds) == num_valued_rounds
     assert valued_rounds[-1] == 30 - 1
 
 
@@ -150,27 +144,29 @@ def test_models_are_scored_on_at_most_a_quarter_of_the_samples_of_training(num_s
     assert num_valued_rounds(num_trained=8_000, num_scored=num_scored) == num_rounds
 
 
-REFUSED = {
-    "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
-    "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
-    "colluders": ("compare the updates of one cohort", lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]}),
-    "share": (
-        "a part of each model stays at the clients: .* initial values of .net.4.weight.",
-        lambda: {"share": ["!net.4.*"]},
-    ),
-    "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
-    "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
-}  # fmt: skip
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("setting", REFUSED)
-def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(tmp_path, setting):
-    match, options = REFUSED[setting]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"personalizer": Standalone()}, "gives each client a start point"),
+        ({"uploads": [GaussianPrivacy(1.0, 0.1)]}, "noise would be spent"),
+        (
+            {"uploads": [InnerProductManipulation(clients=[0, 1])]},
+            "compare the updates of one cohort",
+        ),
+        (
+            {"share": ["!net.4.*"]},
+            "a part of each model stays at the clients: .* initial values of .net.4.weight.",
+        ),
+        ({"metrics": {"other": ShadowShapley(coalitions="singles")}}, "different coalitions"),
+        ({"metric": ShadowShapley(coalitions=[[7]])}, "names clients"),
+    ],
+)
+def test_shadow_shapley_with_an_unsupported_option_is_refused(options, message, tmp_path):
     module = Plain(network(batch_norm=False))
 
-    with refused(match):
-        fit(make_shadow_loop(**options()), tmp_path, module, make_three_clients(), rounds=1)
+    with refused(message):
+        fit(make_shadow_loop(**options), tmp_path, module, make_three_clients(), rounds=1)
 
 
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values():
@@ -188,21 +184,12 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
 
 
 def test_shadow_values_of_an_earlier_round_have_no_interval():
-    def count_members(masks: torch.Tensor) -> torch.Tensor:
-        return masks.sum(1).double()
-
-    def count_members_three_times(masks: torch.Tensor) -> torch.Tensor:
-        return 3 * count_members(masks)
-
     metric = ShadowShapley(num_clients=2)
     masks = coalition_masks("all", 2)
-    metric.update(torch.arange(2), masks, count_members)
+    metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
     earlier_values = metric.compute()
-    metric.update(torch.arange(2), masks, count_members_three_times)
+    metric.update(torch.arange(2), masks, lambda masks: 3 * masks.sum(1).double())
 
     assert metric.intervals(value=earlier_values) is None
-
-    intervals = metric.intervals(value=metric.compute())
-    assert intervals is not None
-    low, high = intervals
+    low, high = metric.intervals(value=metric.compute())
     assert (low < high).all()

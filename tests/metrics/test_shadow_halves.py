@@ -1,5 +1,7 @@
 """ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -26,19 +28,12 @@ def make_data():
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
     clients = {}
     for client in range(NUM_CLIENTS):
-        labels = torch.randint(
-            CLASSES,
-            (24 + 8 * client,),
-            generator=generator,
-        )
+        num_samples = 24 + 8 * client
+        labels = torch.randint(CLASSES, (num_samples,), generator=generator)
         if client < 2:
             labels = labels % 2
-        samples = centers[labels] + torch.randn(
-            len(labels),
-            FEATURES,
-            generator=generator,
-        )
-        clients[f"site {client}"] = TensorDataset(samples, labels)
+        noise = torch.randn(num_samples, FEATURES, generator=generator)
+        clients[f"site {client}"] = TensorDataset(centers[labels] + noise, labels)
     return FederatedDataModule(
         clients=clients,
         batch_size=7,
@@ -51,72 +46,66 @@ def make_loop(metric, **options):
 
 
 @pytest.mark.slow
-def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
+def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_path):
     halvings = 2
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
 
     fit(loop, tmp_path / "halves", Plainest(), make_data(), ROUNDS)
 
     coalitions = stored_coalitions(tmp_path / "halves")
-    everybody = set(range(NUM_CLIENTS))
+    all_clients = set(range(NUM_CLIENTS))
     halves = [coalition for coalition in coalitions if len(coalition) > 1]
     assert len(coalitions) - len(halves) == NUM_CLIENTS
     assert len(halves) == 2 * halvings
-    assert all(tuple(sorted(everybody - set(half))) in coalitions for half in halves)
+    assert all(tuple(sorted(all_clients - set(half))) in coalitions for half in halves)
 
-    loop_of_named = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
-    fit(loop_of_named, tmp_path / "named", Plainest(), make_data(), ROUNDS)
+    loop_of_list = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
+    fit(loop_of_list, tmp_path / "list", Plainest(), make_data(), ROUNDS)
     metric = loop.metrics["shadow"]
-    metric_of_named = loop_of_named.metrics["shadow"]
+    expected = loop_of_list.metrics["shadow"]
     assert_close(
         metric.compute(),
-        metric_of_named.compute(),
+        expected.compute(),
         rtol=0,
         atol=1e-6,
     )
-    assert_close(metric.errors, metric_of_named.errors, rtol=0, atol=1e-6)
+    assert_close(metric.errors, expected.errors, rtol=0, atol=1e-6)
 
 
-def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
+def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
     metric = ShadowShapley(coalitions="halves", halvings=2)
-    generator = make_generator(1)
     masks = few_coalitions(NUM_CLIENTS, "singles")
-    order = torch.tensor([0, 1, 4, 6, 2, 5, 3])  # clients in another order
-    outputs = torch.randn(len(masks), 10, CLASSES, generator=generator)
+    outputs = torch.randn(len(masks), 10, CLASSES)
+    order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    expected = choose_halvings(outputs[2:], names, 2, logits=True)
-
-    chosen = metric.next_coalitions(
-        masks[order],
-        outputs[order],
+    next_coalitions = partial(
+        metric.next_coalitions,
         logits=True,
         names=names,
         seed=0,
     )
 
-    assert torch.equal(chosen, expected)
+    chosen = next_coalitions(masks[order], outputs[order])
+
+    outputs_of_singles = outputs[2:]  # after those of the empty and of the grand coalition
+    assert torch.equal(
+        chosen,
+        choose_halvings(outputs_of_singles, names, 2, logits=True),
+    )
     all_masks = torch.cat([masks, chosen])
     all_outputs = torch.cat([outputs, outputs[:4]])
-    none_left = metric.next_coalitions(
-        all_masks,
-        all_outputs,
-        logits=True,
-        names=names,
-        seed=0,
-    )
-    assert len(none_left) == 0
+    assert len(next_coalitions(all_masks, all_outputs)) == 0
 
 
-@pytest.mark.parametrize("halvings", [1, 2, 3])
-@pytest.mark.parametrize("num_clients", [4, 5, 8])
-def test_a_halving_costs_one_more_run(num_clients, halvings):
+@pytest.mark.parametrize(("num_clients", "halvings"), [(4, 1), (5, 2), (8, 3)])
+def test_cost_of_a_halving_is_that_of_one_more_run(num_clients, halvings):
     masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
 
     assert equivalent_runs(masks) == pytest.approx(1 + halvings)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_chooses_the_same_halves(tmp_path):
+def test_resumed_run_chooses_the_same_halves(tmp_path):
     assert_resumes(
         lambda: make_loop(ShadowShapley(coalitions="halves")),
         tmp_path,
@@ -136,12 +125,12 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
         ),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, reason):
+def test_shadow_shapley_with_options_that_do_not_fit_halves_is_refused(options, reason):
     with refused(reason):
         ShadowShapley(**options)
 
 
-def test_logged_values_are_refused_before_training(tmp_path):
+def test_halves_by_a_logged_performance_are_refused_before_training(tmp_path):
     metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
 
     with refused("chosen by the outputs"):

@@ -1,20 +1,24 @@
 """ShadowShapley's predicted values: from outputs of plain fits of each client alone, by hand."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.data import TensorDataset
 from torchmetrics.regression import MeanSquaredError
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Splits
-from flsv.functional import predicted_shapley
+from flsv.functional import few_coalitions, predicted_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
@@ -58,35 +62,33 @@ class Regression(L.LightningModule):
 
 
 def make_regression_data() -> FederatedDataModule:
-    draw = make_generator(2)
-    x = torch.randn(160, FEATURES, generator=draw)
-    noise = torch.randn(160, generator=draw)
-    product = 0.5 * x[:, 1] * x[:, 2]
-    y = x[:, 0] + product + 0.1 * noise
+    generator = make_generator(2)
+    x = torch.randn(160, FEATURES, generator=generator)
+    noise = torch.randn(160, generator=generator)
+    y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
 
     sizes = [60, 30, 70]
-    inputs = x.split(sizes)
-    targets = y.split(sizes)
-    sets = {}
-    for client, name in enumerate("abc"):
-        sets[name] = torch.utils.data.TensorDataset(inputs[client], targets[client])
+    clients = list(
+        zip(
+            x.split(sizes),
+            y.split(sizes),
+        )
+    )
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=8,
+        splits=Splits(server_val=0.3),
+    )
 
-    splits = Splits(server_val=0.3)
-    return FederatedDataModule(clients=sets, batch_size=8, splits=splits)
 
-
-class Adapted(L.LightningModule):
+class TransformerWithAdapter(L.LightningModule):
     """A frozen transformer of tokens with an adapter that starts at zero."""
 
     def __init__(self, seed: int = 1):
         super().__init__()
         torch.manual_seed(seed)
         layer = nn.TransformerEncoderLayer(
-            d_model=8,
-            nhead=2,
-            dim_feedforward=16,
-            dropout=0,
-            batch_first=True,
+            d_model=8, nhead=2, dim_feedforward=16, dropout=0, batch_first=True
         )
         embedding = nn.Embedding(TOKENS, 8)
         head = nn.Linear(8, TOKENS)
@@ -112,154 +114,145 @@ class Adapted(L.LightningModule):
 
 
 def make_text_data() -> FederatedDataModule:
-    draw = make_generator(3)
-    sets = {}
-    clients = [
-        ("a", 0, 20),
-        ("b", 4, 12),
-        ("c", 8, 16),
-    ]
-    for name, low, count in clients:
-        size = (count, 6)
-        tokens = torch.randint(low, TOKENS, size, generator=draw)
-        targets = tokens[:, 1:]
-        sets[name] = torch.utils.data.TensorDataset(tokens, targets)
+    generator = make_generator(3)
+    clients = []
+    for lowest_token, num_texts in [(0, 20), (4, 12), (8, 16)]:
+        tokens = torch.randint(
+            lowest_token,
+            TOKENS,
+            (num_texts, 6),
+            generator=generator,
+        )
+        next_tokens = tokens[:, 1:]
+        clients.append(TensorDataset(tokens, next_tokens))
 
     splits = Splits(server_val=0.3)
-    return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
+    return FederatedDataModule(clients=clients, batch_size=4, splits=splits, labels=False)
 
 
-def negative_losses(out: Tensor, y: Tensor) -> Tensor:
-    losses = [nn.functional.cross_entropy(logits, y) for logits in out]
+# Utilities of coalitions' outputs [K, V, ...], in the form in which outputs are predicted.
+
+
+def accuracies(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.argmax(-1) == y).double().mean(-1)
+
+
+def negative_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    losses = [nn.functional.cross_entropy(logits, y) for logits in outputs]
     return -torch.stack(losses).double()
 
 
-def recalls(out: Tensor, y: Tensor) -> Tensor:
-    hits = hits_of(out, y)
-    by_class = []
-    for label in range(CLASSES):
-        hits_of_class = hits[:, y == label]
-        by_class.append(hits_of_class.mean(-1))
+def recalls(outputs: Tensor, y: Tensor) -> Tensor:
+    by_class = [
+        accuracies(
+            outputs[:, y == label],
+            label,
+        )
+        for label in range(CLASSES)
+    ]
     return torch.stack(by_class, 1)
 
 
-def hits_of(out: Tensor, y: Tensor) -> Tensor:
-    return (out.argmax(-1) == y).double()
+def log_likelihoods(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs.log_softmax(-1)[..., 1].mean((1, 2)).double()
 
 
-#: Options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
-OF_CLASSES = [
-    (
-        {},
-        lambda out, y: hits_of(out, y).mean(-1),
-    ),
-    ({"performance": "negative_loss"}, negative_losses),
-    ({"per_class": True}, recalls),
-]
-LIKELIHOOD = (
-    {"performance": MeanLogLikelihood()},
-    lambda out, y: out.log_softmax(-1)[..., 1].mean((1, 2)).double(),
+def negative_errors(outputs: Tensor, y: Tensor) -> Tensor:
+    return -(outputs - y).square().mean(-1).double()
+
+
+@dataclass
+class PredictionCase:
+    make_module: Callable[[], L.LightningModule]
+    make_data: Callable[[], FederatedDataModule]
+    #: By the options of a metric.
+    utilities: list[tuple[dict[str, Any], Callable[[Tensor, Tensor], Tensor]]]
+    are_logits: bool = True
+    weighting: str = "samples"
+
+    def loop(self, **options) -> FederatedLoop:
+        return FederatedLoop(aggregator=FedAvg(self.weighting), seed=SEED, **options)
+
+    def weights(self, data: FederatedDataModule) -> Tensor:
+        return {"samples": data.num_samples, "uniform": torch.ones(CLIENTS)}[self.weighting]
+
+
+OF_CLASSES = PredictionCase(
+    partial(Plain, network(batch_norm=False)),
+    make_three_clients,
+    [
+        ({}, accuracies),
+        ({"performance": "negative_loss"}, negative_losses),
+        ({"per_class": True}, recalls),
+    ],
 )
-ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
-#: A module, its data, such measures, and whether outputs are logits.
-CASES = {
-    "classes": (
-        lambda: Plain(network(batch_norm=False)),
-        make_three_clients,
-        OF_CLASSES,
-        True,
-    ),
-    "labels' log-probabilities": (Adapted, make_text_data, [LIKELIHOOD], True),
-    "a regression": (Regression, make_regression_data, [ERROR], False),
-}
+OF_TEXTS = PredictionCase(
+    TransformerWithAdapter,
+    make_text_data,
+    [({"performance": MeanLogLikelihood()}, log_likelihoods)],
+)
+OF_REGRESSION = PredictionCase(
+    Regression,
+    make_regression_data,
+    [({"performance": MeanSquaredError()}, negative_errors)],
+    are_logits=False,
+)
 
 
 def outputs_of(module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        out = copy.deepcopy(module).eval()(x)
-
-    if isinstance(module, Adapted):
-        complement = (1 - out.exp()).log()
-        return torch.stack([complement, out], -1)
-
-    return out
+        outputs = copy.deepcopy(module).eval()(x)
+    if not isinstance(module, TransformerWithAdapter):
+        return outputs
+    # A text's log-probability is predicted as that of two classes.
+    log_complement = (1 - outputs.exp()).log()
+    return torch.stack([log_complement, outputs], -1)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("name", "uniform"),
-    [
-        *((name, False) for name in CASES),
-        ("classes", True),
-    ],
+    "case", [OF_CLASSES, replace(OF_CLASSES, weighting="uniform"), OF_TEXTS, OF_REGRESSION]
 )
-def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name, uniform):
-    make, make_data, measures, logits = CASES[name]
-    aggregator = FedAvg("uniform" if uniform else "samples")
-    module = make()
-    dealt = make_data()
-    dealt.setup("fit")
-    inputs, targets = zip(*dealt.val_dataloader())
-    x = torch.cat(inputs)
-    y = torch.cat(targets)
-    empty = torch.zeros(1, CLIENTS)
-    grand = torch.ones(1, CLIENTS)
-    trained = torch.cat(
-        [
-            empty,
-            grand,
-            torch.eye(CLIENTS),
-        ]
-    ).bool()
-    outputs = [outputs_of(module, x)]
-    coalitions = [[0, 1, 2], [0], [1], [2]]
-    for members in coalitions:
-        alone = FederatedLoop(
-            sampler=FixedCohort(members),
-            aggregator=aggregator,
-            seed=SEED,
-            reporting=SILENT,
-        )
-        client_module = fit(
-            alone,
-            tmp_path,
-            copy.deepcopy(module),
-            make_data(),
-            ROUNDS,
-        )
-        outputs.append(outputs_of(client_module, x))
-
-    stacked = torch.stack(outputs)
-    weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
-
-    metrics = {}
-    for number, (options, _) in enumerate(measures):
-        metrics[str(number)] = ShadowShapley(**options)
-
-    federation = FederatedLoop(
-        metrics=metrics,
-        aggregator=aggregator,
-        seed=SEED,
+def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path):
+    module = case.make_module()
+    data = case.make_data()
+    data.setup("fit")
+    x, y = map(
+        torch.cat,
+        zip(*data.val_dataloader()),
     )
-    fit(federation, tmp_path, module, make_data(), ROUNDS)
+    trained = few_coalitions(CLIENTS, "singles")
+    outputs = [outputs_of(module, x)]
+    for members in [[0, 1, 2], [0], [1], [2]]:
+        loop = case.loop(sampler=FixedCohort(members), reporting=SILENT)
+        trained_module = copy.deepcopy(module)
+        fit(loop, tmp_path, trained_module, case.make_data(), ROUNDS)
+        outputs.append(outputs_of(trained_module, x))
+    stacked = torch.stack(outputs)
 
-    for number, (_, score) in enumerate(measures):
-        utility = partial(lambda outputs, score: score(outputs, y), score=score)
+    metrics = {str(i): ShadowShapley(**options) for i, (options, _) in enumerate(case.utilities)}
+    fit(
+        case.loop(metrics=metrics),
+        tmp_path,
+        module,
+        case.make_data(),
+        ROUNDS,
+    )
+
+    for metric, (_, utility) in zip(
+        metrics.values(),
+        case.utilities,
+    ):
+        utility_of_outputs = partial(utility, y=y)
         expected = predicted_shapley(
             trained,
-            utility(stacked),
+            utility_of_outputs(stacked),
             stacked,
-            weights,
-            utility,
-            logits=logits,
-        ).values
-        metric = federation.metrics[str(number)]
-        assert_close(
-            metric.compute().double(),
-            expected,
-            rtol=1e-4,
-            atol=1e-5,
+            weights=case.weights(data),
+            score=utility_of_outputs,
+            logits=case.are_logits,
         )
+        assert_close(metric.compute().double(), expected.values, rtol=1e-4, atol=1e-5)
         assert (metric.errors > 0).all()
 
 
@@ -270,9 +263,8 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     )
     curve = whole.history().query("metric == 'shadow'")
 
-    assert (
-        curve["round"].nunique() == NUM_RECENT_ROUNDS
-    )  # of 4: scoring would cost more than training
+    # Scoring all four rounds would cost more than training.
+    assert curve["round"].nunique() == NUM_RECENT_ROUNDS
     assert len(curve.query("round == 3")) == CLIENTS
 
     metric = whole.metrics["shadow"]
@@ -290,17 +282,14 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
 
 
 @pytest.mark.slow
-def test_coalitions_with_frozen_weights_have_no_values_if_a_resumed_run_has_others(tmp_path):
+def test_run_resumed_with_other_frozen_weights_has_no_values(tmp_path):
     def run(rounds: int, seed: int, path: Path | None = None, **options) -> Tensor:
         metric = ShadowShapley(performance=MeanLogLikelihood(), every=1)
         loop = FederatedLoop(
-            metrics={"shadow": metric},
-            share="trainable",
-            seed=SEED,
-            reporting=SILENT,
+            metrics={"shadow": metric}, share="trainable", seed=SEED, reporting=SILENT
         )
         data = make_text_data()
-        fit(loop, tmp_path, Adapted(seed), data, rounds, path, **options)
+        fit(loop, tmp_path, TransformerWithAdapter(seed), data, rounds, path, **options)
         return loop.contributions["shadow"]
 
     whole = run(2, seed=1)

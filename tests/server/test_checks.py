@@ -28,7 +28,7 @@ from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network
 
 
-class NeverTrained(Plain):
+class FailsIfTrained(Plain):
     def training_step(self, batch, batch_idx):
         raise AssertionError("training had started")
 
@@ -37,49 +37,76 @@ def make_cssv_options(head=None):
     return {"cssv": ClassSpecificShapley(head=head)}
 
 
-def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
-    class Convolutional(Plain):
-        def forward(self, x):
-            return self.net(x[..., None]).flatten(1)
+class Convolutional(Plain):
+    def forward(self, x):
+        return self.net(x[..., None]).flatten(1)
 
+
+def test_convolution_can_be_named_as_classifier_head(tmp_path):
     loop = FederatedLoop(metrics=make_cssv_options("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
 
     assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
 
-def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
+def test_plain_dataloaders_are_refused(tmp_path):
     trainer = trainer_for(FederatedLoop(), tmp_path)
     message = r"needs a FederatedDataModule, but got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
 
     with refused(message):
-        trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
+        trainer.fit(FailsIfTrained(), DataLoader(toy_sets()[0], batch_size=8))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(trainer), "world_size", 2)
-        with refused("one process.*trainer has 2"):
-            trainer.fit(NeverTrained(), toy_data())
+
+def test_trainer_of_two_processes_without_the_strategy_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+
+    with refused("one process.*trainer has 2"):
+        fit(FederatedLoop(), tmp_path, FailsIfTrained())
 
 
 class OfOtherPackage(nn.Linear):
     __module__ = "pytorch_lightning.core.module"
 
 
-def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):
-    module = OfOtherPackage(2, 2)
-    other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})()
-    words = "write `import lightning.pytorch"
-    with refused(words):
-        fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback])
-    with refused(words):
-        FederatedDataModule(module).setup("fit")
-    with refused(words):
-        retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data())
-    with refused(words):
-        value_round(module, torch.zeros(6), [torch.zeros(6)] * 2)
+class CallbackOfOtherPackage(L.Callback):
+    __module__ = "pytorch_lightning.x"
 
 
-class Bare(L.LightningModule):
+MODULE_OF_OTHER_PACKAGE = OfOtherPackage(2, 2)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(
+            lambda folder: fit(
+                FederatedLoop(), folder, FailsIfTrained(), callbacks=[CallbackOfOtherPackage()]
+            ),
+            id="fit",
+        ),
+        pytest.param(
+            lambda folder: FederatedDataModule(MODULE_OF_OTHER_PACKAGE).setup("fit"), id="data"
+        ),
+        pytest.param(
+            lambda folder: retrain(
+                trainer_for(FederatedLoop(), folder), MODULE_OF_OTHER_PACKAGE, toy_data()
+            ),
+            id="retrain",
+        ),
+        pytest.param(
+            lambda folder: value_round(
+                MODULE_OF_OTHER_PACKAGE, torch.zeros(6), [torch.zeros(6)] * 2
+            ),
+            id="value_round",
+        ),
+    ],
+)
+def test_objects_of_the_package_pytorch_lightning_are_refused(use, tmp_path):
+    with refused("write `import lightning.pytorch"):
+        use(tmp_path)
+
+
+class WithoutForward(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = network(batch_norm=False)
@@ -91,66 +118,74 @@ class Bare(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class Calls(Bare):
+class WithForward(WithoutForward):
     def forward(self, x):
         return self.net(x)
 
 
-WIDE = nn.Sequential(nn.Linear(6, 7))
-NO_LINEAR = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten())
-EVALUATED = {"evaluation": ClientEvaluation(every=1)}
-OF_LOSS = {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}
-OF_CLIENTS = ContributionEstimation(performance="val_acc", mode="max")
-ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecificShapley()}}
+SEVEN_OUTPUTS = nn.Sequential(nn.Linear(6, 7))
+WITHOUT_LINEAR_HEAD = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten())
+WITH_EVALUATION = {"evaluation": ClientEvaluation(every=1)}
+METRIC_BY_LOSS = {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}
+METRIC_BY_LOGGED_ACCURACY = ContributionEstimation(performance="val_acc", mode="max")
+READS_ABSENT_METRIC = {
+    "aggregator": ShapFedWA("cssv"),
+    "metrics": {"shapley": ClassSpecificShapley()},
+}
 
 
 @pytest.mark.parametrize(
     ("make", "loop", "message", "options"),
     [
         (
-            Bare,
-            ELSEWHERE,
+            WithoutForward,
+            READS_ABSENT_METRIC,
             r"ShapFedWA\(\) reads the metric 'cssv', but federation.metrics has only \['shapley'\]",
             {},
         ),
         (
-            lambda: NeverTrained(WIDE),
+            lambda: FailsIfTrained(SEVEN_OUTPUTS),
             {"metrics": make_cssv_options()},
             "head 'net.0' has 7 outputs, but the data have 3 classes",
             {},
         ),
         (
-            lambda: NeverTrained(NO_LINEAR),
+            lambda: FailsIfTrained(WITHOUT_LINEAR_HEAD),
             {"metrics": make_cssv_options()},
             r"metrics \['cssv'\] need the module's classifier head",
             {},
         ),
         (
-            Calls,
-            EVALUATED,
+            WithForward,
+            WITH_EVALUATION,
             r"clients \[0, 1, 2\] have none. Set .*client_test",
             {"data": toy_data(client_test=0)},
         ),
         (
-            Calls,
+            WithForward,
             {},
             "val_check_interval=0.5 would validate during a round",
             {"val_check_interval": 0.5},
         ),
-        (Bare, {"metrics": OF_LOSS}, r"validation_step, .*\. Define it, or", {}),
+        (WithoutForward, {"metrics": METRIC_BY_LOSS}, r"validation_step, .*\. Define it, or", {}),
         (
-            Bare,
+            WithoutForward,
             {"metrics": {"mine": ContributionEstimation()}},
-            r"metrics \['mine'\] call Bare\.forward",
+            r"metrics \['mine'\] call WithoutForward\.forward",
             {},
         ),
         (
-            Calls,
-            {"metrics": {"mine": OF_CLIENTS}},
+            WithForward,
+            {"metrics": {"mine": METRIC_BY_LOGGED_ACCURACY}},
             r"metrics \['mine'\] need a value .* Define it, or set performance",
             {},
         ),
-        (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) raised NotImplementedError", {}),
+        (
+            WithoutForward,
+            WITH_EVALUATION,
+            r"every=1\): WithoutForward.forward\(x\) raised NotImplementedError",
+            {},
+        ),
     ],
 )
 def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, message, options):
@@ -163,7 +198,7 @@ def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, mes
     assert module.trainer.global_step == 0
 
 
-class Wants(Metric):
+class NormsOfUpdates(Metric):
     """A torchmetric of the user's own, which is no ContributionMetric."""
 
     def __init__(self, shape=(3,)):
@@ -180,82 +215,79 @@ class Wants(Metric):
         return self.norms
 
 
-class Asks(Wants):
+class NeedsUnknownArgument(NormsOfUpdates):
     def update(self, client_ids, raw_images): ...
 
 
 def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metric(tmp_path):
-    loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
-    fit(loop, tmp_path)
+    loop = FederatedLoop(metrics={"norm": NormsOfUpdates()}, seed=1)
+
+    fit(loop, tmp_path, rounds=1)
 
     assert (loop.contributions["norm"] > 0).all()
 
+
+def test_torchmetric_with_values_of_another_number_of_clients_raises(tmp_path):
     with pytest.raises(ValueError, match=r"metric 'norm': compute\(\) must.*\[5\]"):
-        fit(FederatedLoop(metrics={"norm": Wants((5,))}), tmp_path)
+        fit(FederatedLoop(metrics={"norm": NormsOfUpdates((5,))}), tmp_path)
+
+
+class SchedulesByStepAndByEpoch(FailsIfTrained):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        schedulers = [{"scheduler": scheduler, "interval": name} for name in ("step", "epoch")]
+        return [optimizer], schedulers
 
 
 def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
-    class Two(NeverTrained):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedulers = [
-                {
-                    "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-                    "interval": interval,
-                }
-                for interval in ("step", "epoch")
-            ]
-
-            return [optimizer], schedulers
-
     with refused("steps per batch.*per round.*SequentialLR"):
-        fit(FederatedLoop(), tmp_path, Two(network()))
-
-
-CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRelevance
+        fit(FederatedLoop(), tmp_path, SchedulesByStepAndByEpoch(network()))
 
 
 @pytest.mark.parametrize(
-    ("loop", "metric", "needed"),
+    ("options", "metric", "message"),
     [
         (
             {"aggregator": ShapFedWA("m")},
-            CLIENTS,
+            CosineGradientShapley(),
             r"aggregator ShapFedWA\(metric='m'\) needs a metric of shape \[n, M\] =",
         ),
         (
             {"aggregator": CGSV("m")},
-            CLASSES,
+            ClassSpecificShapley(),
             r"CGSV.* needs a metric of shape \[n\] = \[4\], but the values of 'm' .* have shape \[4, 3\]",
         ),
         (
-            {"sampler": SoftmaxSampler(2, "m")},
-            PAIRS,
+            # Clients of FedFomo score the models of others, as this metric needs.
+            {"sampler": SoftmaxSampler(2, "m"), "personalizer": FedFomo()},
+            DomainRelevance(),
             r"have shape \[4, 4\]. Name a metric with one value per client",
         ),
         (
             {"personalizer": ShapFedPersonalizer("m")},
-            CLIENTS,
+            CosineGradientShapley(),
             r"ShapFedPersonalizer.* = \[4, 3\].* have shape \[4\]",
         ),
     ],
 )
-def test_metric_of_the_wrong_shape_is_refused(tmp_path, loop, metric, needed):
+def test_metric_of_the_wrong_shape_is_refused(tmp_path, options, metric, message):
     data = toy_data((3, 1, 2, 2), client_val=0.2)
-    if metric is PAIRS:
-        loop = {**loop, "personalizer": FedFomo()}  # whose clients say what the others are worth
-    with refused(needed):
-        fit(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, NeverTrained(), data)
+    loop = FederatedLoop(**options, metrics={"m": metric})
+
+    with refused(message):
+        fit(loop, tmp_path, FailsIfTrained(), data)
+
+
+class FailsWithoutAnUpdate(NormsOfUpdates):
+    def compute(self):
+        if not self.norms.any():
+            raise RuntimeError("nothing yet")
+        return self.norms
 
 
 def test_metric_without_a_value_yet_passes_the_shape_check(tmp_path):
-    class Late(Wants):
-        def compute(self):
-            if not self.norms.any():
-                raise RuntimeError("nothing yet")
-            return self.norms
-
-    loop = FederatedLoop(ShapleyWeighted("norm"), {"norm": Late()}, seed=1)
+    loop = FederatedLoop(ShapleyWeighted("norm"), {"norm": FailsWithoutAnUpdate()}, seed=1)
     fit(loop, tmp_path, rounds=1)
 
     assert loop.round_index == 1
@@ -301,7 +333,7 @@ def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
 
 
 class AddsNoise(Upload):
-    """Privacy of one's own, which the loop would not know as such."""
+    """Noise for privacy, of a class that does not say so to the loop."""
 
     place = 1
 
@@ -329,7 +361,7 @@ class ReportsAnUndeclaredName(ReportsHeight):
         ({"uploads": [AddsNoise()]}, "Derive its class from flsv.uploads.PrivateUpload"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "reports use the name 'weight'"),
         (
-            {"metrics": {"mine": Asks()}},
+            {"metrics": {"mine": NeedsUnknownArgument()}},
             r"update\(\) takes \['raw_images'\].*It may have \['aggregation_weights'",
         ),
         (
@@ -348,7 +380,7 @@ def test_loop_with_wrong_arguments_is_refused(options, message):
         FederatedLoop(**options)
 
 
-BY_NAME = (
+EXPECTS_METRICS_BY_NAME = (
     r'expected objects of the class Metric, written as in metrics=\{"value": flsv.metrics.Shadow'
 )
 
@@ -356,9 +388,9 @@ BY_NAME = (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": [ClassSpecificShapley()]}, BY_NAME),
-        ({"metrics": {"cssv": ClassSpecificShapley}}, BY_NAME),
-        ({"metrics": {"cssv": "ClassSpecificShapley"}}, BY_NAME),
+        ({"metrics": [ClassSpecificShapley()]}, EXPECTS_METRICS_BY_NAME),
+        ({"metrics": {"cssv": ClassSpecificShapley}}, EXPECTS_METRICS_BY_NAME),
+        ({"metrics": {"cssv": "ClassSpecificShapley"}}, EXPECTS_METRICS_BY_NAME),
         (
             {"aggregator": "FedAvg"},
             r"'FedAvg'\): .* Aggregator, written as in aggregator=flsv.*Avg\(\)",
@@ -373,9 +405,12 @@ def test_argument_of_a_wrong_type_is_refused_with_an_example(options, message):
         FederatedLoop(**options)
 
 
-def test_run_of_0_rounds_and_a_trainer_without_a_loop_warn(tmp_path):
+def test_run_of_0_rounds_has_a_warning(tmp_path):
     with warns("max_epochs=0 is a run of 0 rounds"):
         fit(FederatedLoop(seed=0), tmp_path, rounds=0)
+
+
+def test_federated_data_in_a_trainer_without_a_loop_have_a_warning():
     with warns("Trainer has no FederatedLoop, so one model is trained on all clients' samples"):
         L.Trainer(fast_dev_run=True, accelerator="cpu").fit(Plain(network()), toy_data())
 

@@ -45,7 +45,7 @@ PROPERTIES = (
 )
 
 
-class Fails(ContributionMetric):
+class FailsInOneMethod(ContributionMetric):
     """It counts rounds, and fails in one method from its second round on."""
 
     per_class = False
@@ -106,7 +106,7 @@ class Fails(ContributionMetric):
         return state
 
 
-class Refuses(Fails):
+class FailsInEachAttribute(FailsInOneMethod):
     """It shows nothing of itself from its second round on, but what torchmetrics reads."""
 
     def __getattribute__(self, name):
@@ -174,7 +174,7 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     tmp_path,
 ):
     metrics = {
-        "fails": Fails(method),
+        "fails": FailsInOneMethod(method),
         "loo": LeaveOneOut(),
     }
     loop, module, messages = fit_run(tmp_path, metrics)
@@ -208,7 +208,7 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [Refuses(method="none"), RefusesToTrain()])
+@pytest.mark.parametrize("metric", [FailsInEachAttribute(method="none"), RefusesToTrain()])
 def test_run_goes_on_whatever_attribute_of_a_metric_fails(metric, run_without, tmp_path):
     loop, module, messages = fit_run(tmp_path, {"fails": metric})
 
@@ -224,7 +224,7 @@ def test_run_goes_on_whatever_attribute_of_a_metric_fails(metric, run_without, t
 
 @pytest.mark.parametrize("method", ["update", "compute"])
 def test_metric_that_fails_in_its_first_round_ends_the_run(method, tmp_path):
-    metric = Fails(method, first_round=1)
+    metric = FailsInOneMethod(method, first_round=1)
 
     with pytest.raises(KeyError, match=f"{method} fails"):
         fit_run(tmp_path, {"fails": metric})
@@ -236,7 +236,7 @@ def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
     """The values before round 3 are in proportion to those after it, so that the weights stay."""
     loop, _, messages = fit_run(
         tmp_path,
-        {"fails": Fails()},
+        {"fails": FailsInOneMethod()},
         aggregator=aggregator("fails"),
     )
 
@@ -253,7 +253,7 @@ def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
 def make_weighted_loop():
     return FederatedLoop(
         ShapleyWeighted("fails"),
-        metrics={"fails": Fails()},
+        metrics={"fails": FailsInOneMethod()},
         seed=1,
     )
 

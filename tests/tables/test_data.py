@@ -124,7 +124,7 @@ def test_data_notes_name_a_class_that_is_missing_at_a_client(folder_with_clinics
 
 
 @pytest.mark.slow
-def test_questions_are_answered_in_the_file_that_is_inferred(folder_with_clinics, capsys):
+def test_questions_are_answered_in_the_written_dictionary(folder_with_clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "--config", "federation.yaml"]) == 2
     assert "meaning of some columns is not clear" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """Inference of a data dictionary: its questions, and what a site's dictionary reveals of its rows."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from flsv.tables import Column, Dictionary
 from flsv.tables.inference import inferred_column, isolated_numbers
 from flsv.tables.merger import merge
 from flsv.tables.source import OpenQuestions
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 
 NUM_ROWS = 120
 
@@ -94,9 +93,7 @@ def questions_of(
     ],
 )
 @pytest.mark.parametrize("num_rows", [1, 10])
-def test_value_that_is_isolated_is_asked_about_however_few_its_rows(
-    name: str, code: float, num_rows: int
-) -> None:
+def test_value_that_is_isolated_is_asked_about_however_few_its_rows(name, code, num_rows):
     column = make_columns()[name].astype(float)
     column[:num_rows] = code
 
@@ -132,7 +129,7 @@ def skewed_columns(
     }
 
 
-def test_ordinary_skewed_columns_are_not_asked_about() -> None:
+def test_ordinary_skewed_columns_are_not_asked_about():
     draw = np.random.default_rng(0)
     num_asked: dict[str, int] = {}
     for num_rows in (20, 60, 120, 500):
@@ -145,7 +142,7 @@ def test_ordinary_skewed_columns_are_not_asked_about() -> None:
 
 
 @pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas before 3 end in 2262")
-def test_date_that_is_isolated_is_asked_about() -> None:
+def test_date_that_is_isolated_is_asked_about():
     dates = pd.date_range("2024-01-20", periods=NUM_ROWS)
     days = dates.strftime("%Y-%m-%d").tolist()
     days[3] = "9999-12-31"
@@ -153,11 +150,11 @@ def test_date_that_is_isolated_is_asked_about() -> None:
     assert "'9999-12-31' is farther" in question
 
 
-def test_number_to_predict_that_is_isolated_is_warned_of() -> None:
+def test_number_to_predict_that_is_isolated_is_warned_of():
     columns = make_columns()
     columns["died"] = columns["hb"].copy()
     columns["died"][5] = -999
-    with pytest.warns(UserWarning, match="-999 in the target 'died' is farther"):
+    with warns("-999 in the target 'died' is farther"):
         infer_of(columns, {"task": "regression"})
 
 
@@ -177,11 +174,11 @@ def test_number_to_predict_that_is_isolated_is_warned_of() -> None:
 )
 @pytest.mark.parametrize("dtype", ["object", "string", "file"])
 def test_text_codes_are_categories(
-    texts: list[str],
-    kind: str,
-    dtype: str,
-    tmp_path: Path,
-) -> None:
+    texts,
+    kind,
+    dtype,
+    tmp_path,
+):
     table: Any = table_of(texts)
     if dtype == "file":
         file = tmp_path / "Lyon.csv"
@@ -213,9 +210,7 @@ def test_text_codes_are_categories(
         ),
     ],
 )
-def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
-    texts: list[str], unit: str, numbers: list[float]
-) -> None:
+def test_numbers_with_units_are_asked_about_and_read_by_their_unit(texts, unit, numbers):
     (question,) = questions_of(texts)
     assert "unit" in question
 
@@ -242,9 +237,7 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
         (["St", "St."], {}, "look like spellings of one name"),
     ],
 )
-def test_fields_of_unclear_meaning_are_asked_about(
-    values: list[Any], options: dict[str, Any], question: str
-) -> None:
+def test_fields_of_unclear_meaning_are_asked_about(values, options, question):
     (question_of_column,) = questions_of(values, **options)
     assert question in question_of_column
 
@@ -257,7 +250,7 @@ def test_fields_of_unclear_meaning_are_asked_about(
         ["1 A to", "x"],
     ],
 )
-def test_words_with_numbers_are_categories(texts: list[str]) -> None:
+def test_words_with_numbers_are_categories(texts):
     assert not questions_of(texts)
 
 
@@ -270,7 +263,7 @@ def test_words_with_numbers_are_categories(texts: list[str]) -> None:
         ("x", range(5000, 5120)),
     ],
 )
-def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any) -> None:
+def test_identifiers_are_asked_about_also_if_they_repeat(name, values):
     (question,) = questions_of(list(values), name)
     assert "as an identifier of persons or cases has" in question
     assert not questions_of(list(values), name, kind="categories")
@@ -284,7 +277,7 @@ def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any)
         ("paid", range(40)),
     ],
 )
-def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
+def test_other_columns_are_no_identifiers(name, values):
     assert not questions_of(list(values), name)
 
 
@@ -313,9 +306,7 @@ def infer_with_words(
         ([["A", "B", "C"], ["A"]], False),
     ],
 )
-def test_categories_that_tell_the_site_are_asked_about(
-    words_of_sites: list[list[str]], is_asked: bool
-) -> None:
+def test_categories_that_tell_the_site_are_asked_about(words_of_sites, is_asked):
     dictionary_by_site = {}
     for number, words in enumerate(words_of_sites):
         dictionary_by_site[f"site {number}"] = infer_with_words(words)
@@ -334,7 +325,7 @@ def test_categories_that_tell_the_site_are_asked_about(
         assert not merged.questions
 
 
-def test_sites_with_several_units_are_asked() -> None:
+def test_sites_with_several_units_are_asked():
     dictionary_by_site = {}
     for number, unit in enumerate(["mg/l", "mg/dl"]):
         table = table_of(make_columns(number)["hb"])
@@ -347,9 +338,9 @@ def test_sites_with_several_units_are_asked() -> None:
     assert "mg/l at site 0 and mg/dl at site 1" in question
 
 
-def test_site_with_one_class_is_told_how_to_name_both() -> None:
+def test_site_with_one_class_is_told_how_to_name_both():
     columns = {**make_columns(), "died": ["no"] * NUM_ROWS}
-    with pytest.raises(ConfigurationError, match='classes: \\["no", "yes"\\]'):
+    with refused('classes: \\["no", "yes"\\]'):
         infer_of(columns, pos_label="yes")
 
     inferred = infer_of(
@@ -360,7 +351,7 @@ def test_site_with_one_class_is_told_how_to_name_both() -> None:
     assert inferred.class_counts == (NUM_ROWS, 0)
 
 
-def test_questions_are_answered_by_excluding_the_column_but_its_kind_alone_is_incomplete() -> None:
+def test_questions_are_answered_by_excluding_the_column_but_its_kind_alone_is_incomplete():
     dictionary_by_site = {
         "Boston": infer_with_words(["0", "1"]),
         "Lyon": infer_with_words(["no", "yes"]),
@@ -376,7 +367,7 @@ def test_questions_are_answered_by_excluding_the_column_but_its_kind_alone_is_in
     assert "categories of 'x' are missing" in incomplete.missing_parts
 
 
-def test_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
+def test_inferred_dictionary_has_no_local_path(tmp_path):
     columns = make_columns()
     columns["hb"][3] = -999
     file = tmp_path / "Lyon.csv"
@@ -392,7 +383,7 @@ def test_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
 # What an inferred dictionary reveals
 
 
-def test_inferred_dictionary_reveals_no_value_of_a_row_with_a_gap_beside_it() -> None:
+def test_inferred_dictionary_reveals_no_value_of_a_row_with_a_gap_beside_it():
     """The attacker subtracts the sums of a complete column and of a derived one with one gap."""
     errors = []
     for row in range(20):
@@ -417,7 +408,7 @@ def test_inferred_dictionary_reveals_no_value_of_a_row_with_a_gap_beside_it() ->
 
 
 @pytest.mark.parametrize("num_ones", [0, 1, 2, 4])
-def test_inferred_dictionary_hides_counts_below_five(num_ones: int) -> None:
+def test_inferred_dictionary_hides_counts_below_five(num_ones):
     is_one = np.arange(NUM_ROWS) < num_ones
     columns = {
         "code": is_one.astype(int),
@@ -441,7 +432,7 @@ def test_inferred_dictionary_hides_counts_below_five(num_ones: int) -> None:
     assert inferred.columns["few"].low is None
 
 
-def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only() -> None:
+def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only():
     ratios = []
     for seed in range(25):
         draw = np.random.default_rng(seed)
@@ -456,7 +447,7 @@ def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only()
     assert np.mean(errors < 0.0047) < 0.15
 
 
-def test_means_and_scales_of_sites_have_three_digits() -> None:
+def test_means_and_scales_of_sites_have_three_digits():
     draw = np.random.default_rng(0)
     numbers = draw.normal(62, 14, 20_000)
     column = inferred_column(

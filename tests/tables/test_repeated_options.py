@@ -8,14 +8,14 @@ from flsv.tables import command
 def test_dictionaries_given_twice_are_all_merged(monkeypatch):
     words = ["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"]
     expected_files = [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
-    merged_files = []
+    files_of_calls = []
+    monkeypatch.setattr(
+        command,
+        "merge_files",
+        lambda files, out: files_of_calls.append(files),
+    )
 
-    def collect(files, out):
-        merged_files.extend(files)
+    command.main(words, quiet=True)
+    command.main(words, quiet=True)
 
-    monkeypatch.setattr(command, "merge_files", collect)
-    for _ in range(2):  # nothing is left of an earlier command line
-        merged_files.clear()
-        command.main(words, quiet=True)
-
-        assert merged_files == expected_files
+    assert [list(files) for files in files_of_calls] == [expected_files, expected_files]

@@ -1,4 +1,4 @@
-"""Tables as people have them: what one process and sites say of each, with and without a data dictionary."""
+"""Tables as people have them: read, warned about or refused by one process and by sites."""
 
 import re
 import warnings
@@ -60,7 +60,7 @@ def make_tables() -> Tables:
 Change = Callable[[Tables], None]
 
 
-def put(cells: Any, name: str, site: str | None = "Lyon", rows: int = ROWS) -> Change:
+def write_cells(cells: Any, name: str, site: str | None = "Lyon", rows: int = ROWS) -> Change:
     """Write cells, again and again, into the first rows of a site's column, or of every site's."""
 
     def change(tables: Tables) -> None:
@@ -71,7 +71,7 @@ def put(cells: Any, name: str, site: str | None = "Lyon", rows: int = ROWS) -> C
     return change
 
 
-def scaled(name: str, factor: float, site: str | None = "Lyon", rows: int = ROWS) -> Change:
+def scale_numbers(name: str, factor: float, site: str | None = "Lyon", rows: int = ROWS) -> Change:
     """Multiply the numbers of the first rows."""
 
     def change(tables: Tables) -> None:
@@ -84,14 +84,14 @@ def scaled(name: str, factor: float, site: str | None = "Lyon", rows: int = ROWS
     return change
 
 
-def recoded(name: str, words: Mapping[str, str], site: str = "Lyon") -> Change:
+def recode(name: str, words: Mapping[str, str], site: str = "Lyon") -> Change:
     def change(tables: Tables) -> None:
         tables[site][name] = tables[site][name].map(words)
 
     return change
 
 
-def both(*changes: Change) -> Change:
+def apply_all(*changes: Change) -> Change:
     def change(tables: Tables) -> None:
         for single_change in changes:
             single_change(tables)
@@ -99,7 +99,7 @@ def both(*changes: Change) -> Change:
     return change
 
 
-no_change = both()
+no_change = apply_all()
 
 
 def write_decimal_commas(tables: Tables) -> None:
@@ -153,10 +153,10 @@ def texts_of_dates(date_format: str) -> Any:
 
 
 THREE_DIGITS = [str(number) for number in range(500, 500 + 3 * ROWS, 3)]
-CODES_FROM_1 = recoded("smoker", {"0": "1", "1": "2"})
-MARKS_OF_GAPS = put("-999", "hb", rows=10)
-OTHER_UNIT = scaled("hb", 1.6)
-LOWER_CASE = recoded("ward", {"A": "a", "B": "b", "C": "c"})
+CODES_FROM_1 = recode("smoker", {"0": "1", "1": "2"})
+MARKS_OF_GAPS = write_cells("-999", "hb", rows=10)
+OTHER_UNIT = scale_numbers("hb", 1.6)
+LOWER_CASE = recode("ward", {"A": "a", "B": "b", "C": "c"})
 
 
 @dataclass
@@ -283,29 +283,33 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         misfits(r"\d+", "\n.*Lyon.csv, line 2: .* in 'age'"),
     ),
     "points of thousands": (
-        both(put(THREE_DIGITS, "cells", None), put("25.548", "cells", rows=10)),
+        apply_all(
+            write_cells(THREE_DIGITS, "cells", None), write_cells("25.548", "cells", rows=10)
+        ),
         POINT,
         "right",
     ),
     "dates in three formats": (
-        both(
-            put(texts_of_dates("%Y-%m-%d"), "came", None),
-            put(texts_of_dates("%d.%m.%Y"), "came"),
-            put(texts_of_dates("%m/%d/%Y"), "came", "Osaka"),
+        apply_all(
+            write_cells(texts_of_dates("%Y-%m-%d"), "came", None),
+            write_cells(texts_of_dates("%d.%m.%Y"), "came"),
+            write_cells(texts_of_dates("%m/%d/%Y"), "came", "Osaka"),
         ),
         DATES,
         "right",
     ),
     "yes in three ways": (
-        both(
-            recoded("smoker", {"0": "no", "1": "yes"}, "Boston"),
-            recoded("smoker", {"0": "nein", "1": "ja"}),
+        apply_all(
+            recode("smoker", {"0": "no", "1": "yes"}, "Boston"),
+            recode("smoker", {"0": "nein", "1": "ja"}),
         ),
         "refused: .*smoker: .*categories at Boston, Lyon and numbers at Osaka",
         misfits(120, ".*Boston.csv, line 2: 'no' in 'smoker'"),
     ),
     "units in cells": (
-        both(put(["5", "10", "20"], "dose", None), put(["5 mg", "10 mg"], "dose")),
+        apply_all(
+            write_cells(["5", "10", "20"], "dose", None), write_cells(["5 mg", "10 mg"], "dose")
+        ),
         "refused: .*dose: '5 mg' is a number with a unit. Set unit: 'mg'",
         "right",
     ),
@@ -320,17 +324,17 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         misfits(10, "\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl"),
     ),
     "codes": (
-        put([f"case {row}" for row in range(ROWS)], "code", None),
+        write_cells([f"case {row}" for row in range(ROWS)], "code", None),
         "refused: .*code: .* has 120 different words",
         "right",
     ),
     "blanks and no class": (
-        both(recoded("died", {"no": "no ", "yes": "yes "}), put("no", "died", "Osaka")),
+        apply_all(recode("died", {"no": "no ", "yes": "yes "}), write_cells("no", "died", "Osaka")),
         "right",
         "right",
     ),
     "column of one site": (
-        put("A", "insurer"),
+        write_cells("A", "insurer"),
         "refused: .*insurer: the column is in the tables of Lyon, but not of Boston, Osaka",
         "right",
     ),
@@ -347,7 +351,7 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "a cut row and a quoted comma": (cut_a_row_and_quote_a_comma, SHORT_ROW, SHORT_ROW),
     "names twice": (write_names_twice, NAMES_TWICE, NAMES_TWICE),
     "other classes at Osaka": (
-        recoded("died", {"no": "0", "yes": "1"}, "Osaka"),
+        recode("died", {"no": "0", "yes": "1"}, "Osaka"),
         "refused: The target 'died' is '0', '1' at Osaka, and no other site",
         "refused: .*Osaka.csv, line 2: '[01]' in the target 'died'",
     ),
@@ -356,20 +360,15 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         "refused: .*The target 'died' has .* different values in (360|120) rows",
         "refused: .*Boston.csv, line 2: .* in the target 'died'",
     ),
-    "months in a third of all": (
-        scaled("age", 12, None, rows=40),
-        LIES_APART,
-        misfits(40, "\n.*Boston.csv, line 2: '.*' in 'age'"),
-    ),
     "an empty column": (
-        put("", "hb", None),
+        write_cells("", "hb", None),
         "refused: .*hb: no row of any site has a value",
         misfits(120, "\n.*Boston.csv, line 2: '' in 'hb'"),
     ),
     "other zip codes at Osaka": (
-        both(
-            put(["10115", "80331", "50667"], "zip", None),
-            put(["01067", "04109", "06108"], "zip", "Osaka"),
+        apply_all(
+            write_cells(["10115", "80331", "50667"], "zip", None),
+            write_cells(["01067", "04109", "06108"], "zip", "Osaka"),
         ),
         "refused: .*zip: .*numbers at Boston, Lyon and categories at Osaka",
         "right",
@@ -381,17 +380,17 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     ),
     "numbers of a frame as texts": (store_numbers_of_a_frame_as_texts, "right", "right"),
     "infinity": (
-        put("inf", "hb", rows=1),
+        write_cells("inf", "hb", rows=1),
         "refused: .*hb: .*line 2: .* this one is 'inf'",
         misfits(1, "\n"),
     ),
     "a number of Python": (
-        put("1_000", "weight", rows=1),
+        write_cells("1_000", "weight", rows=1),
         "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",
         misfits(1, "\n"),
     ),
     "a class in title case": (
-        recoded("died", {"no": "No", "yes": "Yes"}),
+        recode("died", {"no": "No", "yes": "Yes"}),
         "refused: The target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in the target 'died'",
     ),
@@ -408,47 +407,73 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
 )
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_what_is_said_of_a_table(kind: str, look: str, tmp_path: Path) -> None:
-    change, *patterns = OUTCOMES[kind]
-    for dictionary, pattern in zip((None, DICTIONARY), patterns):
-        answer = outcome(change, LOOKS[look], dictionary, tmp_path)
-        assert re.match(pattern, answer, re.DOTALL), answer
+def test_table_without_a_dictionary_is_read_warned_about_or_refused(kind, look, tmp_path):
+    change, pattern, _ = OUTCOMES[kind]
+
+    answer = outcome(change, LOOKS[look], dictionary=None, folder=tmp_path)
+
+    assert re.match(pattern, answer, re.DOTALL), answer
 
 
-#: What one process says, and what sites say, of the server's validation table.
-OUTCOMES_OF_VAL: dict[str, tuple[Change, str, str]] = {
+@pytest.mark.fast_rows("no change-one process", "marks of gaps-one process")
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_table_with_a_dictionary_is_read_warned_about_or_refused(kind, look, tmp_path):
+    change, _, pattern = OUTCOMES[kind]
+
+    answer = outcome(change, LOOKS[look], dictionary=DICTIONARY, folder=tmp_path)
+
+    assert re.match(pattern, answer, re.DOTALL), answer
+
+
+#: Changes of the server's validation table, and what one process and sites say of it.
+OUTCOMES_OF_VAL: dict[str, tuple[Change, dict[str, str]]] = {
     "marks of gaps": (
         MARKS_OF_GAPS,
-        "hb: .*val.csv, line 2: '-999' is farther",
-        "'-999' in 'hb'",
+        {
+            "one process": "hb: .*val.csv, line 2: '-999' is farther",
+            "sites": "'-999' in 'hb'",
+        },
     ),
-    "lower case": (LOWER_CASE, "ward: .*spellings of one name", "'.' in 'ward'"),
-    "gaps": (put("", "hb", rows=10), "silent", "'' in 'hb', expected numbers"),
+    "lower case": (
+        LOWER_CASE,
+        {"one process": "ward: .*spellings of one name", "sites": "'.' in 'ward'"},
+    ),
+    "gaps": (
+        write_cells("", "hb", rows=10),
+        {"one process": "right", "sites": "'' in 'hb', expected numbers"},
+    ),
     "another unit": (
-        scaled("creatinine", 88.42),
-        "creatinine of val: .*another unit",
-        "in 'creatinine', expected numbers",
+        scale_numbers("creatinine", 88.42),
+        {
+            "one process": "creatinine of val: .*another unit",
+            "sites": "in 'creatinine', expected numbers",
+        },
     ),
 }
+
+
+def warnings_or_refusal(look: Any, sources: Sources, val: Path) -> str:
+    try:
+        answer = look(sources, None, val=str(val))
+    except ConfigurationError as error:
+        return str(error)
+    return "; ".join(answer.data_warnings) or "right"
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES_OF_VAL)
-def test_what_is_said_of_the_servers_table(kind: str, look: str, tmp_path: Path) -> None:
-    change, in_one_process, at_sites = OUTCOMES_OF_VAL[kind]
-    sources = sources_of(no_change, tmp_path)
+def test_validation_table_of_the_server_is_read_warned_about_or_refused(kind, look, tmp_path):
+    change, patterns = OUTCOMES_OF_VAL[kind]
     table = make_tables()["Osaka"].sample(frac=1, random_state=1, ignore_index=True)
     change({"Lyon": table})
-    table.to_csv(tmp_path / "val.csv", index=False)
-    try:
-        answer = LOOKS[look](sources, None, val=str(tmp_path / "val.csv"))
-        words = "; ".join(answer.data_warnings) or "silent"
-    except ConfigurationError as error:
-        words = str(error)
+    file = tmp_path / "val.csv"
+    table.to_csv(file, index=False)
 
-    pattern = at_sites if look == "sites" else in_one_process
-    assert re.search(pattern, words), words
+    answer = warnings_or_refusal(LOOKS[look], sources_of(no_change, tmp_path), file)
+
+    assert re.search(patterns[look], answer), answer
 
 
 USUAL_CELLS = [str(400 + row * 37 % 101) for row in range(ROWS)]
@@ -462,33 +487,35 @@ LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
     [
         (
             CELLS_WITH_FRACTIONS,
-            put(["425.548", "473", "441.412"], "cells"),
+            write_cells(["425.548", "473", "441.412"], "cells"),
             "does the point of '441.412' separate thousands",
         ),
         (
             USUAL_CELLS,
-            put(LEADING_ZEROS, "cells"),
+            write_cells(LEADING_ZEROS, "cells"),
             "refused: .*: cells: the values begin with a zero",
         ),
     ],
 )
-def test_dictionary_of_january_beside_tables_of_june(
-    cells: list[str], change: Change, message: str, tmp_path: Path
-) -> None:
-    in_january = put(cells, "cells", None)
+def test_tables_of_june_with_other_cells_than_in_januarys_dictionary_are_refused(
+    cells, change, message, tmp_path
+):
+    in_january = write_cells(cells, "cells", None)
     dictionary, _ = merged_dictionary(sources_of(in_january, tmp_path))
 
-    answer = outcome(both(in_january, change), look_at_sites, dictionary, tmp_path)
+    answer = outcome(apply_all(in_january, change), look_at_sites, dictionary, tmp_path)
 
     assert re.search(message, answer), answer
 
 
-def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dictionary", [{}, DICTIONARY], ids=["alone", "with a dictionary"])
+def test_file_of_one_client_is_read_with_the_options_of_pandas(dictionary, tmp_path):
     read = {"Lyon": {"decimal": ",", "sep": ";", "encoding": "utf-8"}}
     sources = sources_of(write_decimal_commas, tmp_path)
     usual_sources = sources_of(no_change, tmp_path / "..")
-    for dictionary in ({}, DICTIONARY):
-        answer = look_in_one_process(sources, {**dictionary, "read": read})
-        usual_look = look_in_one_process(usual_sources, dictionary or None)
-        assert answer.features.equal(usual_look.features)
-        assert not answer.data_warnings
+
+    answer = look_in_one_process(sources, {**dictionary, "read": read})
+
+    expected = look_in_one_process(usual_sources, dictionary or None)
+    assert answer.features.equal(expected.features)
+    assert not answer.data_warnings

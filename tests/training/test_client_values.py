@@ -51,7 +51,7 @@ def train(module, clients):
     return initial, values
 
 
-def test_values_are_means_and_lists_of_all_and_else_the_first_clients():
+def test_values_are_means_or_lists_of_all_clients_or_else_those_of_the_first():
     module = Keeps()
     initial, values = train(module, [0, 1, 2])
     values.write(module, initial)
@@ -66,7 +66,7 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients():
     assert not module.layer.training
 
 
-def test_without_an_excluded_first_client_the_counters_of_the_start_stay():
+def test_counters_keep_their_initial_values_if_the_first_client_is_excluded():
     module = Keeps()
     initial, values = train(module, [1, 0, 2])
     values.exclude([1])
@@ -97,7 +97,7 @@ def test_structure_that_another_process_lacks_is_refused():
         other_values.write(other_module, other_initial)
 
 
-def test_hooks_and_functions_that_stay_the_first_clients_are_named_once():
+def test_hooks_and_functions_of_the_first_client_have_one_warning():
     module = Keeps()
     initial, values = train(module, [0])
     module.layer.register_forward_hook(lambda layer, inputs, output: output)

@@ -13,7 +13,7 @@ from helpers import warns
 from helpers.users_data import BATCH_SIZE, CLASSES, Net, fit, make_samples
 
 
-class Counts(Net):
+class CountsAndLogs(Net):
     """Counts with whole numbers, and logs when the epoch ends."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Counts(Net):
         self.begin()
 
 
-class LogsNothing(Counts):
+class CountsWithoutLogging(CountsAndLogs):
     def on_train_epoch_end(self):
         self.begin()
 
@@ -84,19 +84,19 @@ def fit_three_clients(folder, module):
     )
 
 
-def test_counters_that_are_logged_are_told_once(tmp_path):
+def test_counters_that_are_logged_have_one_warning(tmp_path):
     message = (
         "values of correct, total. .* logs train_accuracy there, which may be computed from them"
     )
     with warns(message) as records:
-        fit_three_clients(tmp_path, Counts())
+        fit_three_clients(tmp_path, CountsAndLogs())
 
     texts = [str(record.message) for record in records]
     assert len([text for text in texts if "clients end a round" in text]) == 1
 
 
-@pytest.mark.parametrize("kind", [LogsNothing, CountsByMetric])
-def test_what_is_not_logged_or_counts_all_clients_is_not_warned_of(tmp_path, kind):
+@pytest.mark.parametrize("kind", [CountsWithoutLogging, CountsByMetric])
+def test_counters_that_are_not_logged_or_count_all_clients_have_no_warning(tmp_path, kind):
     module = kind()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="flsv: clients end a round")

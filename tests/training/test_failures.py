@@ -19,7 +19,7 @@ ROUND, CLIENT, BATCH = 1, 2, 1
 PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
-class Failing(Plain):
+class FailsInOneHook(Plain):
     def __init__(self, failure, where):
         super().__init__()
         self.failure = failure
@@ -73,7 +73,7 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     tmp_path, models_after_rounds, where, failure
 ):
     loop = make_loop()
-    module = Failing(failure, where)
+    module = FailsInOneHook(failure, where)
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
@@ -111,7 +111,9 @@ def make_typed_data(inputs, labels):
         (torch.float32, torch.int32),
     ],
 )
-def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, inputs, labels):
+def test_types_of_training_samples_that_torch_refuses_are_named_with_client_and_remedy(
+    tmp_path, inputs, labels
+):
     data = make_typed_data(inputs, labels)
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1)
@@ -122,7 +124,7 @@ def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_pat
     assert "x.float()" in notes
 
 
-def test_types_of_validation_samples_are_named_too(tmp_path):
+def test_types_of_validation_samples_that_torch_refuses_are_named(tmp_path):
     train = toy_sets()[0]
     x, y = train.tensors
     integers = (10 * x).to(torch.int32)
@@ -154,7 +156,7 @@ def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
     tmp_path, models_after_rounds, where, match
 ):
     loop = make_loop()
-    module = Failing(StopIteration("mine"), where)
+    module = FailsInOneHook(StopIteration("mine"), where)
     with warns("is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND

@@ -20,7 +20,7 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 
-class Masked(Plain):
+class MasksWithInfinity(Plain):
     """Adds -inf to what it must not look at, from buffers and from a frozen parameter."""
 
     def __init__(self):
@@ -38,20 +38,20 @@ class Masked(Plain):
 
 @pytest.mark.slow
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path):
-    masked = Masked()
+    masked = MasksWithInfinity()
     metrics = {"sv": PartialFederatedShapley()}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=1)
 
     fit(loop, tmp_path, masked, toy_data(server_val=0.2))
 
-    assert torch.equal(masked.mask, Masked().mask)
-    assert torch.equal(masked.frozen, Masked().frozen)
+    assert torch.equal(masked.mask, MasksWithInfinity().mask)
+    assert torch.equal(masked.frozen, MasksWithInfinity().frozen)
     for parameter in masked.net.parameters():
         assert parameter.isfinite().all()
     assert loop.contributions["sv"].isfinite().any()
 
 
-class Observer(Plain):
+class KeepsLargestInput(Plain):
     """Its buffer starts at -inf and does not stay there."""
 
     def __init__(self):
@@ -76,13 +76,13 @@ def make_sparse_module():
     return module
 
 
-class Grows(Plain):
+class AddsLayerAfterRound(Plain):
     def on_train_epoch_end(self):
         if not hasattr(self, "late_layer"):
             self.late_layer = nn.Linear(1, 1)
 
 
-class Bank(Plain):
+class BufferGrowsInTraining(Plain):
     """Its buffer gets its size when a client trains."""
 
     def __init__(self):
@@ -95,7 +95,7 @@ class Bank(Plain):
         return super().training_step(batch, batch_idx)
 
 
-class BankOfEpoch(Bank):
+class BufferGrowsAfterRound(BufferGrowsInTraining):
     """Its buffer gets its size at the end of a round."""
 
     training_step = Plain.training_step
@@ -104,24 +104,24 @@ class BankOfEpoch(Bank):
         self.bank = torch.ones(4, 2)
 
 
-class OwnSchedule(torch.optim.lr_scheduler.StepLR):
+class ScheduleOfOwnClass(torch.optim.lr_scheduler.StepLR):
     """Its state holds what refers to everything by name, as a wrapper does."""
 
     def state_dict(self):
-        return {**super().state_dict(), "wrapped": Wrapper()}
+        return {**super().state_dict(), "wrapped": ForwardsAttributes()}
 
 
-class Rule(torch.nn.Module):
+class FirstFeatures(torch.nn.Module):
     """A fixed rule, to which trained models are compared."""
 
     def forward(self, x):
         return x[:, :CLASSES]
 
 
-class RuleModule(Plain):
+class WithoutParameters(Plain):
     def __init__(self):
         super().__init__()
-        self.net = Rule()
+        self.net = FirstFeatures()
 
     def configure_optimizers(self):
         return None
@@ -141,7 +141,7 @@ class WeighsClasses(Plain):
         self.criterion = nn.CrossEntropyLoss(weight=1 / counts)
 
 
-class Wrapper:
+class ForwardsAttributes:
     def __getattr__(self, name):
         return getattr(self.wrapped, name)
 
@@ -149,7 +149,7 @@ class Wrapper:
 class WithOwnSchedule(Plain):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [OwnSchedule(optimizer, 1)]
+        return [optimizer], [ScheduleOfOwnClass(optimizer, 1)]
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ class WithOwnSchedule(Plain):
         (
             WithOwnSchedule,
             {},
-            "the state_dict of SGD or OwnSchedule cannot be copied \\(RecursionError\\)",
+            "the state_dict of SGD or ScheduleOfOwnClass cannot be copied \\(RecursionError\\)",
         ),
         (
-            Observer,
+            KeepsLargestInput,
             {},
             r"\['largest'\] held infinite values or NaN when the run began, and a client's training changes",
         ),
@@ -172,14 +172,18 @@ class WithOwnSchedule(Plain):
         ),
         (make_sparse_module, {}, "'graph' is sparse, nested"),
         (
-            Grows,
+            AddsLayerAfterRound,
             {},
             r"\['late_layer.bias', 'late_layer.weight'\] are new.* before FederatedLoop",
         ),
-        (RuleModule, {}, "RuleModule has no parameters, so there is nothing to train"),
+        (
+            WithoutParameters,
+            {},
+            "WithoutParameters has no parameters, so there is nothing to train",
+        ),
         (WeighsClassesLate, {}, r"\['criterion.weight'\] are new.* in its setup instead"),
-        (Bank, {}, r"changes the sizes of .* bank was \[0\] and is"),
-        (BankOfEpoch, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
+        (BufferGrowsInTraining, {}, r"changes the sizes of .* bank was \[0\] and is"),
+        (BufferGrowsAfterRound, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
         (
             Plain,
             {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]},
@@ -202,9 +206,9 @@ def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_pa
     assert "criterion.weight" in loop.space.names
 
 
-def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):
+def test_buffer_that_grows_after_the_last_round_is_named(tmp_path):
     with warns(r"bank was \[0\] and is"):
-        fit(FederatedLoop(seed=1), tmp_path, BankOfEpoch(), rounds=1)
+        fit(FederatedLoop(seed=1), tmp_path, BufferGrowsAfterRound(), rounds=1)
 
 
 class FrozenBody(Plain):
@@ -288,7 +292,7 @@ def plain(tmp_path_factory):
     return fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("plain"))
 
 
-class Thresholded(Plain):
+class SetsBufferInValidation(Plain):
     """Sets a buffer, which is not finite before, in each validation."""
 
     def __init__(self):
@@ -304,8 +308,8 @@ class Thresholded(Plain):
         self.threshold.copy_(weight.detach().max())
 
 
-def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(tmp_path, plain):
-    module = fit(FederatedLoop(seed=1), tmp_path, Thresholded())
+def test_buffer_that_validation_sets_is_received_by_every_client(tmp_path, plain):
+    module = fit(FederatedLoop(seed=1), tmp_path, SetsBufferInValidation())
     weight = next(module.parameters())
     assert module.threshold == weight.max()
 
@@ -345,7 +349,7 @@ class WithOtherClassifier(Plain):
     "kind",
     [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
 )
-def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, plain, kind):
+def test_attributes_without_a_mean_or_a_state_change_no_value(tmp_path, plain, kind):
     module = fit(FederatedLoop(seed=1), tmp_path, kind())
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], value)

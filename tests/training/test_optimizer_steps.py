@@ -63,7 +63,7 @@ class SAM(torch.optim.Optimizer):
         return loss
 
 
-class Averaged:
+class AveragesSteps:
     """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
 
     def __init__(self, inner):
@@ -108,7 +108,7 @@ class Averaged:
 NESTED = {
     "sam": lambda parameters: SAM(parameters, sgd),
     "lookahead": lambda parameters: Lookahead(sgd(parameters), k=2),
-    "own wrapper": lambda parameters: Averaged(sgd(parameters)),
+    "own wrapper": lambda parameters: AveragesSteps(sgd(parameters)),
     "lookahead of sam": lambda parameters: Lookahead(SAM(parameters, sgd), k=3),
 }
 
@@ -116,7 +116,7 @@ NESTED = {
 # ---- modules, by who takes the step
 
 
-class Stepping(Plain):
+class StepsOptimizer(Plain):
     """Its batches' steps are taken by Lightning, or by the optimizer that it wraps, with a closure or without."""
 
     def __init__(self, make, stepped_by="automatic"):
@@ -155,7 +155,7 @@ class Stepping(Plain):
         return loss
 
 
-class Holding(Stepping):
+class HidesOptimizer(StepsOptimizer):
     """Lightning gets no optimizer."""
 
     def __init__(self, make, stepped_by):
@@ -225,7 +225,7 @@ def make_seeded_loop(**kwargs):
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
-    module = Stepping(NESTED[name])
+    module = StepsOptimizer(NESTED[name])
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, train_by_closures(NESTED[name], keep=policy == "persist"))
 
@@ -247,7 +247,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     created_in,
 ):
     make = {"plain": sgd, **NESTED}[name]
-    module = Holding(make, created_in)
+    module = HidesOptimizer(make, created_in)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, train_by_closures(make, keep=policy == "persist"))
 
@@ -256,7 +256,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     make_loop = partial(make_seeded_loop, optimizer_state="persist")
-    assert_resumes(make_loop, tmp_path, partial(Stepping, NESTED[name]))
+    assert_resumes(make_loop, tmp_path, partial(StepsOptimizer, NESTED[name]))
 
 
 @pytest.mark.fast_rows
@@ -276,7 +276,7 @@ def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, step
     make = {"plain": sgd, **NESTED}[name]
     aggregator = KeepsRounds()
     loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
-    module = Stepping(make, stepped_by)
+    module = StepsOptimizer(make, stepped_by)
     data = toy_data()
     fit(loop, tmp_path, module, data)
 
@@ -288,7 +288,7 @@ def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, step
 
 
 def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path):
-    module = Stepping(NESTED["sam"], "second step")
+    module = StepsOptimizer(NESTED["sam"], "second step")
     fit(make_seeded_loop(), tmp_path, module)
 
     assert_as_by_hand(module, train_by_closures(NESTED["sam"]))
@@ -297,11 +297,11 @@ def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_pat
         fit(
             make_seeded_loop(client_algorithm=FedProx(1.0)),
             tmp_path,
-            Stepping(NESTED["sam"], "second step"),
+            StepsOptimizer(NESTED["sam"], "second step"),
         )
 
 
-class ComputesGradientBeforeTheStep(Stepping):
+class ComputesGradientBeforeTheStep(StepsOptimizer):
     """Calls the public SAM as its page says: the first gradient is computed before the step."""
 
     def training_step(self, batch, batch_idx):
@@ -333,7 +333,7 @@ def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_pat
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
-class Stepless(Plain):
+class ChangesBiasWithoutStep(Plain):
     def __init__(self):
         super().__init__(network(batch_norm=False))
         self.automatic_optimization = False
@@ -344,11 +344,11 @@ class Stepless(Plain):
 
 
 def test_model_that_changes_without_a_step_is_refused(tmp_path):
-    with refused("Stepless changes the model"):
-        fit(FederatedLoop(seed=SEED), tmp_path, Stepless())
+    with refused("ChangesBiasWithoutStep changes the model"):
+        fit(FederatedLoop(seed=SEED), tmp_path, ChangesBiasWithoutStep())
 
 
-class Words(Plain):
+class EmbedsSigns(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
     def __init__(self, sparse):
@@ -364,8 +364,8 @@ class Words(Plain):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("algorithm", [FedProx, Ditto])
 def test_sparse_gradients_train_as_dense_ones(tmp_path, algorithm):
-    dense = Words(sparse=False)
-    sparse = Words(sparse=True)
+    dense = EmbedsSigns(sparse=False)
+    sparse = EmbedsSigns(sparse=True)
     for module in (dense, sparse):
         fit(make_seeded_loop(client_algorithm=algorithm()), tmp_path, module)
 
@@ -373,7 +373,7 @@ def test_sparse_gradients_train_as_dense_ones(tmp_path, algorithm):
 
 
 def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path):
-    module = Words(sparse=True)
+    module = EmbedsSigns(sparse=True)
     module.make_optimizer = lambda _: torch.optim.SparseAdam([module.words.weight])
     with refused("SparseAdam takes sparse gradients only"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)

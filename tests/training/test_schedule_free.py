@@ -77,7 +77,7 @@ class ScheduleFree(torch.optim.Optimizer):
 # ---- modules, by where they switch the optimizer's mode
 
 
-class Unswitched(Plain):
+class LeavesModeToTheLoop(Plain):
     """Leaves the modes to the federation."""
 
     def __init__(self):
@@ -88,7 +88,7 @@ class Unswitched(Plain):
         getattr(optimizer, mode)()
 
 
-class InValidationHooks(Unswitched):
+class SwitchesModeInValidationHooks(LeavesModeToTheLoop):
     def on_train_start(self):
         self.switch_to("train")
 
@@ -99,7 +99,7 @@ class InValidationHooks(Unswitched):
         self.switch_to("train")
 
 
-class WithTheModel(Unswitched):
+class SwitchesModeWithTheModel(LeavesModeToTheLoop):
     """In the hooks by which Lightning switches the model itself."""
 
     def on_train_batch_start(self, batch, batch_idx):
@@ -124,13 +124,13 @@ def make_loop(**options):
     return FederatedLoop(seed=SEED, local_epochs=LOCAL_EPOCHS, **options)
 
 
-KINDS = [Unswitched, InValidationHooks, WithTheModel]
+KINDS = [LeavesModeToTheLoop, SwitchesModeInValidationHooks, SwitchesModeWithTheModel]
 
 
-@pytest.mark.fast_rows("reset-WithTheModel", "persist-InValidationHooks")
+@pytest.mark.fast_rows("reset-SwitchesModeWithTheModel", "persist-SwitchesModeInValidationHooks")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, policy):
+def test_server_receives_the_averaged_weights_of_clients(tmp_path, kind, policy):
     module = kind()
     fit(make_loop(optimizer_state=policy), tmp_path, module, rounds=ROUNDS)
 

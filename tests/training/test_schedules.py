@@ -40,8 +40,8 @@ def make_stairs(optimizer, steps):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
-class Scheduled(Plain):
-    """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
+class RecordsLearningRates(Plain):
+    """Its schedule is as long as the fit. Keeps learning rates and momenta by client, those without a loop as -1."""
 
     def __init__(self, make, manual=""):
         super().__init__(network(batch_norm=False))
@@ -88,7 +88,7 @@ class Scheduled(Plain):
             self.lr_schedulers().step()
 
 
-class OneClient(L.LightningDataModule):
+class BatchesOfOneClient(L.LightningDataModule):
     def __init__(self, client):
         super().__init__()
         self.data = toy_data()
@@ -105,26 +105,32 @@ class OneClient(L.LightningDataModule):
 def rates_of_client_alone(module, client, folder, **kwargs):
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
-    trainer.fit(module, OneClient(client))
+    trainer.fit(module, BatchesOfOneClient(client))
     return module.rates[-1]
 
 
-KINDS = {
-    "linear": (lambda: Scheduled(make_linear), {}),
-    "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
-    "accumulation": (lambda: Scheduled(make_linear), {"accumulate_grad_batches": 2}),
-    "limited": (lambda: Scheduled(make_one_cycle), {"limit_train_batches": 0.5}),
-    "by hand": (lambda: Scheduled(make_linear, manual="batch"), {}),
-    "by hand, at an epoch's last batch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
-    "by hand, after an epoch": (lambda: Scheduled(make_stairs, manual="epoch"), {}),
-    "by hand, of no interval": (lambda: OfRounds(make_one_cycle, manual="batch"), {}),
+SCHEDULES = {
+    "linear": (lambda: RecordsLearningRates(make_linear), {}),
+    "warm, then cosine": (lambda: RecordsLearningRates(make_warmup_and_cosine), {}),
+    "accumulation": (lambda: RecordsLearningRates(make_linear), {"accumulate_grad_batches": 2}),
+    "limited": (lambda: RecordsLearningRates(make_one_cycle), {"limit_train_batches": 0.5}),
+    "by hand": (lambda: RecordsLearningRates(make_linear, manual="batch"), {}),
+    "by hand, at an epoch's last batch": (
+        lambda: RecordsLearningRates(make_stairs, manual="last batch"),
+        {},
+    ),
+    "by hand, after an epoch": (lambda: RecordsLearningRates(make_stairs, manual="epoch"), {}),
+    "by hand, of no interval": (
+        lambda: ReturnsSchedulerWithoutInterval(make_one_cycle, manual="batch"),
+        {},
+    ),
 }
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
-    make_module, options = KINDS[kind]
+    make_module, options = SCHEDULES[kind]
     module = make_module()
     with warnings.catch_warnings():
         # Of torch, where a schedule takes a step before the optimizer does.
@@ -138,27 +144,27 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         assert module.rates[client] == expected
 
 
-class Opinionated(FixedCohort):
-    """Goes by what rounds were: whom it draws in later ones is not known."""
+class SamplerThatSeesRounds(FixedCohort):
+    """Whom it draws in later rounds could depend on earlier ones."""
 
     def end_round(self, round):
         self.last_round = round
 
 
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path):
-    loop = FederatedLoop(sampler=Opinionated([0]), seed=SEED)
-    module = fit(loop, tmp_path, Scheduled(make_one_cycle), rounds=2)
+    loop = FederatedLoop(sampler=SamplerThatSeesRounds([0]), seed=SEED)
+    module = fit(loop, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
+
+    loop_of_all = FederatedLoop(seed=SEED)
+    module_of_all = fit(loop_of_all, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
 
     assert list(module.rates) == [0]
-
-    rates = module.rates[0]
-    assert module.trainer.estimated_stepping_batches != 2 * len(rates)  # ours again, after the fit
-
-    of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(make_one_cycle), rounds=2)
-    assert of_all_clients.rates[0] == rates
+    assert module.rates[0] == module_of_all.rates[0]
+    # After the fit, the Trainer's estimate is Lightning's again.
+    assert module.trainer.estimated_stepping_batches != 2 * len(module.rates[0])
 
 
-class OfRounds(Scheduled):
+class ReturnsSchedulerWithoutInterval(RecordsLearningRates):
     """Says nothing of its scheduler's interval, as in Lightning's examples of manual optimization."""
 
     def configure_optimizers(self):
@@ -166,21 +172,21 @@ class OfRounds(Scheduled):
         return optimizers, [config["scheduler"]]
 
 
-class StepsTwice(OfRounds):
+class StepsTwice(ReturnsSchedulerWithoutInterval):
     """Steps its scheduler in training and between rounds."""
 
     def on_train_epoch_end(self):
         self.lr_schedulers().step()
 
 
-class Hidden(Scheduled):
+class KeepsSchedulerInAttribute(RecordsLearningRates):
     def configure_optimizers(self):
         (optimizer,), (config,) = super().configure_optimizers()
         self.scheduler = config["scheduler"]
         return optimizer
 
 
-class Foreign(Plain):
+class TrainsTensorBesideParameters(Plain):
     def configure_optimizers(self):
         self.temperature = torch.ones(2, requires_grad=True)
         return torch.optim.SGD([*self.parameters(), self.temperature], lr=0.1)
@@ -194,10 +200,13 @@ class Foreign(Plain):
             "StepLR is stepped both while a client trains and between rounds",
         ),
         (
-            lambda: Hidden(make_stairs, manual="batch"),
+            lambda: KeepsSchedulerInAttribute(make_stairs, manual="batch"),
             "configure_optimizers does not return the learning-rate scheduler",
         ),
-        (Foreign, r"trains tensors of shape \[\[2\]\] that are not parameters"),
+        (
+            TrainsTensorBesideParameters,
+            r"trains tensors of shape \[\[2\]\] that are not parameters",
+        ),
     ],
 )
 def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, message):
@@ -217,7 +226,7 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
 
 #: Of ``toy_data``.
 BATCH_SIZE = 8
-WAYS = [
+LENGTH_READERS = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
@@ -226,25 +235,25 @@ WAYS = [
 ]
 
 
-class Asking(Scheduled):
-    """Its schedule follows from the batches of a round, however it learns of them."""
+class ReadsScheduleLength(RecordsLearningRates):
+    """Its schedule has the length that all these functions of a Trainer return."""
 
-    def __init__(self, ways):
+    def __init__(self, readers):
         super().__init__(
             lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
-        self.ways = ways
+        self.readers = readers
 
     def length(self):
-        (length,) = {read(self.trainer) for read in self.ways}
+        (length,) = {read(self.trainer) for read in self.readers}
         return length
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("ways", [*([read] for read in WAYS), WAYS[::-1]])
-def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
+@pytest.mark.parametrize("readers", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
+def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
     """They fall to 0 within each client's steps."""
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
+    module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsScheduleLength(readers), rounds=2)
 
     for rates in module.rates.values():
         expected = [0.1 * (1 - step / len(rates)) for step in range(len(rates))]
@@ -252,13 +261,19 @@ def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     assert len({len(rates) for rates in module.rates.values()}) > 1
 
 
-def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
-    class AsksInSetup(Asking):
-        def setup(self, stage):
-            self.length_in_setup = self.length()
+class ReadsScheduleLengthInSetup(ReadsScheduleLength):
+    def setup(self, stage):
+        self.length_in_setup = self.length()
 
+
+def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
     with warns("setup, before any client trains."):
-        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS[:-1]), rounds=2)
+        module = fit(
+            FederatedLoop(seed=SEED),
+            tmp_path,
+            ReadsScheduleLengthInSetup(LENGTH_READERS[:-1]),
+            rounds=2,
+        )
 
     longest = max(len(rates) for rates in module.rates.values())
     assert 2 * module.length_in_setup == longest
@@ -274,7 +289,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp
     ],
 )
 def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
-    make_module, _ = KINDS[kind]
+    make_module, _ = SCHEDULES[kind]
     uninterrupted = make_module()
     fit(FederatedLoop(seed=SEED), tmp_path / "whole", uninterrupted, rounds=4)
 

@@ -22,7 +22,12 @@ from helpers import make_generator
 
 def make_quadratic_game(n, seed=0):
     generator = make_generator(seed)
-    sums, averages = torch.rand(2, n, generator=generator, dtype=torch.float64)
+    sums, averages = torch.rand(
+        2,
+        n,
+        generator=generator,
+        dtype=torch.float64,
+    )
     return sums, averages
 
 
@@ -57,10 +62,7 @@ def test_equal_utilities_give_zero_values_and_errors():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-@pytest.mark.parametrize(
-    "kernel",
-    [membership, averaged_membership, gaussian(0.3)],
-)
+@pytest.mark.parametrize("kernel", [membership, averaged_membership, gaussian(0.3)])
 def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     """L K L', with the linear map L from a game's table to its Shapley values, of all columns at once."""
     masks = all_coalitions(n)
@@ -70,18 +72,15 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     left_product = shapley_of_table(table_covariance)
     value_covariance = shapley_of_table(left_product.T)
 
-    expected_variance = torch.full((n,), prior_variance(kernel, n)).double()
+    expected_variance = torch.full(
+        (n,),
+        prior_variance(kernel, n),
+    ).double()
     assert_close(value_covariance.diagonal(), expected_variance, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("n", "design"),
-    [
-        (6, "singles"),
-        (6, "leave-one-out"),
-        (6, "both"),
-        (9, "pairs"),
-    ],
+    ("n", "design"), [(6, "singles"), (6, "leave-one-out"), (6, "both"), (9, "pairs")]
 )
 def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     """Fitted there in the dual, whose Shapley values follow from the kernels."""
@@ -113,7 +112,11 @@ def test_standard_errors_match_real_errors_in_noisy_games():
         play = partial(play_quadratic_game, sums=sums, averages=averages)
         exact = exact_shapley(play, 6)
         generator = make_generator(seed)
-        deviations = torch.randn(len(masks), generator=generator, dtype=torch.float64)
+        deviations = torch.randn(
+            len(masks),
+            generator=generator,
+            dtype=torch.float64,
+        )
         utilities = play(masks) + noise * deviations
 
         estimate = few_coalitions_shapley(masks, utilities, noise=noise)
@@ -152,12 +155,7 @@ def test_interval_over_seeds_equals_that_by_hand():
         of_seeds = student_quantile**2 * variance / num_seeds
         of_fit = (NORMAL_QUANTILE * stderr) ** 2
         expected.append((of_seeds + of_fit).sqrt())
-    assert_close(
-        half_widths,
-        torch.stack(expected),
-        rtol=1e-6,
-        atol=0,
-    )
+    assert_close(half_widths, torch.stack(expected), rtol=1e-6, atol=0)
 
 
 def test_interval_over_two_seeds_has_the_larger_mean_variance():
@@ -189,18 +187,29 @@ def test_interval_over_seeds_of_a_vector_is_refused():
         interval_over_seeds(torch.ones(3))
 
 
-def test_few_coalitions_with_wrong_input_raise():
-    masks = few_coalitions(3, "both")
-    utilities = torch.rand(8)
-    for bad_masks, bad, words in (
-        (masks.int(), utilities, "expected masks bool"),
-        (masks, utilities[1:], "expected masks bool"),
-        (masks[[0, 1, 2, 2]], utilities[:4], "a coalition occurs twice"),
-        (masks[1:], utilities[1:], "the empty or the grand coalition"),
-        (masks, utilities / 0, "is not finite"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            few_coalitions_shapley(bad_masks, bad)
+EIGHT_MASKS = few_coalitions(3, "both")
+
+
+@pytest.mark.parametrize(
+    ("masks", "utilities", "message"),
+    [
+        (EIGHT_MASKS.int(), torch.rand(8), "expected masks bool"),
+        (EIGHT_MASKS, torch.rand(7), "expected masks bool"),
+        (EIGHT_MASKS[[0, 1, 2, 2]], torch.rand(4), "a coalition occurs twice"),
+        (EIGHT_MASKS[1:], torch.rand(7), "the empty or the grand coalition"),
+        (
+            EIGHT_MASKS,
+            torch.full(
+                (8,),
+                torch.inf,
+            ),
+            "is not finite",
+        ),
+    ],
+)
+def test_few_coalitions_shapley_of_wrong_masks_or_utilities_raises(masks, utilities, message):
+    with pytest.raises(ValueError, match=message):
+        few_coalitions_shapley(masks, utilities)
 
 
 def test_designs_have_the_documented_numbers_of_coalitions():

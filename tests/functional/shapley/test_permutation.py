@@ -18,14 +18,8 @@ from helpers import make_generator
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples():
     count = 23
-    noise = torch.randn(
-        count,
-        4,
-        2,
-        generator=make_generator(),
-        dtype=torch.float64,
-    )
-    samples = noise + 1e4  # far from 0, where sums of squares would lose the digits
+    # Far from 0, sums of squares would lose digits.
+    samples = torch.randn(count, 4, 2).double() + 1e4
 
     moments = Moments()
     for batch in samples.split([1, 5, 1, 16]):
@@ -48,25 +42,28 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation):
         coalition = 0
         value = table[0]
         for player in order:  # Ghorbani and Zou, algorithm 1
-            if truncation is not None and abs(table[-1] - value) <= truncation:
-                new = value
-            else:
+            next_value = value
+            if truncation is None or abs(table[-1] - value) > truncation:
                 coalition |= 1 << player
-                new = table[coalition]
-            expected[player] = new - value
-            value = new
+                next_value = table[coalition]
+            expected[player] = next_value - value
+            value = next_value
         assert_close(row, expected)
 
 
-def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders():
-    # The budget is exactly one pair: whatever else fits is a repeat of it.
-    game_of_3 = make_table_game(make_random_table(3))
+def test_permutation_stderr_is_nan_with_a_budget_of_one_pair_of_orders():
+    game = make_table_game(make_random_table(3))
+
     for seed in range(20):
-        estimate = permutation_shapley(game_of_3, 3, budget=6, generator=make_generator(seed))
+        estimate = permutation_shapley(game, 3, budget=6, generator=make_generator(seed))
         assert estimate.stderr.isnan().all()
 
-    game_of_8 = make_table_game(make_accuracy_table(8))
-    estimate = permutation_shapley(game_of_8, 8, budget=30, generator=make_generator())
+
+def test_permutation_stderr_is_finite_with_a_budget_of_two_pairs_of_orders():
+    game = make_table_game(make_accuracy_table(8))
+
+    estimate = permutation_shapley(game, 8, budget=30, generator=make_generator())
+
     assert estimate.stderr.isfinite().all()
 
 

@@ -132,12 +132,7 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
     expected = values_by_hand(trained, outputs, sizes, accuracy)
-    assert_close(
-        estimate.values,
-        expected,
-        rtol=0,
-        atol=1e-12,
-    )
+    assert_close(estimate.values, expected, rtol=0, atol=1e-12)
     assert estimate.evaluations == 2**4
     assert not estimate.stderr.any()
 
@@ -177,19 +172,26 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
         return is_class_0.double().mean(-1)
 
     def score_both(outputs):
-        scores = [accuracy(outputs), share_of_class_0(outputs)]
-        return torch.stack(scores, dim=1)
+        return torch.stack(
+            [accuracy(outputs), share_of_class_0(outputs)],
+            dim=1,
+        )
 
-    utilities = score_both(outputs)
+    def predict(score):
+        return predicted_shapley(
+            trained,
+            score(outputs),
+            outputs,
+            weights=sizes,
+            score=score,
+            logits=True,
+        )
 
-    estimate = predicted_shapley(trained, utilities, outputs, sizes, score_both, logits=True)
+    estimate = predict(score_both)
 
     assert estimate.disagreement.shape == (4, 2)
-    for column, score in enumerate((accuracy, share_of_class_0)):
-        estimate_of_column = predicted_shapley(
-            trained, utilities[:, column], outputs, sizes, score, logits=True
-        )
-        assert_close(estimate.values[:, column], estimate_of_column.values)
+    assert_close(estimate.values[:, 0], predict(accuracy).values)
+    assert_close(estimate.values[:, 1], predict(share_of_class_0).values)
 
 
 def test_predicted_values_of_a_linear_regression_are_exact():
@@ -220,12 +222,7 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     )
 
     exact = shapley_of_table(utilities[:, None])[:, 0]  # masks are in the table's order
-    assert_close(
-        estimate.values,
-        exact,
-        rtol=0.01,
-        atol=0.01,
-    )
+    assert_close(estimate.values, exact, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.slow
@@ -246,27 +243,47 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
     assert estimate.stderr.max() < 0.0002
 
 
-def test_whole_layers_accepts_only_complete_coalition_sizes():
+def test_sizes_of_coalitions_are_complete_if_all_or_no_coalitions_of_a_size_are_trained():
     masks = few_coalitions(4, "both")
     assert has_complete_sizes(masks)
     assert not has_complete_sizes(masks[:-1])
     assert not has_complete_sizes(few_coalitions(4, "leave-one-out"))
 
 
-def test_predicted_shapley_with_wrong_arguments_is_refused():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {
+                "trained": slice(-1),
+                "utilities": slice(-1),
+                "outputs": slice(-1),
+            },
+            "player alone",
+        ),
+        ({"utilities": slice(1, None)}, "T utilities"),
+    ],
+)
+def test_predicted_shapley_with_a_coalition_too_few_raises(change, message):
     trained, outputs, sizes, accuracy = make_federation(3)
-    utilities = accuracy(outputs)
+    arguments = {"trained": trained, "utilities": accuracy(outputs), "outputs": outputs}
+    for name, rows in change.items():
+        arguments[name] = arguments[name][rows]
 
-    without_last_client = (
-        trained[:-1],
-        utilities[:-1],
-        outputs[:-1],
-    )
-    arguments_by_message = {
-        "each player alone": without_last_client,
-        "finite": (trained, utilities, outputs * torch.inf),
-        "T utilities": (trained, utilities[1:], outputs),
-    }
-    for message, arguments in arguments_by_message.items():
-        with pytest.raises(ValueError, match=message):
-            predicted_shapley(*arguments, sizes, accuracy, logits=True)
+    with pytest.raises(ValueError, match=message):
+        predicted_shapley(**arguments, weights=sizes, score=accuracy, logits=True)
+
+
+def test_predicted_shapley_of_infinite_outputs_raises():
+    trained, outputs, sizes, accuracy = make_federation(3)
+    infinite_outputs = outputs * torch.inf
+
+    with pytest.raises(ValueError, match="finite"):
+        predicted_shapley(
+            trained,
+            accuracy(outputs),
+            infinite_outputs,
+            weights=sizes,
+            score=accuracy,
+            logits=True,
+        )

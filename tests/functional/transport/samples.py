@@ -10,11 +10,8 @@ def make_blobs(count, seed):
     generator = make_generator(seed)
     y = torch.randint(4, (count,), generator=generator)
     centers = 2 * torch.randn(4, 8, generator=make_generator(9))
-    return torch.randn(
-        count,
-        8,
-        generator=generator,
-    ) + centers[y], y
+    noise = torch.randn(count, 8, generator=generator)
+    return centers[y] + noise, y
 
 
 def make_labeled(seed, m=40, d=3):
@@ -26,7 +23,13 @@ def make_labeled(seed, m=40, d=3):
         dtype=torch.float64,
     )
     classes = torch.tensor([0, 2, 5])
-    y = classes[torch.randint(3, (m,), generator=generator)]
+    y = classes[
+        torch.randint(
+            3,
+            (m,),
+            generator=generator,
+        )
+    ]
     return x + y[:, None], y
 
 

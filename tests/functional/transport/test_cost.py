@@ -19,9 +19,6 @@ def test_class_means_and_deviations_equal_numpys_per_class():
     full = class_statistics(x, y, covariance="full")
 
     assert diagonal.labels.tolist() == [0, 2, 5]
-    assert diagonal.deviations is not None
-    assert full.deviations is not None
-
     for row, label in enumerate([0, 2, 5]):
         rows = x[y == label].numpy()
         assert diagonal.counts[row] == len(rows)
@@ -44,7 +41,7 @@ def stack_vectors_by_hand(
     y: Tensor,
     covariance: str,
     label_weight: float,
-) -> np.ndarray:
+):
     """Section 4.1 of the paper: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
     labels = y.numpy()
     root_of_weight = label_weight**0.5
@@ -87,21 +84,26 @@ def test_squared_costs_equal_torchs_distances(rows_per_chunk, monkeypatch):
     torch.testing.assert_close(costs, distances**2)
 
 
-def test_cost_of_invalid_samples_raises_with_their_count():
-    x, y = make_labeled(0)
-    x2, _ = make_labeled(1)
-    not_finite = x.clone()
-    not_finite[1, 0] = torch.nan
-    not_finite[4, 0] = torch.inf
-    invalid_pairs = {
-        "2 of 40 rows": (not_finite, x2),
-        "3 features, but x2 has 2": (x, x2[:, :2]),
-        "x2 is empty": (x, x2[:0]),
-        "Flatten": (x.long(), x2),
-    }
+X = torch.rand(40, 3)
+WITH_NAN_AND_INFINITY = X.clone()
+WITH_NAN_AND_INFINITY[1, 0] = torch.nan
+WITH_NAN_AND_INFINITY[4, 0] = torch.inf
 
-    for message, pair in invalid_pairs.items():
-        with refused(message):
-            cost.squared_costs(*pair)
+
+@pytest.mark.parametrize(
+    ("x", "x2", "message"),
+    [
+        (WITH_NAN_AND_INFINITY, X, "2 of 40 rows"),
+        (X, X[:, :2], "3 features, but x2 has 2"),
+        (X, X[:0], "x2 is empty"),
+        (X.long(), X, "Flatten"),
+    ],
+)
+def test_costs_of_invalid_samples_are_refused(x, x2, message):
+    with refused(message):
+        cost.squared_costs(x, x2)
+
+
+def test_label_embedding_with_labels_of_other_samples_is_refused():
     with refused("40 integer classes"):
-        label_embedding(x, y[:5])
+        label_embedding(X, torch.zeros(5).long())

@@ -15,7 +15,7 @@ from helpers import make_generator, refused
 
 
 @pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples, safe):
+def test_safe_support_is_the_largest_that_is_not_refused(samples, safe):
     check_support(safe, samples)
     with refused(f"support={safe + 1}: client 3.*{samples} samples"):
         check_support(safe + 1, samples, "client 3")
@@ -52,17 +52,12 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     distances = exchange_points(client, server, support=150, rounds=20)
 
     exact = wasserstein_distance(x, x2)
-    assert_close(
-        distances[-1],
-        exact,
-        rtol=1e-3,
-        atol=0,
-    )
+    assert_close(distances[-1], exact, rtol=1e-3, atol=0)
     assert distances[-1] >= exact * (1 - 1e-5)
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_servers_distance_is_the_sum_of_both_ways(p):
+def test_servers_distance_is_the_sum_of_its_own_and_the_clients(p):
     x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
@@ -118,7 +113,10 @@ def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_suppo
 
 def make_three_gaussians():
     generator = make_generator()
-    means = torch.tensor([[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]], dtype=torch.float64)
+    means = torch.tensor(
+        [[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]],
+        dtype=torch.float64,
+    )
     samples = []
     for mean in means:
         noise = torch.randn(100, 2, generator=generator)
@@ -128,21 +126,14 @@ def make_three_gaussians():
 
 def make_barycenter(samples, iterations):
     clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
-    generator = make_generator(1)
     return wasserstein_barycenter(
-        clients,
-        support=100,
-        iterations=iterations,
-        generator=generator,
+        clients, support=100, iterations=iterations, generator=make_generator(1)
     )
 
 
 def barycenter_objective(samples, points):
-    total = 0.0
-    for x in samples:
-        distance = wasserstein_distance(x, points)
-        total += float(distance) ** 2
-    return total / len(samples)
+    distances = [float(wasserstein_distance(x, points)) for x in samples]
+    return np.mean(np.square(distances))
 
 
 @pytest.mark.slow
@@ -154,10 +145,13 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations():
     positions = [x.numpy() for x in samples]
     reference = torch.from_numpy(ot.lp.free_support_barycenter(positions, masses, initial))
 
-    points = []
-    for iterations in (1, 3, 10, 20):
-        barycenter = make_barycenter(samples, iterations)
-        points.append(barycenter.support_points)
+    points = [
+        make_barycenter(
+            samples,
+            i,
+        ).support_points
+        for i in (1, 3, 10, 20)
+    ]
 
     distances = [float(wasserstein_distance(x, reference)) for x in points]
     assert all(later < earlier for earlier, later in pairwise(distances))

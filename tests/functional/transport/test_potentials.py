@@ -21,13 +21,7 @@ def label_augmented_cost(x, y, x2, y2):
     return squared_costs(points, points2)
 
 
-def debiased_potential(
-    x,
-    x2,
-    blur,
-    y=None,
-    y2=None,
-):
+def debiased_potential(x, x2, blur, y=None, y2=None):
     """The potential of ``x`` towards ``x2``, less that towards itself."""
     cost = label_augmented_cost(x, y, x2, y2)
     cost_to_itself = label_augmented_cost(x, y, x, y)
@@ -38,7 +32,13 @@ def debiased_potential(
 
 def potentials_by_pot(cost, eps):
     """POT's potentials of the rows and of the columns, of mean 0."""
-    masses = [np.full(n, 1 / n) for n in cost.shape]
+    masses = [
+        np.full(
+            n,
+            1 / n,
+        )
+        for n in cost.shape
+    ]
     _, log = ot.sinkhorn(
         *masses,
         cost.numpy(),
@@ -85,7 +85,10 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur):
 
     # f_i = -eps log mean_j exp((f_j - cost_ij) / eps)
     exponents = (potential - cost.numpy()) / eps
-    log_means = logsumexp(exponents, axis=1) - np.log(len(x))
+    log_means = logsumexp(
+        exponents,
+        axis=1,
+    ) - np.log(len(x))
     assert_allclose(potential, -eps * log_means, atol=1e-3 * eps)
 
 
@@ -110,7 +113,6 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale):
 
     exact = debiased_potential(x, x2, blur=0.02)
     tolerance = 0.01 * float(exact.std())
-
     assert_close(
         (scaled / scale**2).double(),
         exact,
@@ -142,7 +144,10 @@ def test_features_and_labels_parts_sum_to_the_whole_value():
         is_label = y == label
         expected[is_label] -= expected[is_label].mean()
     assert_close(of_both, expected, atol=1e-3, rtol=1e-3)
-    assert float(of_both.sum()) == pytest.approx(0, abs=1e-2)
+    assert float(of_both.sum()) == pytest.approx(
+        0,
+        abs=1e-2,
+    )
 
     gradient = calibrated_gradient(debiased_potential(x, x2, 0.1))
     assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
