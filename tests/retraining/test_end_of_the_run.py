@@ -84,7 +84,11 @@ def test_coalitions_make_no_reports_and_checks_of_the_run(tmp_path, monkeypatch)
 
         monkeypatch.setattr(owner, method, record_and_call)
 
-    methods_of_run = {"_result": RunReports, "_describe_run": RunReports, "__init__": SharedObjectCheck}
+    methods_of_run = {
+        "_result": RunReports,
+        "_describe_run": RunReports,
+        "__init__": SharedObjectCheck,
+    }
     for method, owner in methods_of_run.items():
         record_calls(owner, method)
 
