@@ -81,9 +81,7 @@ def test_moved_run_is_resumed_with_its_own_values(moved_projects, resumed_run):
     assert table[is_of_first_part]["value"].tolist() == first_part["value"].tolist()
 
 
-def test_resumed_run_that_is_moved_has_the_best_checkpoint_of_its_first_part(
-    resumed_run, tmp_path
-):
+def test_resumed_run_that_is_moved_has_the_best_checkpoint_of_its_first_part(resumed_run, tmp_path):
     moved_run = shutil.copytree(resumed_run, tmp_path / "moved")
     best_checkpoint = find_file(moved_run, "best")
 

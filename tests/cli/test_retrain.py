@@ -20,7 +20,7 @@ from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page, words_in
 from helpers.retrained import record_fits, retrained_rows
-from helpers.runs import fit_by_command, read_output, read_rows, write_config_of_two_rounds
+from helpers.runs import fit_by_command, read_rows, write_config_of_two_rounds
 
 SEED = 3
 SINGLES = {"0", "1", "2"}
@@ -135,9 +135,7 @@ def test_errors_over_seeds_and_samples_have_covariance_matrices(retrained_twice)
 
 
 @pytest.mark.slow
-def test_retrain_by_another_score_trains_no_coalition_again(
-    retrained_twice, tmp_path, monkeypatch
-):
+def test_retrain_by_another_score_trains_no_coalition_again(retrained_twice, tmp_path, monkeypatch):
     run = copy_run(retrained_twice[0], tmp_path)
     shares_beside_accuracy = [row["share"] for row in retrained_rows(run, "by_negative_loss")]
     trained = record_fits(monkeypatch)
@@ -164,9 +162,7 @@ def test_retrain_with_a_changed_setting_says_so(run):
     assert coalitions_of(run) == SINGLES
 
 
-RESERVATION_OF_SINGLES = (
-    "Models were trained for each partner alone and for all partners together"
-)
+RESERVATION_OF_SINGLES = "Models were trained for each partner alone and for all partners together"
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,6 @@ from helpers.runs import (
     write_table,
 )
 
-
 QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
@@ -66,7 +65,9 @@ def test_retrain_trains_only_coalitions_that_the_run_has_not(copied_run, monkeyp
 
     retrain(copied_run, "all", seeds=1)
 
-    assert retrained_values(copied_run) == pytest.approx(last_values(copied_run, "shadow"), abs=1e-6)
+    assert retrained_values(copied_run) == pytest.approx(
+        last_values(copied_run, "shadow"), abs=1e-6
+    )
     assert trained == {(1, 2), (0, 1, 2)}
 
 
@@ -77,7 +78,9 @@ def test_retrain_without_stored_coalitions_trains_all(copied_run, monkeypatch):
 
     retrain(copied_run, "all", seeds=1)
 
-    assert retrained_values(copied_run) == pytest.approx(last_values(copied_run, "shadow"), abs=1e-6)
+    assert retrained_values(copied_run) == pytest.approx(
+        last_values(copied_run, "shadow"), abs=1e-6
+    )
     assert len(trained) == 7
 
 
@@ -228,7 +231,7 @@ def test_run_evaluated_by_clients_is_retrained_with_their_evaluation(run_retrain
 
 @pytest.mark.slow
 def test_retraining_evaluated_by_clients_is_paid_by_only_if_the_user_accepts_it(
-    run_retrained_by_clients
+    run_retrained_by_clients,
 ):
     run = run_retrained_by_clients
     assert "amount" not in report_budget(run)[0]
@@ -241,7 +244,7 @@ def test_retraining_evaluated_by_clients_is_paid_by_only_if_the_user_accepts_it(
 
 @pytest.mark.slow
 def test_retrain_by_the_server_is_refused_if_only_clients_have_validation_samples(
-    run_evaluated_by_clients
+    run_evaluated_by_clients,
 ):
     with refused("no validation|empty|validation set"):
         retrain(run_evaluated_by_clients, seeds=1, evaluators="server")
