@@ -108,12 +108,13 @@ class ModuleThatEndsWithItsSavedWeights(Base):
 @pytest.mark.slow
 def test_coalitions_that_read_what_they_write_train_one_after_the_other(tmp_path):
     def fit_with_workers(num_workers):
-        path = tmp_path / f"by {num_workers}.pt"
+        folder = tmp_path / f"{num_workers} workers"
+        folder.mkdir()
+        path = folder / "best.pt"
         metric = ShadowShapley(coalitions="all", performance="negative_loss")
         with joblib.parallel_config(n_jobs=num_workers):
-            loop = fit_valued(
-                tmp_path / "run", ModuleThatEndsWithItsSavedWeights(path), metric=metric
-            )
+            module = ModuleThatEndsWithItsSavedWeights(path)
+            loop = fit_valued(tmp_path / "run", module, metric=metric)
         return loop.contributions["shadow"].tolist(), path.read_bytes()
 
     assert fit_with_workers(2) == fit_with_workers(1)
