@@ -37,20 +37,13 @@ from helpers.runs import (
 QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
-@pytest.fixture(scope="module")
-def run_with_coalitions(tmp_path_factory):
-    """A run that has trained all coalitions for its metric, ``shadow``."""
-    folder = tmp_path_factory.mktemp("coalitions")
+def fit_with_all_coalitions(folder):
+    """Fit a run that trains all coalitions for its metric, ``shadow``."""
     arguments = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": arguments}
     model = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}
     config = write_config_of_two_rounds(folder / "fed.yaml", {"shadow": shadow}, model=model)
     return fit_by_command(folder, config)
-
-
-@pytest.fixture
-def copied_run(run_with_coalitions, tmp_path):
-    return shutil.copytree(run_with_coalitions, tmp_path / "run")
 
 
 def last_values(run, metric):
@@ -59,29 +52,15 @@ def last_values(run, metric):
 
 
 @pytest.mark.slow
-def test_retrain_trains_only_coalitions_that_the_run_has_not(copied_run, monkeypatch):
-    remove_coalition(copied_run / "coalitions", Training(3, (1, 2)))
+def test_retrain_trains_only_coalitions_that_the_run_has_not(tmp_path, monkeypatch):
+    run = fit_with_all_coalitions(tmp_path)
+    remove_coalition(run / "coalitions", Training(3, (1, 2)))
     trained = record_fits(monkeypatch)
 
-    retrain(copied_run, "all", seeds=1)
+    retrain(run, "all", seeds=1)
 
-    assert retrained_values(copied_run) == pytest.approx(
-        last_values(copied_run, "shadow"), abs=1e-6
-    )
+    assert retrained_values(run) == pytest.approx(last_values(run, "shadow"), abs=1e-6)
     assert trained == {(1, 2), (0, 1, 2)}
-
-
-@pytest.mark.slow
-def test_retrain_without_stored_coalitions_trains_all(copied_run, monkeypatch):
-    shutil.rmtree(copied_run / "coalitions")
-    trained = record_fits(monkeypatch)
-
-    retrain(copied_run, "all", seeds=1)
-
-    assert retrained_values(copied_run) == pytest.approx(
-        last_values(copied_run, "shadow"), abs=1e-6
-    )
-    assert len(trained) == 7
 
 
 BY_CLASS = ClassSpecificShapley()

@@ -11,7 +11,7 @@ from flsv._lightning.patches import find_loop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.filters import OutlierFilter
 from flsv.metrics import ContributionEstimation, DomainRelevance
-from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
+from flsv.personalization import IFCA, FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.sites import Packet
 from flsv.sites.messages import pack
@@ -226,22 +226,13 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(tm
     assert loop.participations.tolist() == [2, 0, 2]
 
 
-def make_standalone_loop():
-    return make_shapfed_loop(
-        aggregator=FedAvg(),
-        metrics={},
-        personalizer=Standalone(),
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_fedfomo_loop, make_standalone_loop])
-def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
+def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path):
     def lose_folder(reply):
         shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
         return reply
 
-    remote = SitesInProcess(tmp_path, make, **SPLITS)
+    remote = SitesInProcess(tmp_path, make_fedfomo_loop, **SPLITS)
     remote.transport.change_replies("train", lose_folder, [LYON_ADDRESS], rounds=[1])
     with warns("'Lyon' .*has lost its state"):
         loop = remote.fit(rounds=3)

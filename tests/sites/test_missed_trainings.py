@@ -135,12 +135,6 @@ LOSSES = {
         Loss(2, FEDERATION, 0),
         Loss(2, FEDERATION, 2),
     },
-    "two sites' own": {
-        Loss(0, OWN, 0),
-        Loss(0, OWN, 1),
-        Loss(1, OWN, 0),
-        Loss(2, FEDERATION, 1),
-    },
 }
 
 
