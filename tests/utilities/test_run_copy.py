@@ -172,6 +172,17 @@ def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path):
         load_copy(module, tmp_path)
 
 
+def test_data_of_a_copy_made_after_a_fit_has_no_trainer(tmp_path):
+    data = make_data()
+    data.trainer = fitted_trainer = plain_trainer(tmp_path)  # as Lightning leaves it after a fit
+    run_copy = RunCopy(plain_trainer(tmp_path), Base(), data=data)
+
+    _, _, copied_data = run_copy.load()
+
+    assert copied_data.trainer is None
+    assert data.trainer is fitted_trainer
+
+
 def test_worker_gets_the_same_copy_by_bytes_also_after_the_fit(tmp_path):
     class OfAFunction(Base):
         """A worker does not find its class by a name."""
