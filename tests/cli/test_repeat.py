@@ -25,10 +25,12 @@ def test_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
     (options,) = re.findall(r"Repeat:  flsv repeat 5 (.*?)  #", printed)
     out = tmp_path / "out"
 
-    assert main(["repeat", "1", *options.split(), f"--out={out}"]) == 0
+    command = ["repeat", "1", *options.split()]
+    assert main([*command, f"--out={out}"]) == 0
 
     (table_of_repetition,) = out.rglob("contributions.csv")
-    assert table_of_repetition.read_text() == (run / "contributions.csv").read_text()
+    table_of_run = run / "contributions.csv"
+    assert table_of_repetition.read_text() == table_of_run.read_text()
 
 
 #: One metric to pay by, and one that is not.
@@ -69,15 +71,26 @@ def test_repeat_prints_means_with_shares_of_metrics_to_pay_by_only(repeated):
 
 @pytest.mark.slow
 def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated):
-    runs = [open_run(path) for path in sorted(repeated.folder.rglob("contributions.csv"))]
+    tables = sorted(repeated.folder.rglob("contributions.csv"))
+    runs = [open_run(table) for table in tables]
     seeds = [run.record["settings"]["federation_seed"] for run in runs]
     assert seeds == [0, 1, 2]
     values = np.array([run.final("cssv") for run in runs])
     assert (values[0] != values[2]).all()
 
     means = values.mean(axis=0)
-    low, high = stats.t.interval(0.9, df=NUM_RUNS - 1, loc=means, scale=stats.sem(values))
-    expected = {"mean": means, "std": values.std(axis=0, ddof=1), "low": low, "high": high}
+    low, high = stats.t.interval(
+        0.9,
+        df=NUM_RUNS - 1,
+        loc=means,
+        scale=stats.sem(values),
+    )
+    expected = {
+        "mean": means,
+        "std": values.std(axis=0, ddof=1),
+        "low": low,
+        "high": high,
+    }
     summary = read_csv(repeated.folder / "repeat.csv", index_col="metric")
     rows_of_cssv = summary.loc["cssv"]
     for column, expected_numbers in expected.items():
@@ -89,7 +102,8 @@ def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated):
 def test_repeat_writes_shares_of_metrics_to_pay_by_only(repeated):
     summary = read_csv(repeated.folder / "repeat.csv", index_col="metric")
     assert summary.loc["cssv", "share"].isna().all()
-    assert summary.loc["sv", "share"].sum() == pytest.approx(1)
+    shares = summary.loc["sv", "share"]
+    assert shares.sum() == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -118,7 +132,8 @@ def test_repeat_trains_no_run_again(repeated, num_runs, options, message, monkey
     monkeypatch.setattr(repeat, "_fit_with_seed", refuse_to_fit)
     summary = (repeated.folder / "repeat.csv").read_bytes()
 
-    assert main(["repeat", num_runs, *repeated.options, *options]) == 0
+    command = ["repeat", num_runs, *repeated.options]
+    assert main([*command, *options]) == 0
 
     assert message in capsys.readouterr().out
     assert (repeated.folder / "repeat.csv").read_bytes() == summary
@@ -126,7 +141,8 @@ def test_repeat_trains_no_run_again(repeated, num_runs, options, message, monkey
 
 @pytest.mark.slow
 def test_repeat_refuses_to_continue_with_changed_options(repeated, capsys):
-    assert main(["repeat", "3", *repeated.options, "--trainer.max_epochs=2"]) == 2
+    command = ["repeat", "3", *repeated.options]
+    assert main([*command, "--trainer.max_epochs=2"]) == 2
     assert "trainer.max_epochs is 2 and was 1" in capsys.readouterr().err
 
 
@@ -138,7 +154,8 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
             age = 20 + patient * 7 % 31
             is_ill = ["n", "y"][patient % 2]
             table.append([clinic, str(age), is_ill])
-    config = write_config(tmp_path / "federation.yaml", data=write_table(file, table))
+    data = write_table(file, table)
+    config = write_config(tmp_path / "federation.yaml", data=data)
     out = tmp_path / "out"
     options = ["--config", str(config), "--out", str(out)]
     assert main(["repeat", "2", *options, "-q"]) == 0
@@ -157,21 +174,34 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
 @pytest.mark.slow
 def test_run_repetition_and_retraining_with_one_seed_have_the_same_values_and_intervals(tmp_path):
     metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
-    federation = {"metrics": {"value": metric}, "reporting": {"figures": 0}}
-    config = write_config(tmp_path / "federation.yaml", federation=federation, seed_everything=0)
+    federation = {
+        "metrics": {"value": metric},
+        "reporting": {"figures": 0},
+    }
+    config = write_config(
+        tmp_path / "federation.yaml",
+        federation=federation,
+        seed_everything=0,
+    )
     run = fit_by_command(tmp_path / "fit", config)
     repetitions = tmp_path / "repetitions"
-    assert main(["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]) == 0
-    assert main(["retrain", str(run), "--trainings=both", "--seeds=1", "-q"]) == 0
+    repeat_once = ["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]
+    assert main(repeat_once) == 0
+    retrain_once = ["retrain", str(run), "--trainings=both", "--seeds=1", "-q"]
+    assert main(retrain_once) == 0
 
     estimates = basis_of(open_run(run), "value").estimates
     expected = estimates[["value", "low", "high"]].to_numpy()
     for folder in (repetitions, run / "retrained"):
-        table = read_csv(folder / "repeat.csv").query("metric == 'value'")
-        assert (table[["mean", "low", "high"]].to_numpy() == expected).all()
+        rows = read_csv(folder / "repeat.csv").query("metric == 'value'")
+        numbers = rows[["mean", "low", "high"]].to_numpy()
+        assert (numbers == expected).all()
 
     rows = read_run(run).query("metric == 'value'")
-    last_rows = rows[rows["round"] == rows["round"].max()]
+    last_round = rows["round"].max()
+    last_rows = rows[rows["round"] == last_round]
     assert estimates["value"].to_list() == last_rows["value"].to_list()
     # Intervals of a basis also allow for other validation samples.
-    assert (estimates["low"].to_numpy() < last_rows["low_over_seeds"].to_numpy()).all()
+    low = estimates["low"].to_numpy()
+    low_over_seeds = last_rows["low_over_seeds"].to_numpy()
+    assert (low < low_over_seeds).all()

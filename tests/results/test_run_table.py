@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,9 @@ VALUES = [1.0, 2.0, NAN]
 LOW = [0.0, 1.0, NAN]
 HIGH = [2.0, 3.0, NAN]
 EARLIER_NUMBERS = make_numbers(VALUES, LOW, HIGH)
+#: Intervals without that of the first client.
+UNKNOWN_LOW = [NAN, 1.0, NAN]
+UNKNOWN_HIGH = [NAN, 3.0, NAN]
 
 
 def clients_with_a_change(numbers, earlier_numbers) -> list[int]:
@@ -47,24 +51,30 @@ def clients_with_a_change(numbers, earlier_numbers) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "changed_clients"),
+    ("values", "low", "high", "changed_clients"),
     [
-        (make_numbers(VALUES, LOW, HIGH), []),
-        (make_numbers([1.0, 2.5, NAN], LOW, HIGH), [1]),
-        (make_numbers([1.0, 2.0, 3.0], LOW, HIGH), [2]),
-        (make_numbers(VALUES, [0.5, 1.0, NAN], HIGH), [0]),
-        (make_numbers(VALUES, [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
-        (make_numbers([NAN, 2.0, NAN], [NAN, 1.0, NAN], [NAN, 3.0, NAN]), []),
+        (VALUES, LOW, HIGH, []),
+        ([1.0, 2.5, NAN], LOW, HIGH, [1]),
+        ([1.0, 2.0, 3.0], LOW, HIGH, [2]),
+        (VALUES, [0.5, 1.0, NAN], HIGH, [0]),
+        (VALUES, UNKNOWN_LOW, UNKNOWN_HIGH, []),
+        ([NAN, 2.0, NAN], UNKNOWN_LOW, UNKNOWN_HIGH, []),
     ],
     ids=["same", "value", "first value", "interval", "unknown interval", "unknown value"],
 )
-def test_changes_of_a_round_are_numbers_with_a_new_value_or_interval(numbers, changed_clients):
+def test_changes_of_a_round_are_numbers_with_a_new_value_or_interval(
+    values, low, high, changed_clients
+):
+    numbers = make_numbers(values, low, high)
     assert clients_with_a_change(numbers, EARLIER_NUMBERS) == changed_clients
+
+
+NUMBERS_WITHOUT_INTERVALS = {("sv", OVERALL): torch.tensor(VALUES)}
 
 
 @pytest.mark.parametrize(
     "earlier_numbers",
-    [{}, {("sv", OVERALL): torch.tensor(VALUES)}],
+    [{}, NUMBERS_WITHOUT_INTERVALS],
     ids=["no numbers", "no intervals"],
 )
 def test_all_known_numbers_are_changes_if_there_were_no_intervals_before(earlier_numbers):
@@ -72,13 +82,14 @@ def test_all_known_numbers_are_changes_if_there_were_no_intervals_before(earlier
 
 
 def test_changes_by_class_are_those_of_single_numbers():
-    earlier_numbers = {("cssv", BY_COLUMN): torch.tensor([[1.0, 2.0], [3.0, NAN]])}
-    numbers = {("cssv", BY_COLUMN): torch.tensor([[1.0, 2.5], [3.0, 4.0]])}
+    key = ("cssv", BY_COLUMN)
+    earlier_values = torch.tensor([[1.0, 2.0], [3.0, NAN]])
+    values = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
 
-    changes = changed_numbers(numbers, earlier_numbers)
+    changes = changed_numbers({key: values}, {key: earlier_values})
 
-    is_changed = ~changes["cssv", BY_COLUMN].isnan()
-    assert is_changed.tolist() == [[False, True], [False, True]]
+    expected_changes = [[NAN, 2.5], [NAN, 4.0]]
+    np.testing.assert_equal(changes[key].numpy(), np.float32(expected_changes))
 
 
 def test_number_of_the_whole_federation_is_a_change_in_each_round():
@@ -88,9 +99,17 @@ def test_number_of_the_whole_federation_is_a_change_in_each_round():
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path):
     # Small numbers, many of whose digits count.
-    values = torch.rand(3, generator=make_generator(), dtype=torch.float64) ** 40
+    values = torch.rand(3, generator=make_generator(), dtype=torch.float64)
+    values = values**40
     values_by_client = dict(enumerate(values.tolist()))
-    rows = client_rows(2, "sv", values_by_client, NAMES, column="1", class_name="Dress")
+    rows = client_rows(
+        2,
+        "sv",
+        values_by_client,
+        NAMES,
+        column="1",
+        class_name="Dress",
+    )
     path = tmp_path / "contributions.csv"
     header = ",".join(SCHEMA) + "\n"
     path.write_bytes(header.encode() + csv_text(rows))

@@ -49,17 +49,19 @@ class WandbThatFailsAtPictures(WandbInMemory):
 class MLflowInMemory(RecordsInMemory, MLFlowLogger):
     @property
     def experiment(self):
-        return SimpleNamespace(
-            log_figure=lambda run_id, figure, file: self.pictures.update({file: figure})
-        )
+        def log_figure(run_id, figure, file):
+            self.pictures[file] = figure
+
+        return SimpleNamespace(log_figure=log_figure)
 
 
 class CometInMemory(RecordsInMemory, CometLogger):
     @property
     def experiment(self):
-        return SimpleNamespace(
-            log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure})
-        )
+        def log_figure(figure_name, figure, step):
+            self.pictures[figure_name] = figure
+
+        return SimpleNamespace(log_figure=log_figure)
 
 
 PICTURES_BY_LOGGER = {
@@ -76,7 +78,8 @@ def loggers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trackers")
     logger_by_class = {logger_class: logger_class() for logger_class in PICTURES_BY_LOGGER}
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+    reporting = Reporting(table=False, figures=0)
+    loop = FederatedLoop(metrics=metrics, reporting=reporting)
     with chdir(folder), warns("no room"):
         fit(loop, folder, rounds=1, logger=[*logger_by_class.values()])
     return logger_by_class

@@ -19,9 +19,14 @@ SMALL_BATCHES = Loader(eval_batch_size=8)
 
 def record_game(folder, module, rounds=3, **trainer_options):
     """Return the metric of a run whose models are scored by their logged loss."""
-    metric = Recorded(coalitions="singles", performance="val_loss", mode="min", every=1)
-    loop = make_shadow_loop(metric)
-    fit(loop, folder, module, make_data(loader=SMALL_BATCHES), rounds, **trainer_options)
+    metric = Recorded(
+        coalitions="singles",
+        performance="val_loss",
+        mode="min",
+        every=1,
+    )
+    data = make_data(loader=SMALL_BATCHES)
+    fit(make_shadow_loop(metric), folder, module, data, rounds, **trainer_options)
     return metric
 
 
@@ -30,7 +35,8 @@ def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(tmp_path):
     long_run = record_game(tmp_path / "long", TunesItsTemperature(), rounds=2)
     short_run = record_game(tmp_path / "short", TunesItsTemperature(), rounds=1)
 
-    torch.testing.assert_close(long_run.first_round, short_run.utilities, rtol=0, atol=1e-6)
+    expected = short_run.utilities
+    torch.testing.assert_close(long_run.first_round, expected, rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

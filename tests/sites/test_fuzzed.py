@@ -47,9 +47,8 @@ PLAIN = st.recursive(
     ),
     max_leaves=9,
 )
-KINDS = st.sampled_from(["update", "broken", "failed", "result", "tested", "handshake"]) | st.text(
-    max_size=5
-)
+KNOWN_KINDS = ["update", "broken", "failed", "result", "tested", "handshake"]
+KINDS = st.sampled_from(KNOWN_KINDS) | st.text(max_size=5)
 #: Kinds of tensors that an operator can send.
 FORMS = {
     "as it is": lambda tensor: tensor,
@@ -96,6 +95,9 @@ def draw_tensor_of_type(draw, shape, dtype):
     return convert(tensor)
 
 
+NAMES_OF_TENSORS = ["report/", "report/x", "0", "x"]
+
+
 def make_packet_or_none(kind, plain, tensors, further_tensors):
     try:
         return Packet(kind, plain, {**tensors, **further_tensors})
@@ -105,14 +107,21 @@ def make_packet_or_none(kind, plain, tensors, further_tensors):
 
 def packet_variants(packet):
     """Draw variants of a packet: of its kind, its fields and its tensors, and with further tensors."""
-    fields = {name: st.just(value) | PLAIN for name, value in packet.plain.items()}
-    some_fields = st.builds(dict, st.fixed_dictionaries({}, optional=fields))
-    tensors = {
-        name: st.just(tensor) | draw_tensor(tensor) for name, tensor in packet.tensors.items()
-    }
-    first_tensor = next(iter(packet.tensors.values()), torch.zeros(3))
-    further_names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
-    further_tensors = st.dictionaries(further_names, draw_tensor(first_tensor), max_size=2)
+    fields = {}
+    for name, value in packet.plain.items():
+        fields[name] = st.just(value) | PLAIN
+    some_fields = st.fixed_dictionaries({}, optional=fields)
+
+    tensors = {}
+    for name, tensor in packet.tensors.items():
+        tensors[name] = st.just(tensor) | draw_tensor(tensor)
+    *_, last_tensor = [torch.zeros(3), *packet.tensors.values()]
+    further_names = st.sampled_from(NAMES_OF_TENSORS) | st.integers()
+    further_tensors = st.dictionaries(
+        further_names,
+        draw_tensor(last_tensor),
+        max_size=2,
+    )
 
     packets = st.builds(
         make_packet_or_none,
@@ -126,14 +135,19 @@ def packet_variants(packet):
 
 SPACE = shared_space(make_mlp_module(), make_shapfed_loop().config)
 MODEL = SPACE.read(make_mlp_module())
-INSTRUCTIONS = {
-    client: Instruction(round_index=0, client_id=client, seed=7, start=MODEL) for client in range(3)
-}
+
+
+def make_instruction(client):
+    return Instruction(round_index=0, client_id=client, seed=7, start=MODEL)
+
+
+INSTRUCTIONS = {client: make_instruction(client) for client in range(3)}
 HELLO = Packet("handshake", announcement({"train": SAMPLES, "val": 10, "test": 0}))
 _plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
 STATE = "0" * 64
 RESULT = Packet("result", {"result": _plain, "state": STATE}, _tensors)
-TEST_SCORES = Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})
+SCORES = dict.fromkeys(("accuracy", "balanced_accuracy", "auroc"), 0.5)
+TEST_SCORES = Packet("tested", SCORES)
 
 
 def make_update(client, **reports):

@@ -77,10 +77,12 @@ class GameOfRun:
 GAMES = {
     "singles": GameOfRun({"coalitions": "singles"}, "accuracy", accuracy),
     "all": GameOfRun({"coalitions": "all"}, "accuracy", accuracy),
-    "by class": GameOfRun(
-        {"coalitions": "singles", "per_class": True}, "per_class_accuracy", recalls
+    "sampler": GameOfRun(
+        {"coalitions": "all"},
+        "accuracy",
+        accuracy,
+        sampler=UniformSampler(2),
     ),
-    "sampler": GameOfRun({"coalitions": "all"}, "accuracy", accuracy, UniformSampler(2)),
     "logged": GameOfRun(
         {"coalitions": "singles", "performance": "val_loss", "mode": "min"},
         "val_loss (min)",
@@ -101,10 +103,18 @@ GAMES = {
 }
 
 
+GAME_BY_CLASS = GameOfRun(
+    {"coalitions": "singles", "per_class": True},
+    "per_class_accuracy",
+    recalls,
+)
+
+
 class ModuleThatLogsItsLoss(Plain):
     def validation_step(self, batch, batch_idx):
         inputs, labels = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(inputs), labels))
+        loss = nn.functional.cross_entropy(self(inputs), labels)
+        self.log("val_loss", loss)
 
 
 def make_output_score(score, data) -> OutputScore:
@@ -150,9 +160,8 @@ def assert_equal_columns(table, rows, keys, columns, tolerance):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.fast_rows("singles")
-@pytest.mark.parametrize("name", [name for name in GAMES if name != "by class"])
-def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
-    game_of_run = GAMES[name]
+@pytest.mark.parametrize("game_of_run", GAMES.values(), ids=GAMES)
+def test_values_of_a_folder_are_those_of_the_run(tmp_path, game_of_run):
     rows = fit_and_read_rows(tmp_path, game_of_run)
 
     table = values(tmp_path, make_game(game_of_run))
@@ -169,13 +178,17 @@ def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_values_of_a_folder_by_class_are_those_of_the_run(tmp_path):
-    rows = fit_and_read_rows(tmp_path, GAMES["by class"])
+    rows = fit_and_read_rows(tmp_path, GAME_BY_CLASS)
 
-    table = values(tmp_path, make_game(GAMES["by class"]))
+    table = values(tmp_path, make_game(GAME_BY_CLASS))
 
-    row_by_class = table.melt(["round", "client"], var_name="class")
-    keys = ["round", "client", "class"]
-    assert_equal_columns(row_by_class, rows, keys=keys, columns=["value"], tolerance=0)
+    assert_equal_columns(
+        table.melt(["round", "client"], var_name="class"),
+        rows,
+        keys=["round", "client", "class"],
+        columns=["value"],
+        tolerance=0,
+    )
 
 
 def make_scores(utility_by_members, untrained=None) -> SeedScores:
@@ -204,9 +217,12 @@ def test_means_over_seeds_are_those_of_the_seeds_values():
 
     table = values(scores, game)
 
-    assert table["value"].tolist() == pytest.approx([0.2, 0.2, 0.2], rel=1e-14)  # float64
-    seeds = [values_by_round(seed_scores, game)[0] for seed_scores in scores.values()]
-    _mean, low, high = mean_over_seeds(seeds)
+    rounding_of_float64 = 1e-14
+    assert table["value"].tolist() == pytest.approx([0.2] * 3, rel=rounding_of_float64)
+    values_of_seeds = []
+    for seed_scores in scores.values():
+        values_of_seeds.append(values_by_round(seed_scores, game)[0])
+    _mean, low, high = mean_over_seeds(values_of_seeds)
     assert table["low"].tolist() == low.tolist()
     assert table["high"].tolist() == high.tolist()
 
@@ -217,18 +233,18 @@ def test_values_of_a_round_do_not_depend_on_which_rounds_are_valued(averages):
     generator = make_generator()
     models = {}
     for members in members_of(masks):
-        rounds = range(12) if members else [NO_ROUND]
-        models[members] = {
-            index: ScoredModel({"accuracy": torch.rand(1, generator=generator).tolist()})
-            for index in rounds
-        }
+        models[members] = {}
+        for index in range(12) if members else [NO_ROUND]:
+            accuracy_of_model = torch.rand(1, generator=generator)
+            models[members][index] = ScoredModel({"accuracy": accuracy_of_model.tolist()})
     make_game_of_rounds = partial(Game, masks, measure="accuracy", averages=averages)
+    some_rounds = [0, 4, 9, 10, 11]
 
     all_values = values_by_round(SeedScores(models), make_game_of_rounds(range(12)))
-    some_values = values_by_round(SeedScores(models), make_game_of_rounds([0, 4, 9, 10, 11]))
+    some_values = values_by_round(SeedScores(models), make_game_of_rounds(some_rounds))
 
     # A mean is over three rounds with values. Before round 4, rounds 2 and 3 have none.
-    compared_rounds = {False: [0, 4, 9, 10, 11], True: [0, 11]}
+    compared_rounds = {False: some_rounds, True: [0, 11]}
     for index in compared_rounds[averages]:
         assert torch.equal(some_values[index].values, all_values[index].values)
     assert torch.equal(some_values[11].stderr, all_values[11].stderr)
