@@ -101,7 +101,7 @@ def load_loop(*configs, arguments=()):
     return make_cli([*options, *arguments], run=False).loop
 
 
-def test_metrics_of_a_later_file_are_added_and_replace_those_of_the_same_name(tmp_path):
+def test_metrics_of_a_later_file_are_added_or_replace_their_namesakes(tmp_path):
     later_file = tmp_path / "again.yaml"
     cssv = "{class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}"
     later_file.write_text(f"federation: {{metrics: {{cssv: {cssv}, loo: LeaveOneOut}}}}")

@@ -230,7 +230,7 @@ def test_retrain_by_the_server_is_refused_if_only_clients_have_validation_sample
 
 
 @pytest.mark.slow
-def test_retrain_of_a_module_with_state_in_its_class_has_a_warning_that_forbids_payment(tmp_path):
+def test_retrain_of_a_module_with_class_state_warns_against_payment(tmp_path):
     model = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
     config = write_config_of_two_rounds(tmp_path / "federation.yaml", model=model)
     fit = ["fit", "--config", str(config)]

@@ -25,7 +25,8 @@ from flsv.values.coalition_files import (
 from helpers import refused, warns
 
 MASKS = few_coalitions(3, "all")
-ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
+#: Of three clients: eight coalitions, with the empty one.
+ALL_COALITIONS = members_of(MASKS)
 NAMES = ["Lyon", "Osaka", "Bergen"]
 
 
@@ -138,7 +139,8 @@ def test_each_rank_trains_a_part_of_the_coalitions():
 
     train_missing(trainer, store)
 
-    num_to_train = len(ALL_COALITIONS) - 1  # the empty one needs no training
+    # The empty coalition needs no training.
+    num_to_train = len(ALL_COALITIONS) - 1
     num_missing = len(store.missing(0, ALL_COALITIONS))
     assert len(trainer.trained) in (num_to_train // 2, num_to_train // 2 + 1)
     assert num_missing == num_to_train - len(trainer.trained)

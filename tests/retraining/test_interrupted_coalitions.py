@@ -153,7 +153,7 @@ def fit_and_print_warnings(folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_coalitions_ends_no_run_and_a_resumed_run_trains_the_rest(tmp_path, monkeypatch):
+def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     process = Forked(tmp_path / "process", fit_and_print_warnings, folder, FLSV_TEST_INTERRUPT="1")
     status, output = process.wait()

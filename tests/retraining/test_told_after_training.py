@@ -107,7 +107,7 @@ REPORTS_OF_RUN = b"0\n1\n"
         ("torch>=2.0", {"excluded_callbacks": ["Reports"]}, False),
     ],
 )
-def test_callback_takes_part_in_coalitions_if_its_package_needs_torch_or_the_user_says_so(
+def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
     requirement, options, takes_part, tmp_path, monkeypatch
 ):
     install_package(tmp_path / "packages", requirement)

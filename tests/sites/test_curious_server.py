@@ -374,7 +374,7 @@ def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     assert server.site._default_max_answers(run) == 2 * (NUM_SIZES + numbers_of_run)
 
 
-def test_size_of_the_first_run_decides_the_default_of_an_app_that_does_not_know_it(tmp_path):
+def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
     make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
     site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
     hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}

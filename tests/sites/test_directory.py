@@ -182,7 +182,7 @@ def test_site_that_does_not_respond_is_not_said_to_be_away(tmp_path):
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     another_address = 99
-    remote.transport.names[LYON_ADDRESS] = ""  # registered without one
+    remote.transport.names[LYON_ADDRESS] = ""
     remote.transport.sites[another_address] = remote.transport.sites[OSAKA_ADDRESS]
     remote.transport.names[another_address] = "Osaka"
     words = r"a node is registered as '', which is not in sites=\['Boston', 'Lyon', 'Osaka'\]"
@@ -227,7 +227,7 @@ def test_site_with_more_samples_than_max_samples_ends_the_start(tmp_path):
         directory.gather()
 
 
-def test_site_with_more_samples_than_max_samples_is_left_out_of_a_run_that_goes_on(tmp_path):
+def test_site_with_more_samples_than_max_samples_is_left_out_later(tmp_path):
     directory = directory_of(tmp_path, MANY_SAMPLES, max_samples=1000)
     with warns(f"'Osaka' has not.*{TOO_MANY_SAMPLES}"):
         addresses = directory.refresh()

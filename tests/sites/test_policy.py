@@ -193,7 +193,7 @@ def test_site_that_may_report_no_score_is_not_scored(tmp_path):
         ),
     ],
 )
-def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start_and_later(
+def test_run_that_needs_what_a_site_withholds_is_refused(
     tmp_path, make, allowed_report, needed_report
 ):
     remote = make_sites_with_policy(tmp_path, make, SitePolicy(reports=[allowed_report]))
@@ -217,7 +217,7 @@ LOSS_SPLITS = {"client_val": 0.7}
 
 
 @pytest.mark.slow
-def test_losses_logged_at_sites_equal_those_of_one_process_if_a_policy_allows_them(tmp_path):
+def test_losses_that_a_policy_allows_equal_those_of_one_process(tmp_path):
     policy = SitePolicy(reports=["val_loss"])
     remote = make_sites_with_policy(tmp_path / "sites", make_loss_loop, policy, **LOSS_SPLITS)
     loop = remote.fit(rounds=1, server_data=ServerData())
@@ -319,31 +319,33 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path):
     assert json.loads(ledger.read_text())["updates"] == 2 * 40
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (
-            None,
-            "this site has no policy, so it does everything that the app requests. Its updates have no noise",
-        ),
-        ("delta = 1e-6", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*delta=1e-06"),
-    ],
-)
-def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, expected):
-    node = {"folder": str(tmp_path)}
-    if policy is not None:
-        policy_file = tmp_path / "flsv-site.toml"
-        policy_file.write_text(policy)
-        node["policy"] = str(policy_file)
-    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+@pytest.fixture
+def greet_twice(tmp_path, caplog):
+    """``greet_twice(**node)``: what a site with this configuration logs of its policy, when it is greeted twice."""
 
-    with caplog.at_level("INFO"):
-        client.respond(HELLO, node, "the server")
-        client.respond(HELLO, node, "the server")
+    def greet(**node):
+        client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+        with caplog.at_level("INFO"):
+            for _greeting in range(2):
+                client.respond(HELLO, {"folder": str(tmp_path), **node}, "the server")
+        return [text for text in caplog.messages if "this site has" in text]
 
-    sentences = [text for text in caplog.messages if "this site has" in text and "policy" in text]
-    assert len(sentences) == 1
-    assert re.search(expected, sentences[0])
+    return greet
+
+
+def test_site_without_a_policy_says_so_once(greet_twice):
+    (message,) = greet_twice()
+    assert "this site has no policy, so it does everything that the app requests" in message
+    assert "Its updates have no noise" in message
+
+
+def test_site_says_its_policy_once(greet_twice, tmp_path):
+    policy_file = tmp_path / "flsv-site.toml"
+    policy_file.write_text("delta = 1e-6")
+
+    (message,) = greet_twice(policy=str(policy_file))
+
+    assert re.search(r"this site has the policy .*flsv-site.toml: SitePolicy\(.*1e-06", message)
 
 
 def response_to_registration(client, **node):

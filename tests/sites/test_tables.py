@@ -223,9 +223,7 @@ def test_site_names_a_column_that_it_lacks(tmp_path):
         ("died", r"in 'died' \(one of 2 classes: no, yes\)"),
     ],
 )
-def test_site_names_a_column_that_does_not_fit_and_its_value_in_its_own_log_only(
-    tmp_path, column, reason, caplog
-):
+def test_site_names_a_column_that_does_not_fit_without_its_value(tmp_path, column, reason, caplog):
     lyon = TABLES["Lyon"].astype({column: object})
     lyon.loc[3, column] = "Mrs Smith"
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})

@@ -144,7 +144,7 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
-def test_run_py_says_what_it_waits_for_and_ends_if_the_superlink_starts_no_app(tmp_path):
+def test_run_py_ends_if_the_superlink_starts_no_app(tmp_path):
     process = run_deployment(tmp_path, "time.sleep(1000)", status_before="pending")
 
     assert process.returncode == 1

@@ -53,7 +53,7 @@ class GridWithSlowMessage:
         for message_id in message_ids:
             message = self.sent[position_of_message(message_id)]
             if message is self._slow_message():
-                self._patience -= 1  # in looks of the server's
+                self._patience -= 1
                 if self._patience > 0:
                     continue
                 if self._error:
