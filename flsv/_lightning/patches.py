@@ -151,10 +151,7 @@ def find_loop(callbacks: Iterable[object]) -> Any:
 @contextmanager
 def discarded_logs(module: nn.Module) -> Iterator[None]:
     """Discard all values that the module logs within the context."""
-    changes = []
-    for name in ("log", "log_dict"):
-        if hasattr(module, name):
-            changes.append((module, name, do_nothing))
+    changes = [(module, name, do_nothing) for name in ("log", "log_dict") if hasattr(module, name)]
     patches = PatchedAttributes(changes)
     try:
         yield
@@ -195,9 +192,7 @@ def round_axis_patch(trainer: L.Trainer) -> Patch:
 
     def log_over_rounds(metrics: dict[str, Any]) -> None:
         round_index = trainer.current_epoch
-        step: int | None = round_index
-        if "step" in metrics:  # the module has chosen its axis
-            step = None
+        step = None if "step" in metrics else round_index  # the module may have chosen its axis
         log_metrics({ROUND_NAME: round_index, **metrics}, step=step)
         if ROUND_NAME not in metrics:
             # It is only for loggers, not for trainer.logged_metrics.
@@ -219,11 +214,11 @@ def round_axis_patch(trainer: L.Trainer) -> Patch:
 
 def no_placeholder_patches(trainer: L.Trainer) -> list[Patch]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
-    patches = []
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            patches.append((logger, "_default_hp_metric", False))
-    return patches
+    return [
+        (logger, "_default_hp_metric", False)
+        for logger in trainer.loggers
+        if isinstance(logger, TensorBoardLogger)
+    ]
 
 
 def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:

@@ -51,11 +51,9 @@ class LoggedValues:
 
         self._original_log = self._results.log
         self._original_epoch_end = self._connector.epoch_end_reached
-        patches = [
-            (self._results, "log", self._log_and_record),
-            (self._connector, "epoch_end_reached", self._merge_and_end_epoch),
-        ]
-        self._patches = PatchedAttributes(patches)
+        log_patch = (self._results, "log", self._log_and_record)
+        epoch_end_patch = (self._connector, "epoch_end_reached", self._merge_and_end_epoch)
+        self._patches = PatchedAttributes([log_patch, epoch_end_patch])
 
     def remove(self) -> None:
         self._patches.restore()
@@ -102,10 +100,9 @@ class LoggedValues:
             records_of_all += records_of_rank
         self._replace_logged_values(records_of_all)
         for key, metric in self._metrics.items():
-            states_of_metric = []
-            for _, states_of_rank in exchanged:
-                if key in states_of_rank:
-                    states_of_metric.append(states_of_rank[key])
+            states_of_metric = [
+                states_of_rank[key] for _, states_of_rank in exchanged if key in states_of_rank
+            ]
             _merge_states(metric, states_of_metric)
         self._records = []
         self._metrics = {}

@@ -107,10 +107,11 @@ def _layers_with_reference(
     module: nn.Module,
     reference: Mapping[str, Tensor],
 ) -> list[tuple[nn.Module, str, nn.Module]]:
-    reference_of_parameter = {}
-    for name, parameter in module.named_parameters():
-        if name in reference and parameter.requires_grad:
-            reference_of_parameter[parameter] = reference[name]
+    reference_of_parameter = {
+        parameter: reference[name]
+        for name, parameter in module.named_parameters()
+        if name in reference and parameter.requires_grad
+    }
 
     layers = []
     for name, layer in module.named_modules():

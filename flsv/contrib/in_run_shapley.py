@@ -412,22 +412,25 @@ class InRunValues(ClientAlgorithm):
 
         no_values = torch.zeros(context.samples, dtype=torch.float64)
         total_values = context.state.get(IN_RUN_VALUES, no_values).cpu()  # over rounds, by sample
-        # The values and classes of this round's watched samples, in the order of their batches. `report` sums them by
-        # class.
-        self._watched_values = torch.empty(0, dtype=torch.float64)
-        self._watched_classes = torch.empty(0, dtype=torch.long)
-        if self._watched_batches:
-            samples = torch.cat([batch.samples for batch in self._watched_batches])
-            classes = torch.cat([batch.classes for batch in self._watched_batches])
-            products = torch.cat(self._products).cpu()
-            self._watched_classes = classes.cpu()
-            self._watched_values = self._sample_factors(self._watched_batches) * products
-            total_values = total_values.index_add(0, samples, self._watched_values)
-        context.state[IN_RUN_VALUES] = total_values
+        samples = self._value_watched_samples()
+        context.state[IN_RUN_VALUES] = total_values.index_add(0, samples, self._watched_values)
         context.state[IN_RUN_CLASSES] = self._sample_classes
         self._watched_batches = []
         self._products = []
         return {}
+
+    def _value_watched_samples(self) -> Tensor:
+        """Store the values and classes of the round's watched samples, for `report`. Return the samples' indices."""
+        self._watched_values = torch.empty(0, dtype=torch.float64)
+        self._watched_classes = torch.empty(0, dtype=torch.long)
+        if not self._watched_batches:
+            return torch.empty(0, dtype=torch.long)
+        # All are in the order of the batches.
+        classes = torch.cat([batch.classes for batch in self._watched_batches])
+        products = torch.cat(self._products).cpu()
+        self._watched_classes = classes.cpu()
+        self._watched_values = self._sample_factors(self._watched_batches) * products
+        return torch.cat([batch.samples for batch in self._watched_batches])
 
     def _sample_factors(self, batches: Iterable[_WatchedBatch]) -> Tensor:
         """Return how far the gradient of each sample in watched batches moves the final model, float64."""

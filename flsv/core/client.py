@@ -242,12 +242,7 @@ class Client:
         self._count(function, (args, kwargs), response)
         return response  # type: ignore[return-value]  # None if the function returns nothing
 
-    def _response(
-        self,
-        function: Callable[..., T],
-        args: Any,
-        kwargs: Any,
-    ) -> T | None:
+    def _response(self, function: Callable[..., T], args: Any, kwargs: Any) -> T | None:
         """Run the function in the process that has the client."""
         owners = self._owners
         is_in_this_process = owners is None or owners.has(self.id)
@@ -350,17 +345,14 @@ def map_clients(
     num_earlier_messages = len(channel.messages)
     owners = clients[0]._owners
     if owners is None or owners.in_map_clients:
-        conversations = hold_conversations(conversation, clients)
-        results = {client.id: result for client, result in zip(clients, conversations)}
+        results = _by_id(clients, hold_conversations(conversation, clients))
         messages = channel.messages[num_earlier_messages:]
     else:
-        # The clients of other processes respond there.
         clients_here = [client for client in clients if owners.has(client.id)]
-        with _within_map(owners):
-            conversations = hold_conversations(conversation, clients_here)
-            results = {client.id: result for client, result in zip(clients_here, conversations)}
-        messages = channel.messages[num_earlier_messages:]
-        results, messages = _of_all_ranks(owners, results, messages)
+        with _within_map(owners):  # the clients of other processes respond there
+            results_here = _by_id(clients_here, hold_conversations(conversation, clients_here))
+        messages_here = channel.messages[num_earlier_messages:]
+        results, messages = _of_all_ranks(owners, results_here, messages_here)
     channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
     return [results[client.id] for client in clients]
 
@@ -386,6 +378,10 @@ def _of_all_ranks(
         all_results |= results_of_rank
         all_messages += messages_of_rank
     return all_results, all_messages
+
+
+def _by_id(clients: Sequence[Client], results: Iterable[T]) -> dict[int, T]:
+    return {client.id: result for client, result in zip(clients, results)}
 
 
 def _in_order_of(

@@ -34,10 +34,9 @@ class Prefixed(MutableMapping[str, Tensor]):
         del self._state[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
-        names = []
-        for name in self._state:
-            if name.startswith(self._prefix):
-                names.append(name.removeprefix(self._prefix))
+        names = [
+            name.removeprefix(self._prefix) for name in self._state if name.startswith(self._prefix)
+        ]
         return iter(names)
 
     def __len__(self) -> int:

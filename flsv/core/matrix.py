@@ -160,9 +160,10 @@ class ClientMatrix:
         """Compute a slice of the k clients' updates, ``[k, width of the slice]``."""
         if self._common_start is not None:
             return self.rows[:, columns] - self._common_start[columns]
-        updates = []
-        for row, initial_model in zip(self.rows, self.starts):
-            updates.append(row[columns] - initial_model[columns])
+        updates = [
+            row[columns] - initial_model[columns]
+            for row, initial_model in zip(self.rows, self.starts)
+        ]
         return torch.stack(updates)
 
     def update(self, client: int) -> Tensor:
@@ -192,9 +193,10 @@ class ClientMatrix:
         # `distances` scales before it squares, so that nothing overflows.
         if self._common_start is not None:
             return distances(self.rows, self._common_start)
-        norms = []
-        for row, initial_model in zip(self.rows, self.starts):
-            norms.append(distances(row[None], initial_model))
+        norms = [
+            distances(row[None], initial_model)
+            for row, initial_model in zip(self.rows, self.starts)
+        ]
         return torch.cat(norms)
 
     def gram(self) -> Tensor:

@@ -219,10 +219,11 @@ class ParameterSpace:
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        changes = []
-        for name, shape in zip(self.names, self.shapes):
-            if tensors[name].shape != shape:
-                changes.append(f"{name} was {list(shape)} and is {list(tensors[name].shape)}")
+        changes = [
+            f"{name} was {list(shape)} and is {list(tensors[name].shape)}"
+            for name, shape in zip(self.names, self.shapes)
+            if tensors[name].shape != shape
+        ]
         if changes:
             raise ConfigurationError(
                 f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Models of "
@@ -234,11 +235,11 @@ class ParameterSpace:
         """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
         if not self.private_names:
             return {}
-        copies = {}
-        for name, tensor in named_state(module):
-            if name in self._private_set:
-                copies[name] = tensor.detach().clone()
-        return copies
+        return {
+            name: tensor.detach().clone()
+            for name, tensor in named_state(module)
+            if name in self._private_set
+        }
 
     @torch.no_grad()
     def write_private(
@@ -330,19 +331,23 @@ class ParameterSpace:
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight_name is None or len(shapes[weight_name]) < 2:
-            if requested is None:  # as weight_norm does
-                self.why_no_head = (
-                    f"the weight of its head {layer_name!r} is computed from other tensors"
-                )
-                return None
-            raise ConfigurationError(
-                f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
-                "Name the last linear layer of the classifier."
+            if requested is not None:
+                raise _no_weight_matrix(layer_name, layer)
+            # As weight_norm does.
+            self.why_no_head = (
+                f"the weight of its head {layer_name!r} is computed from other tensors"
             )
+            return None
         slices = self._slices()
-        num_classes = shapes[weight_name][0]
         bias = None if bias_name is None else slices.get(bias_name)
-        return Head(layer_name, num_classes, weight=slices[weight_name], bias=bias)
+        return Head(layer_name, shapes[weight_name][0], weight=slices[weight_name], bias=bias)
+
+
+def _no_weight_matrix(layer_name: str, layer: nn.Module) -> ConfigurationError:
+    return ConfigurationError(
+        f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
+        "Name the last linear layer of the classifier."
+    )
 
 
 def _names_in_model(module: nn.Module, layer: nn.Module) -> tuple[str | None, str | None]:

@@ -307,10 +307,11 @@ class Round:
         """Return a copy of this round without the :attr:`unmeasured` clients, for metrics."""
         if not self.unmeasured:
             return self
-        measured_rows = []
-        for row, client in enumerate(on_host(self.client_ids)):
-            if client not in self.unmeasured:
-                measured_rows.append(row)
+        measured_rows = [
+            row
+            for row, client in enumerate(on_host(self.client_ids))
+            if client not in self.unmeasured
+        ]
 
         # The fields that have a row for each client.
         selected_fields: dict[str, Any] = {}

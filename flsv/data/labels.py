@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import column, values_of_attribute, values_of_samples
-from flsv.data.hugging_face import class_names_of_column
+from flsv.data.hugging_face import class_names_of_column, is_hugging_face
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
@@ -173,14 +173,16 @@ def whole_numbers(labels: np.ndarray) -> np.ndarray:
 
 def _labels_of_user(dataset: Dataset[Any], labels: Any) -> Tensor:
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
-    if isinstance(labels, str):
-        labels = column(dataset, labels, "labels")
-    label_vector = np.asarray(labels).reshape(num_samples)
+    values = column(dataset, labels, "labels") if isinstance(labels, str) else labels
+    label_vector = np.asarray(values).reshape(num_samples)
     try:
         return torch.from_numpy(whole_numbers(label_vector))
     except _NoClassError as error:
+        remedy = ""
+        if is_hugging_face(dataset) and isinstance(labels, str):
+            remedy = f" Words get numbers by dataset.class_encode_column({labels!r})."
         raise ConfigurationError(
-            f"labels: {error}. Expected one of the numbers 0 .. M-1 for each sample."
+            f"labels: {error}. Expected one of the numbers 0 .. M-1 for each sample.{remedy}"
         ) from error
 
 

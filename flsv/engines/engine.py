@@ -143,12 +143,8 @@ class Engine:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``. Return None if no
         models are scored. Run each evaluation once that clients will run for the metrics ``evaluating``."""
         self.space.check(self._module)
-        are_models_scored = bool(measures or evaluating or self._config.evaluation.every)
-        for strategy in self._strategies.values():
-            has_performance = getattr(strategy, "performance", None) is not None
-            if strategy.evaluates or has_performance:
-                are_models_scored = True
-        if not are_models_scored:
+        is_scored_by_strategy = any(map(_scores_models, self._strategies.values()))
+        if not (measures or evaluating or self._config.evaluation.every or is_scored_by_strategy):
             return None
 
         # Imported late: a run that scores no models does not load the module.
@@ -208,7 +204,9 @@ class Engine:
         if not self.is_complete:
             return False
         self.local_training.state.end_clients()
-        self._make_clients_collude()
+        for attack in self._config.uploads:
+            if isinstance(attack, JointUpload):
+                self._replace_updates(attack)
         return True
 
     def _train(self, batches: Any) -> None:
@@ -243,18 +241,13 @@ class Engine:
             self.updates.append(update)
         self._num_trained += 1
 
-    def _make_clients_collude(self) -> None:
-        for attack in self._config.uploads:
-            if isinstance(attack, JointUpload):
-                self._replace_updates(attack)
-
     def _replace_updates(self, attack: JointUpload) -> None:
+        """Replace the updates of the clients that collude, ``{client: update}`` by ``attack``."""
         num_parameters = self.space.num_parameters
         global_parameters = self.global_vector[:num_parameters]
-        client_ids = [update.client_id for update in self.updates]
         honest_updates = self.matrix[:, :num_parameters] - global_parameters  # [k, N]
         false_updates = attack.sent(
-            client_ids,
+            [update.client_id for update in self.updates],
             honest_updates,
             num_clients=self._state.num_clients,
             round_index=self._state.round_index,
@@ -266,20 +259,21 @@ class Engine:
         self._matrix = copied_rows(self.matrix)
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
-            traffic: Traffic | None
+            self.updates[row] = replace(update, vector=vector)
             if update.client_id in false_updates:
                 vector[:num_parameters] = global_parameters + false_updates[update.client_id]
-                num_bytes = float(vector.numel() * vector.element_size())
-                traffic = Traffic(vector.numel(), num_bytes)
-            else:
-                traffic = update.traffic
-            self.updates[row] = replace(update, vector=vector, traffic=traffic)
-            # A client's data can be read only while they are opened.
-            with opened(self.manager.locals[update.client_id]) as client_data:
-                if client_data.model is not None:  # the client has trained in this process
-                    client_data.set_models(
-                        client_data.start, client_data.model, sent=vector, tell=client_data.tell
-                    )
+                traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
+                self.updates[row] = replace(update, vector=vector, traffic=traffic)
+            self._store_sent(vector, update.client_id)
+
+    def _store_sent(self, vector: Tensor, client: int) -> None:
+        """Store the model that a client has sent, if it has trained in this process."""
+        # A client's data can be read only while they are opened.
+        with opened(self.manager.locals[client]) as client_data:
+            if client_data.model is not None:
+                client_data.set_models(
+                    client_data.start, client_data.model, sent=vector, tell=client_data.tell
+                )
 
     # ---- what has been trained in the round
 
@@ -388,17 +382,12 @@ class Engine:
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
 
-        private_entries = self.space.read_private(self._module)
         scoring_module = resolve_name(_SCORING_MODULE)
         module = scoring_module.copy_to_score(self._module, self.space)
         scores_of_clients = []
         for client in self._clients_of_process():
             model = own_models.get(client, self._state.model())
-            self.space.write(module, model)
-            with opened(self.manager.locals[client]) as client_data:
-                entries_of_client = {**private_entries, **client_data.private}
-            self.space.write_private(module, entries_of_client)
-
+            self._write_own_model(module, client, model)
             test_loader = self.data.client_loader(client, "test")
             client_scores = scoring_module.class_scores(
                 self.trainer, module, test_loader, self.data.num_classes
@@ -406,12 +395,15 @@ class Engine:
             scores_of_clients.append(client_scores)
 
         # The scores [k] of clients without test samples are NaN.
-        scores = {}
-        for name in OWN_SCORES:
-            scores[name] = torch.tensor(
-                [client_scores[name] for client_scores in scores_of_clients]
-            )
-        return scores
+        return {name: torch.tensor([row[name] for row in scores_of_clients]) for name in OWN_SCORES}
+
+    def _write_own_model(self, module: L.LightningModule, client: int, model: Tensor) -> None:
+        """Write a client's model, and the tensors that it does not share, into a copy of the module."""
+        self.space.write(module, model)
+        private_entries = self.space.read_private(self._module)
+        with opened(self.manager.locals[client]) as client_data:
+            private_entries.update(client_data.private)
+        self.space.write_private(module, private_entries)
 
     def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
@@ -466,6 +458,10 @@ class Engine:
             round_index=self._state.round_index,
             lengths=self._steps.lengths,
         )
+
+
+def _scores_models(strategy: Any) -> bool:
+    return strategy.evaluates or getattr(strategy, "performance", None) is not None
 
 
 def describe_place(

@@ -98,6 +98,11 @@ class RankGroup(Ranks):
         sent_name, received = torch.load(
             received_bytes, map_location=self._restore_on_device, weights_only=False
         )
+        self._check_step(source, sent_name, exchange_name)
+        return received
+
+    def _check_step(self, source: int, sent_name: str, exchange_name: str) -> None:
+        """Raise RuntimeError unless this rank and the rank ``source`` are at the same exchange."""
         if sent_name != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
@@ -105,7 +110,6 @@ class RankGroup(Ranks):
                 "Some ranks have run code that all ranks must run, such as a checkpoint saved under `if "
                 "is_global_zero`, or the code depends on a rank's own clock or random numbers."
             )
-        return received
 
     def broadcast_rows(
         self, matrix: Tensor | Sequence[Tensor], owners: Sequence[int], exchange_name: str
@@ -117,9 +121,7 @@ class RankGroup(Ranks):
         cpu_rows = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
             # All broadcasts run at once. Each writes the owner's row into that of the other ranks.
-            broadcasts = []
-            for cpu_row, owner in zip(cpu_rows, owners):
-                broadcasts.append(self._group.broadcast(cpu_row, owner))
+            broadcasts = list(map(self._group.broadcast, cpu_rows, owners))
             for broadcast in broadcasts:
                 broadcast.wait()
         except RuntimeError as error:
@@ -337,9 +339,10 @@ class FederatedStrategy(ParallelStrategy):
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
     tensors = named_tensors(module)
-    shapes = {}
-    for name, tensor in tensors.items():
-        shapes[f"the module's {name}"] = f"{tuple(tensor.shape)}, {tensor.dtype}"
+    shapes = {
+        f"the module's {name}": f"{tuple(tensor.shape)}, {tensor.dtype}"
+        for name, tensor in tensors.items()
+    }
     _check_alike(ranks, Identity(shapes, {}))
     initial_weights = ranks.broadcast(0, tensors, "initial weights")
     for name, tensor_of_rank_0 in initial_weights.items():

@@ -65,21 +65,22 @@ class ScoringOfARun:
             seed=self.state.seed,
             make_client_evaluator=self._make_client_evaluator,
         )
-        own_validation = None
-        if not all(evaluator.requests_from_clients for evaluator in evaluators.values()):
-            scorer: Any = evaluators.get("logged")
-            own_validation = OwnValidation(
-                self.trainer,
-                self.space,
-                self.data.val_dataloader,
-                scorer=scorer,
-                seed=self.state.seed,
-            )
         return CoalitionGames(
             evaluators,
             server_lr=self.config.aggregator.server_lr,
             ranks=self.ranks,
-            own_validation=own_validation,
+            own_validation=self._own_validation(evaluators),
+        )
+
+    def _own_validation(self, evaluators: Mapping[str, Any]) -> OwnValidation | None:
+        if all(evaluator.requests_from_clients for evaluator in evaluators.values()):
+            return None
+        return OwnValidation(
+            self.trainer,
+            self.space,
+            self.data.val_dataloader,
+            scorer=evaluators.get("logged"),
+            seed=self.state.seed,
         )
 
     def _make_client_evaluator(self, measure: ModelScore) -> ClientEvaluator:

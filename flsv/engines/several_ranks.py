@@ -89,7 +89,13 @@ class SeveralRanks(Engine):
         self._gather_states()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
+        return ClientManager(
+            self.trainer,
+            self.data,
+            self.space,
+            self.store,
+            self.placement,
+        )
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.placement.assign(clients)
@@ -146,41 +152,44 @@ class SeveralRanks(Engine):
     def _exchange(self) -> None:
         """Exchange what the ranks have trained in the round, so that each rank has the updates of all clients."""
         exchange_name = f"the updates of round {self._state.round_index}"
-        device = self._matrix.device
         counts = self._counts_of_round()
-        keeps_models = self._config.evaluation.keeps
-        unsent_models = self._models_unlike_sent() if keeps_models else {}
+        trainings = self.ranks.all_gather(self._rank_training(counts), exchange_name)
+        self._gather_updates(trainings, exchange_name)
+        if self._config.evaluation.keeps:
+            self._all_trained = self._sent_vectors()
+            for training in trainings:
+                self._all_trained |= training.unsent_models
+        for training in trainings:
+            self._restore_generators(training.generator_states)
+        # Lightning's counters must include the steps of all ranks. They include this rank's already.
+        counts_of_ranks = [training.counts for training in trainings]
+        total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
+        add_counts(self.trainer, total_counts - counts)
+
+    def _rank_training(self, counts: TrainingCounts) -> RankTraining:
+        """Describe what this rank has trained in the round, for the other ranks."""
+        unsent_models = self._models_unlike_sent() if self._config.evaluation.keeps else {}
         generator_states = None
-        has_last_client = (
-            not self._is_idle() and self._client_batches[-1].client == self._clients[-1]
-        )
-        if has_last_client:
-            generator_states = (*global_rngs()[:2], *torch_rngs(device))
-        training = RankTraining(
-            [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+        is_idle = self._is_idle()
+        last_client = self._clients[-1]
+        if not is_idle and self._client_batches[-1].client == last_client:
+            python_and_numpy = global_rngs()[:2]
+            generator_states = (*python_and_numpy, *torch_rngs(self._matrix.device))
+        no_vector = self._matrix.new_empty(0)
+        return RankTraining(
+            [replace(update, vector=no_vector) for update in self.updates],
             self.broken_clients,
             unsent_models=unsent_models,
             changed_values=self.local_training.state.values.changes_to_send(),
-            counts=TrainingCounts() if self._is_idle() else counts,
+            counts=TrainingCounts() if is_idle else counts,
             generator_states=generator_states,
         )
-        trainings = self.ranks.all_gather(training, exchange_name)
-        self._gather_updates(trainings, exchange_name)
-        if keeps_models:
-            self._all_trained = self._sent_vectors()
-            for training_of_rank in trainings:
-                self._all_trained |= training_of_rank.unsent_models
 
-        # All ranks continue with the random states of the rank that has trained the cohort's last client.
-        states_of_ranks = [training_of_rank.generator_states for training_of_rank in trainings]
-        (generator_states,) = [states for states in states_of_ranks if states is not None]
-        restore_global_rngs((*generator_states[:3], None))
-        restore_torch_rngs(generator_states[2:], device)
-
-        # Lightning's counters must include the steps of all ranks. They include this rank's already.
-        counts_of_ranks = [training_of_rank.counts for training_of_rank in trainings]
-        total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
-        add_counts(self.trainer, total_counts - counts)
+    def _restore_generators(self, states: Any) -> None:
+        """Continue with the random states of the rank that has trained the last client. Other ranks have none."""
+        if states is not None:
+            restore_global_rngs((*states[:3], None))
+            restore_torch_rngs(states[2:], self._matrix.device)
 
     def _counts_of_round(self) -> TrainingCounts:
         """Return this rank's batches and steps in the round."""
@@ -192,20 +201,16 @@ class SeveralRanks(Engine):
         """Return those trained models that differ from what the clients have sent."""
         sent_vectors = self._sent_vectors()
         trained_models = super().trained_models()
-        unlike_sent = {}
-        for client, model in trained_models.items():
-            if model is not sent_vectors[client]:
-                unlike_sent[client] = model
-        return unlike_sent
+        return {
+            client: model
+            for client, model in trained_models.items()
+            if model is not sent_vectors[client]
+        }
 
     def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
 
-    def _gather_updates(
-        self,
-        trainings: Sequence[RankTraining],
-        exchange_name: str,
-    ) -> None:
+    def _gather_updates(self, trainings: Sequence[RankTraining], exchange_name: str) -> None:
         """Store the updates, the broken clients and the changed values of all ranks."""
         update_by_client = {}
         rank_by_client = {}
@@ -216,11 +221,7 @@ class SeveralRanks(Engine):
         clients = [client for client in self._clients if client in update_by_client]
         owners = [rank_by_client[client] for client in clients]
 
-        matrix = empty_rows(
-            len(clients),
-            self.global_vector,
-            self.trainer.default_root_dir,
-        )
+        matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
         rows = dict(zip(clients, matrix))
         for client, vector in self._sent_vectors().items():
             rows[client].copy_(vector)
@@ -230,9 +231,7 @@ class SeveralRanks(Engine):
         for client, row in rows.items():
             self.updates.append(replace(update_by_client[client], vector=row))
 
-        broken_clients = set()
-        for training in trainings:
-            broken_clients.update(training.broken_clients)
+        broken_clients = set(chain.from_iterable(training.broken_clients for training in trainings))
         self.broken_clients = [client for client in self._clients if client in broken_clients]
         changed_values = [training.changed_values for training in trainings]
         self.local_training.state.values.merge(changed_values, clients)
@@ -276,7 +275,12 @@ class SeveralRanks(Engine):
                 all_scores[name][clients] = scores_of_clients
         return all_scores
 
-    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+    def agree(
+        self,
+        round: Round,
+        model: Tensor,
+        contributions: Mapping[str, Tensor],
+    ) -> None:
         values = {
             "cohort": round.client_ids,
             "global model": model,
@@ -290,15 +294,18 @@ class SeveralRanks(Engine):
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
         # A value may be missing on one of the ranks, so the names of all ranks are compared.
-        names: dict[str, int] = {}
-        for checksums_of_rank in checksums_by_rank:
-            names |= checksums_of_rank
-        for name in names:
-            if len({checksums_of_rank.get(name) for checksums_of_rank in checksums_by_rank}) > 1:
+        for name in dict.fromkeys(chain.from_iterable(checksums_by_rank)):
+            different_checksums = {of_rank.get(name) for of_rank in checksums_by_rank}
+            if len(different_checksums) > 1:
                 self._compare(round, name, values.get(name))
         self._take_first_model(model)
 
-    def _compare(self, round: Round, name: str, value: Tensor | None) -> None:
+    def _compare(
+        self,
+        round: Round,
+        name: str,
+        value: Tensor | None,
+    ) -> None:
         """Raise RuntimeError if the ranks' values differ by more than the rounding of a device's kernels."""
         values = self.ranks.all_gather(value, f"the {name}")
         for rank, value_of_rank in enumerate(values):

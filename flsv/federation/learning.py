@@ -6,6 +6,8 @@ import math
 import warnings
 from typing import Any
 
+from torch import Tensor
+
 from flsv.federation.run import FederationRun
 from flsv.metrics import ContributionMetric
 from flsv.scores.performance import ModelScore, title_of, undefined_untrained
@@ -39,44 +41,39 @@ def _undefined_score(run: FederationRun, name: str) -> ConfigurationError:
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
-    # "value" is None if it is not finite. "majority" is the accuracy of always predicting the most frequent class, None
-    # for other measures.
-    model = run.state.model()
     scores_by_evaluator: dict[Any, Any] = {}
     entries = {}
     for name, measure in run.metrics.performances.items():
+        evaluator = None  # of a classifier's scores
+        score_name = measure
         if isinstance(measure, ModelScore):
             evaluator = measure.evaluator_key
             score_name = measure.name
-        else:  # the name of a classifier's score
-            evaluator = None
-            score_name = measure
         if evaluator not in scores_by_evaluator:
             assert run.server.games is not None
             score_models = run.server.games.evaluator_of(measure)
-            scores_by_evaluator[evaluator] = score_models(model[None])
+            scores_by_evaluator[evaluator] = score_models(run.state.model()[None])
 
         scores = scores_by_evaluator[evaluator]
         value = float(scores.value(score_name).mean())
-        majority = None
-        num_cases = None
-        if measure == "accuracy" and scores.support is not None:
-            support = scores.support
-            majority = float(support.max() / support.sum())
-            num_cases = int(support.sum())
         entries[name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
-            "majority": majority,
-            "cases": num_cases,
+            **_majority(measure, scores.support),
         }
     return entries
 
 
+def _majority(measure: ModelScore | str, support: Tensor | None) -> dict[str, Any]:
+    """Return the accuracy of always predicting the most frequent class, and the number of samples, None for other
+    measures."""
+    if measure != "accuracy" or support is None:
+        return {"majority": None, "cases": None}
+    return {"majority": float(support.max() / support.sum()), "cases": int(support.sum())}
+
+
 def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the items of ``run.json`` about the performance at the run's start and end."""
-    contributions = run.metrics.contributions
-    record_by_metric: dict[str, dict[str, Any]] = {}
     try:
         performances_at_end = performances(run)
     except Exception as error:  # the run has ended, and its values are valid
@@ -85,25 +82,32 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
             stacklevel=2,
         )
         performances_at_end = {}
-    for name, performance in performances_at_end.items():
-        sum_of_values = None
-        if name in contributions and not contributions[name].isnan().all():
-            sum_of_values = float(contributions[name].nansum())
-        record_by_metric[name] = {
-            "by": performance["by"],
-            "start": run.state.start.get(name),
-            "end": performance["value"],
-            "majority": performance["majority"],
-            "cases": performance["cases"],
-            "sum": sum_of_values,
-        }
-        metric = run.metrics.metrics[name]
-        if isinstance(metric, ContributionMetric):
-            with run.metrics.keeping_run([name], "its record"):
-                record_by_metric[name].update(metric.payment_record())
-    # By metric: the performance at the run's start and end, the accuracy of always predicting the most frequent class,
-    # the number of samples, the sum of values, and the metric's payment record.
+    record_by_metric = {
+        name: _record_of_metric(run, name, performance)
+        for name, performance in performances_at_end.items()
+    }
     record: dict[str, Any] = {"paid_in": record_by_metric}
     if run.metrics.missing:
         record["missing"] = dict(run.metrics.missing)
+    return record
+
+
+def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]) -> dict[str, Any]:
+    """Return a metric's performance at the run's start and end, its sum of values, and its payment record."""
+    contributions = run.metrics.contributions
+    sum_of_values = None
+    if name in contributions and not contributions[name].isnan().all():
+        sum_of_values = float(contributions[name].nansum())
+    record = {
+        "by": performance["by"],
+        "start": run.state.start.get(name),
+        "end": performance["value"],
+        "majority": performance["majority"],
+        "cases": performance["cases"],
+        "sum": sum_of_values,
+    }
+    metric = run.metrics.metrics[name]
+    if isinstance(metric, ContributionMetric):
+        with run.metrics.keeping_run([name], "its record"):
+            record.update(metric.payment_record())
     return record

@@ -83,18 +83,7 @@ class LightningFit(Rounds):
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
         self.average = RoundAverage()
-
-        work_by_client = {}
-        for client, name in enumerate(self.data.client_names):
-            work_by_client[client] = self.config.work_of(name)
-        self.steps = LocalSteps(
-            trainer,
-            self.data,
-            sampler=self.config.sampler,
-            state=self.state,
-            work_by_client=work_by_client,
-            limit_train_batches=trainer.limit_train_batches,
-        )
+        self.steps = self._local_steps()
 
         self._cleanup = ExitStack()
         self._cleanup.callback(extension.close)
@@ -104,6 +93,19 @@ class LightningFit(Rounds):
             self._cleanup.callback(folder_lock.release)
         self.loop = FederatedFitLoop(trainer, rounds=self)
         self._cleanup.callback(self.loop.give_back)
+
+    def _local_steps(self) -> LocalSteps:
+        work_by_client = {
+            client: self.config.work_of(name) for client, name in enumerate(self.data.client_names)
+        }
+        return LocalSteps(
+            self.trainer,
+            self.data,
+            sampler=self.config.sampler,
+            state=self.state,
+            work_by_client=work_by_client,
+            limit_train_batches=self.trainer.limit_train_batches,
+        )
 
     # ---- before the first round
 
@@ -124,10 +126,24 @@ class LightningFit(Rounds):
         self._set_up_trainer()
 
     def _set_up_metrics(self) -> None:
-        config = self.config
+        self._bind_metrics()
+        measures = self.metrics.performances.values()
+        if measures:
+            scores.performance.check_positive_class(measures, self.data)
+        check_metric_shapes(
+            self.config.strategies,
+            self.metrics.metrics,
+            num_clients=self.data.num_clients,
+            num_classes=self.data.num_classes,
+        )
+        if self.config.privacy is not None:
+            warn_of_noise = resolve_name("flsv.privacy:warn_of_noise")
+            warn_of_noise(self.config.privacy, self.metrics.update_metrics)
+
+    def _bind_metrics(self) -> None:
         data = self.data
         class_counts = None
-        if not config.is_private:
+        if not self.config.is_private:
             class_counts = data.known_class_counts
         self.metrics.bind(
             num_clients=data.num_clients,
@@ -136,18 +152,6 @@ class LightningFit(Rounds):
             class_counts=class_counts,
             client_names=data.client_names,
         )
-        measures = self.metrics.performances.values()
-        if measures:
-            scores.performance.check_positive_class(measures, data)
-        check_metric_shapes(
-            config.strategies,
-            self.metrics.metrics,
-            num_clients=data.num_clients,
-            num_classes=data.num_classes,
-        )
-        if config.privacy is not None:
-            warn_of_noise = resolve_name("flsv.privacy:warn_of_noise")
-            warn_of_noise(config.privacy, self.metrics.update_metrics)
 
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
@@ -176,35 +180,36 @@ class LightningFit(Rounds):
             seed = self.requested_seed
 
         # All ranks use the seed of the first, and check that they have the same data and settings.
-        strategy: Any = self.trainer.strategy
-        has_several_ranks = hasattr(strategy, "agree")
-        if has_several_ranks:
-            identity = self.run_state.identity
-            return strategy.agree(self.trainer, identity, seed, engine=self.config.engine)
-        return seed
+        agree = getattr(self.trainer.strategy, "agree", None)
+        if agree is None:  # there is one process
+            return seed
+        return agree(self.trainer, self.run_state.identity, seed, engine=self.config.engine)
 
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
-        trainer = self.trainer
-        run_state = self.run_state
-        self._change((self.data, "_division", self.data.to_device(trainer)))
-
-        make_engine = self._engine_class()
-        engine = make_engine(
-            trainer, self.data, self.state, run_state.store, self.config, self.steps
-        )
+        self._change((self.data, "_division", self.data.to_device(self.trainer)))
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
             state=self.state,
-            engine=engine,
-            max_rounds=trainer.max_epochs,
+            engine=self._make_engine(),
+            max_rounds=self.trainer.max_epochs,
         )
         self.federation = federation
         self.extension.begin(self._measured_run())
 
         self._lengths.restore()
         self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
+        self._note_changes(federation.engine)
+        federation.begin(resumed=self.run_state.resumed)
+        if self._has_rounds_left or self._awaits_coalitions:
+            self.reports = RunReports(
+                self.trainer, federation, self.run_state, writes_files=self._writes_files
+            )
+
+    def _note_changes(self, engine: Engine) -> None:
+        """Check that a resumed run has suitable optimizers and shared parameters, and note changed settings."""
+        run_state = self.run_state
         changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
@@ -212,15 +217,6 @@ class LightningFit(Rounds):
             check_sharing(run_state.shared, engine.space.described())
         settings = changeable_settings_of(self.config, self.data)
         run_state.note_changes(settings, changes_of_optimizers, self.state.round_index)
-        federation.begin(resumed=run_state.resumed)
-
-        if self._has_rounds_left or self._awaits_coalitions:
-            self.reports = RunReports(
-                trainer,
-                federation,
-                run_state,
-                writes_files=self._writes_files,
-            )
 
     @property
     def _has_rounds_left(self) -> bool:
@@ -231,6 +227,12 @@ class LightningFit(Rounds):
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
         return self.state.round_index > 0 and bool(self.metrics.pending_names)
+
+    def _make_engine(self) -> Engine:
+        make_engine = self._engine_class()
+        return make_engine(
+            self.trainer, self.data, self.state, self.run_state.store, self.config, self.steps
+        )
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""
@@ -321,34 +323,41 @@ class LightningFit(Rounds):
     def run_round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.reports is not None
-        trainer = self.trainer
         index = self.state.round_index
-        is_last = index + 1 == trainer.max_epochs
+        is_last = index + 1 == self.trainer.max_epochs
         try:
             is_complete = self.running.run_round(self.reports.write_round, is_last)
         except StopIteration:  # Lightning would interpret this error as the end of the fit
             is_complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.is_in_round = self.state.round_index == index
-
         if not is_complete:
-            if not trainer.should_stop:
-                raise RuntimeError(
-                    f"{_ENDED_EARLY} {self.place()}, since a hook raised StopIteration or on_train_batch_start "
-                    "returned -1. A federation cannot skip the rest of a round. Remove this from the hook."
-                )
-            self.discard(_ENDED_EARLY)
+            self._discard_interrupted_round()
             return
 
-        self.average.end_batch(trainer)
-        self.average.end_round(trainer, trainer.lightning_module)
+        self.average.end_batch(self.trainer)
+        self.average.end_round(self.trainer, self.trainer.lightning_module)
         self.running.engine.finish_epoch()
-        if is_last:
-            return
+        if not is_last:
+            self._stop_if_budget_is_spent()
+
+    def _discard_interrupted_round(self) -> None:
+        """Discard a round that the user has stopped. Raise an error if a hook has ended it."""
+        if not self.trainer.should_stop:
+            raise RuntimeError(
+                f"{_ENDED_EARLY} {self.place()}, since a hook raised StopIteration or on_train_batch_start "
+                "returned -1. A federation cannot skip the rest of a round. Remove this from the hook."
+            )
+        self.discard(_ENDED_EARLY)
+
+    def _stop_if_budget_is_spent(self) -> None:
         why_stopped = self.running.why_budget_is_spent()
         if why_stopped:
-            trainer.should_stop = True
-            warnings.warn(f"training stops after {index + 1} rounds: {why_stopped}.", stacklevel=2)
+            self.trainer.should_stop = True
+            warnings.warn(
+                f"training stops after {self.state.round_index} rounds: {why_stopped}.",
+                stacklevel=3,
+            )
 
     # ---- between rounds
 

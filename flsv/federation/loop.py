@@ -212,12 +212,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state.identity = identity
         self._extension.prepare(trainer, module)
 
-    def setup(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        stage: str,
-    ) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         check_saved = partial(check_checkpoint, trainer, self.state_key, self.check_state)
         install_checkpoint_io(trainer, check_saved)
         if stage != "fit":

@@ -57,12 +57,7 @@ class RunReports:
     """Writer of a fit's results to all its sinks (files and loggers)."""
 
     def __init__(
-        self,
-        trainer: L.Trainer,
-        federation: FederationRun,
-        run_state: RunState,
-        *,
-        writes_files: bool,
+        self, trainer: L.Trainer, federation: FederationRun, run_state: RunState, writes_files: bool
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._federation = federation
@@ -70,6 +65,8 @@ class RunReports:
         self._config = federation.config
         self._data = federation.engine.data
         self._metrics = federation.metrics.metrics
+        self._writes_files = writes_files
+        self._folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         self.results = ResultBuilder(
             self._metrics,
             self._data.client_names,
@@ -78,50 +75,50 @@ class RunReports:
             keeping_run=federation.metrics.keeping_run,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
-
-        folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
-        self._events_of_data = self._check_data(folder, writes_files)
-        prints_table = self._prints and self._config.reporting.table
-        loggers = [logger for logger in trainer.loggers if not isinstance(logger, SilentLogger)]
-        earlier_csv = run_state.csv
-        run_state.csv = None
+        self._events_of_data = self._check_data()
         self._record: Mapping[str, Any] = {}
         self.sinks: list[Sink] = []
+
+        prints_table = self._prints and self._config.reporting.table
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, SilentLogger)]
         # A coalition's fit has none of these, so nobody reads its result.
         self._has_readers = bool(writes_files or prints_table or loggers)
+        earlier_csv = run_state.csv
+        run_state.csv = None
         if self._has_readers:
-            settings = hyperparameters(
-                self._config, self._metrics, data=self._data, seed=self._state.seed
-            )
-            # Metrics are described here, so that errors are raised before training.
-            self._record = self._describe_run(run_state.identity.plain(), settings)
-            if writes_files and trainer.is_global_zero:
-                csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
-                run_state.csv = str(csv.path.resolve())
-                self.sinks += [csv, Record(folder, self._record, self._events)]
-            if writes_files:
-                self.sinks.append(ClientTables(federation.engine, folder / "clients"))
-            self.sinks += self._sinks_of_loggers(loggers, settings)
-
-        self.terminal = Terminal(
-            trainer,
-            prints_table,
-            files=writes_files,
-            progress=self._progress,
-        )
+            self._add_sinks(loggers, run_state, earlier_csv)
+        self.terminal = Terminal(trainer, prints_table, files=writes_files, progress=self._progress)
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
-    def _check_data(self, folder: Path, writes_files: bool) -> list[Event]:
+    def _add_sinks(
+        self, loggers: Sequence[Any], run_state: RunState, earlier_csv: str | None
+    ) -> None:
+        """Add the sinks of files and loggers, and store the path of the table in ``run_state``."""
+        settings = hyperparameters(
+            self._config, self._metrics, data=self._data, seed=self._state.seed
+        )
+        # Metrics are described here, so that errors are raised before training.
+        self._record = self._describe_run(run_state.identity.plain(), settings)
+        if self._writes_files and self._trainer.is_global_zero:
+            csv = self._open_csv(self._folder / CONTRIBUTIONS, earlier_csv)
+            run_state.csv = str(csv.path.resolve())
+            self.sinks += [csv, Record(self._folder, self._record, self._events)]
+        if self._writes_files:
+            self.sinks.append(ClientTables(self._federation.engine, self._folder / "clients"))
+        if loggers:
+            self.sinks += self._sinks_of_loggers(loggers, settings)
+
+    def _check_data(self) -> list[Event]:
         """Write the tables' data dictionary, and return data-quality warnings, except about private clients."""
         if self._config.is_private or not self._trainer.is_global_zero:
             return []
-        is_reported = writes_files or self._config.reporting.table
+        is_reported = self._writes_files or self._config.reporting.table
         if not is_reported:
             return []
-        data_events: Any = import_module(_DATA_EVENTS_MODULE)
-        if writes_files:
-            data_events.write_dictionary(self._data, folder)
+        data_events = import_module(_DATA_EVENTS_MODULE)
+        if self._writes_files:
+            data_events.write_dictionary(self._data, self._folder)
         return [
             *data_events.events_of_tables(self._data),
             *data_events.events_of_copies(self._data),
@@ -195,48 +192,38 @@ class RunReports:
             record["run"] = self._state.run
         return record
 
-    def _sinks_of_loggers(
-        self,
-        loggers: Sequence[Any],  # Lightning does not declare all attributes
-        settings: Mapping[str, Any],
-    ) -> list[Sink]:
+    def _sinks_of_loggers(self, loggers: Sequence[Any], settings: Mapping[str, Any]) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
         if not loggers:
             return []
-        logger_sinks: Any = resolve_name("flsv.results.tensorboard")
-        first_round = self._state.round_index
+        logger_sinks: Any = import_module("flsv.results.tensorboard")
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,
             **getattr(self._data, "hparams_initial", {}),
             **settings,
         }
-        curves = Curves(
-            self._metrics,
-            self._data.client_names,
-            self._data.class_names,
-        )
-
+        curves = Curves(self._metrics, self._data.client_names, self._data.class_names)
         sinks: list[Sink] = []
         tracked_loggers = []
         for logger in loggers:
             is_tensorboard = isinstance(logger, TensorBoardLogger)
             # In a resumed run, other loggers have the settings already, and may raise an error for new ones.
-            if first_round == 0 or is_tensorboard:
+            if self._state.round_index == 0 or is_tensorboard:
                 logger.log_hyperparams(all_settings)
-            # In a fast_dev_run a logger's experiment is a dummy.
             if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
-                tensorboard = logger_sinks.TensorBoard(
-                    logger,
-                    curves,
-                    limits_drawing=self._config.reporting.figures is None,
-                )
-                tensorboard.write_settings(first_round, all_settings, self._draw_partition)
-                sinks.append(tensorboard)
-            else:
+                sinks.append(self._open_tensorboard(logger, curves, all_settings))
+            else:  # in a fast_dev_run a logger's experiment is a dummy
                 tracked_loggers.append(logger)
         if tracked_loggers:
             sinks.append(logger_sinks.Trackers(tracked_loggers, curves))
         return sinks
+
+    def _open_tensorboard(self, logger: Any, curves: Curves, settings: Mapping[str, Any]) -> Sink:
+        limits_drawing = self._config.reporting.figures is None
+        make_sink = resolve_name("flsv.results.tensorboard:TensorBoard")
+        tensorboard = make_sink(logger, curves, limits_drawing=limits_drawing)
+        tensorboard.write_settings(self._state.round_index, settings, self._draw_partition)
+        return tensorboard
 
     def _draw_partition(self) -> Figure:
         class_names = None  # samples of sites are counted in a single class
@@ -287,26 +274,7 @@ class RunReports:
         """Write metrics' values that were computed after the last round, ``{round: {metric: values}}``, and the
         ``scores`` of clients' own models after the last round, if they were computed then.
         """
-        last_round = self._state.round_index - 1
-        self.results.begin_late_results()
-        results = []
-        next_round = 0
-        for index in sorted(values_by_round):
-            # The values of a round also represent the rounds before it without values.
-            due_rounds = map(self._draws_pictures, range(next_round, index + 1))
-            next_round = index + 1
-            scores_of_round: Mapping[str, Tensor] = {}
-            if index == last_round:
-                scores_of_round = scores
-            result = self.results.round_result(
-                index,
-                values_by_round[index],
-                scores=scores_of_round,
-                has_new_scores=True,
-                draws_pictures=any(due_rounds),
-            )
-            results.append(result)
-
+        results = self._late_results(values_by_round, scores)
         # A logger cannot replace values, so it gets each round's values once. The file is written last, so that the
         # loggers have all its rounds after a crash.
         unlogged_results = [result for result in results if not self._is_logged(result)]
@@ -319,6 +287,27 @@ class RunReports:
             sink.flush()
         for index in sorted(values_by_round):
             self._federation.metrics.contributions.update(values_by_round[index])
+
+    def _late_results(
+        self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
+    ) -> list[RoundResult]:
+        self.results.begin_late_results()
+        scores_by_round = {self._state.round_index - 1: scores}
+        results = []
+        next_round = 0
+        for index in sorted(values_by_round):
+            # The values of a round also represent the rounds before it without values.
+            due_rounds = map(self._draws_pictures, range(next_round, index + 1))
+            next_round = index + 1
+            result = self.results.round_result(
+                index,
+                values_by_round[index],
+                scores=scores_by_round.get(index, {}),
+                has_new_scores=True,
+                draws_pictures=any(due_rounds),
+            )
+            results.append(result)
+        return results
 
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether an earlier process has logged a result's rows."""
@@ -446,10 +435,9 @@ class ClientTables(Sink):
     def write_round(self, result: RoundResult) -> None:
         if not result.draws_pictures:
             return
-        cohort = []
-        for row in result.table:
-            if row.metric == "weight" and row.client is not None:
-                cohort.append(row.client)
+        cohort = [
+            row.client for row in result.table if row.metric == "weight" and row.client is not None
+        ]
         self._engine.write_tables(cohort, self._folder)
 
 
@@ -506,9 +494,9 @@ def events_of(
 
 def _note_failures(filters: Sequence[UpdateFilter], state: FederationState) -> None:
     """Add the failures that filters have counted since the last call to the incidents."""
-    times_noted = {}
-    for incident in state.incidents:
-        times_noted[incident["client"], incident["what"]] = incident["times"]
+    times_noted = {
+        (incident["client"], incident["what"]): incident["times"] for incident in state.incidents
+    }
 
     for update_filter in filters:
         for failure, times_by_client in update_filter.notices.state_dict().items():

@@ -43,16 +43,22 @@ def check_checkpoint(
             )
         check_loop_state(loop_state, trainer.max_epochs)
     elif trainer.state.fn == "validate" and isinstance(data, FederatedDataModule):
-        saved_identity = (loop_state or {}).get("identity")
-        if saved_identity is not None and saved_identity["samples"] != sample_hashes(data):
-            warnings.warn(
-                f"the samples are partitioned differently than when {path} was trained, so it may have been trained on "
-                "some of the samples on which it is validated.",
-                stacklevel=2,
-            )
+        _warn_of_other_samples(data, loop_state or {}, path)
     check_module(trainer.lightning_module, checkpoint, path)
     # Lightning would convert the module only after reading the weights, so double-precision weights would lose digits.
     trainer.precision_plugin.convert_module(trainer.lightning_module)
+
+
+def _warn_of_other_samples(
+    data: FederatedDataModule, loop_state: dict[str, Any], path: Any
+) -> None:
+    saved_identity = loop_state.get("identity")
+    if saved_identity is not None and saved_identity["samples"] != sample_hashes(data):
+        warnings.warn(
+            f"the samples are partitioned differently than when {path} was trained, so it may have been trained on "
+            "some of the samples on which it is validated.",
+            stacklevel=3,
+        )
 
 
 def check_state(
@@ -66,11 +72,10 @@ def check_state(
         written_by=state.get("versions", {}).get("flsv"),
     )
     with refuse_incomplete():
-        versions = state["versions"]
         saved_identity = Identity(**state["identity"])
         saved_seed = state["seed"]
         rounds = state["round_index"]
-    warn_of_versions("the checkpoint", versions)
+        warn_of_versions("the checkpoint", state["versions"])
 
     changes = identity.differences(saved_identity)
     if changes:
@@ -79,6 +84,10 @@ def check_state(
             "with which the run was started, or start a new run without ckpt_path."
         )
     check_seed(seed, saved_seed)
+    _check_rounds_left(rounds, max_epochs)
+
+
+def _check_rounds_left(rounds: int, max_epochs: int | None) -> None:
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
             f"the checkpoint was saved after round {rounds}, but max_epochs={max_epochs}, which includes these "

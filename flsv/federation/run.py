@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -65,17 +66,7 @@ class FederationRun:
         self.channel = engine.manager.channel
 
         module = engine.trainer.lightning_module
-        data = engine.data
-        check_space(
-            self.space,
-            metrics,
-            config.uploads,
-            head=config.head,
-            num_classes=data.known_num_classes,
-        )
-        warn_of_sharing(self.space, module, bool(config.evaluation.every))
-        engine.check(metrics.fields, metrics.evaluating)
-
+        self._check_parts(module)
         metrics.to(module.device)
         state.to(module.device)
         state.global_vector = self.space.read(module)
@@ -86,6 +77,18 @@ class FederationRun:
             channel=self.channel,
             filters=config.filters,
         )
+
+    def _check_parts(self, module: L.LightningModule) -> None:
+        config = self.config
+        check_space(
+            self.space,
+            self.metrics,
+            config.uploads,
+            head=config.head,
+            num_classes=self.engine.data.known_num_classes,
+        )
+        warn_of_sharing(self.space, module, bool(config.evaluation.every))
+        self.engine.check(self.metrics.fields, self.metrics.evaluating)
 
     # ---- before the first round
 
@@ -218,18 +221,42 @@ class FederationRun:
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return its view of the round."""
         self.is_at_server = True
-        state = self.state
         engine = self.engine
-        trained_clients = engine.clients_that_trained
-        trained_instructions = {}
-        for client, instruction in instructions.items():
-            if client in trained_clients:
-                trained_instructions[client] = instruction
-        self.server.send(trained_instructions)
-        self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
+        self._count_messages(instructions)
+        with self._warnings_once():
+            round = self.server.receive(
+                updates=engine.updates,
+                matrix=engine.matrix,
+                instructions=instructions,
+                state=self.state,
+                clients=self.clients,
+                server_data=engine.manager.server,
+                drawing_probabilities=self._drawing_probabilities(),
+                broken=engine.broken_clients,
+            )
+        # Attacks and compression may send a head that is not the trained one.
+        is_head_sent = self.metrics.head_metrics and not self.config.uploads
+        if self.state.round_index == 0 and is_head_sent:
+            check_head_is_trained(round, self.metrics.head_metrics)
+        senders = {update.client_id for update in engine.updates}
+        engine.exclude(senders.difference(on_host(round.client_ids)))
+        return round
 
-        # A function that computes each client's probability [n] to be drawn.
-        drawing_probabilities = partial(
+    def _count_messages(self, instructions: dict[int, Instruction]) -> None:
+        """Count the messages of the cohort's draw, and the instructions of clients that have trained."""
+        trained_clients = self.engine.clients_that_trained
+        trained_instructions = {
+            client: instruction
+            for client, instruction in instructions.items()
+            if client in trained_clients
+        }
+        self.server.send(trained_instructions)
+        self.channel.prepend(self.state.pending_traffic)
+
+    def _drawing_probabilities(self) -> Callable[[], Tensor]:
+        """Return a function that computes each client's probability ``[n]`` to be drawn."""
+        state = self.state
+        return partial(
             checked_probabilities,
             self.config.sampler,
             state.num_clients,
@@ -237,23 +264,6 @@ class FederationRun:
             round_index=state.round_index,
             cohort=state.cohort,
         )
-        with self._warnings_once():
-            round = self.server.receive(
-                updates=engine.updates,
-                matrix=engine.matrix,
-                instructions=instructions,
-                state=state,
-                clients=self.clients,
-                server_data=engine.manager.server,
-                drawing_probabilities=drawing_probabilities,
-                broken=engine.broken_clients,
-            )
-        # Attacks and compression may send a head that is not the trained one.
-        if state.round_index == 0 and self.metrics.head_metrics and not self.config.uploads:
-            check_head_is_trained(round, self.metrics.head_metrics)
-        senders = {update.client_id for update in engine.updates}
-        engine.exclude(senders.difference(on_host(round.client_ids)))
-        return round
 
     def _pass_over(self, reason: NoModel) -> None:
         """Keep the model in a round without updates. Raise NoModel if all clients that could be drawn have failed
@@ -261,17 +271,7 @@ class FederationRun:
         """
         state = self.state
         engine = self.engine
-        drawable = self.config.sampler.members
-        if drawable is None:
-            drawable = range(state.num_clients)
-        failed_clients = {*state.failed, *state.cohort}
-        if failed_clients.issuperset(drawable):
-            raise NoModel(
-                f"{reason} All clients that could be drawn have failed. Fix these clients, and resume the run from its "
-                "last checkpoint."
-            ) from reason
-
-        state.failed = sorted(failed_clients)
+        self._add_failed_cohort(reason)
         state.note(client=None, failure=NO_UPDATE)
         for client in engine.broken_clients:
             state.note(client, ALL_DIVERGED)
@@ -285,6 +285,19 @@ class FederationRun:
         self.has_evaluated_clients = False
         engine.exclude(senders)
         engine.end_round(state.model())
+
+    def _add_failed_cohort(self, reason: NoModel) -> None:
+        """Add the cohort to the clients that have failed since the last update. Raise NoModel if these are all."""
+        drawable = self.config.sampler.members
+        if drawable is None:
+            drawable = range(self.state.num_clients)
+        failed_clients = {*self.state.failed, *self.state.cohort}
+        if failed_clients.issuperset(drawable):
+            raise NoModel(
+                f"{reason} All clients that could be drawn have failed. Fix these clients, and resume the run from its "
+                "last checkpoint."
+            ) from reason
+        self.state.failed = sorted(failed_clients)
 
     def _finish(self, round: Round) -> Round:
         """Compute metrics and the aggregate, and write the next global model into the module."""

@@ -226,14 +226,8 @@ def joint_shares(
     has_value = ~values.isnan()
     no_bounds = torch.full_like(values, math.nan, dtype=torch.float64)
     sources = _errors_of_clients(errors, has_value)
-    for source in sources:
-        if source.covariance.isnan().any():
-            return JointShares(
-                low=no_bounds,
-                high=no_bounds.clone(),
-                moved=math.nan,
-                without_gain=math.nan,
-            )
+    if any(source.covariance.isnan().any() for source in sources):
+        return JointShares(no_bounds, no_bounds.clone(), moved=math.nan, without_gain=math.nan)
 
     known_values = values[has_value].double()
     value_draws = draw_values(known_values, sources)  # [draws, known values]

@@ -154,18 +154,18 @@ def top_k_download(
     scores = relevance.detach().cpu().double().nan_to_num(0.0)
     is_candidate = available.cpu() & (scores >= 0)
     is_candidate[own] = False
-    num_downloads = k
-    has_unvisited = (is_candidate & is_unvisited).any()
-    if not has_unvisited:  # all helpful models are downloaded, whatever k is
-        num_helpful = int((is_candidate & (scores > 0)).sum())
-        num_downloads = max(num_helpful, 1)
+    if not (is_candidate & is_unvisited).any():  # all helpful models are downloaded, whatever k is
+        k = max(1, int((is_candidate & (scores > 0)).sum()))
 
     clients = _best_first(scores, generator)
     if explore == "unvisited":
-        unvisited_first = is_unvisited[clients].int().argsort(descending=True, stable=True)
-        clients = clients[unvisited_first]
-    candidates = clients[is_candidate[clients]]
-    return candidates[:num_downloads]
+        clients = _true_first(clients, is_unvisited)
+    return clients[is_candidate[clients]][:k]
+
+
+def _true_first(clients: Tensor, condition: Tensor) -> Tensor:
+    """Return the clients of which a ``condition [n]`` holds before all others, otherwise in the same order."""
+    return clients[condition[clients].int().argsort(descending=True, stable=True)]
 
 
 def _best_first(scores: Tensor, generator: Generator | None) -> Tensor:

@@ -117,11 +117,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
     num_models = len(logits)
     flat_logits = logits.flatten(0, 1)  # [c * B, M]
     repeated_labels = labels.repeat(num_models)
-    losses = F.cross_entropy(
-        flat_logits,
-        repeated_labels,
-        reduction="none",
-    )
+    losses = F.cross_entropy(flat_logits, repeated_labels, reduction="none")
     losses = losses.view(num_models, -1)
     dtype = double_dtype(logits.device)
     return losses.sum(-1, dtype=dtype)

@@ -38,7 +38,11 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import MIN_HELD_OUT, range_of_score
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, PredictedGame
+from flsv.functional.shapley.predicted_outputs import (
+    MAX_PREDICTED_PLAYERS,
+    PredictedGame,
+    PredictionScore,
+)
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
@@ -132,14 +136,10 @@ def score_models(
     return local.utility(models, performance)
 
 
-def _counts_of_models(num_models: int, num_classes: int) -> int:
-    return (1 + num_models) * (num_classes + 1)
-
-
 def _numbers_of_models(num_clients: int, num_classes: int) -> int:
     # For more clients, estimators and designs do not evaluate more coalitions.
     num_coalitions = 2 ** min(num_clients, MAX_PREDICTED_PLAYERS)
-    return _counts_of_models(num_coalitions, num_classes)
+    return (1 + num_coalitions) * (num_classes + 1)
 
 
 def _numbers_of_coalitions(num_clients: int, num_classes: int) -> int:
@@ -181,16 +181,13 @@ def score_coalitions(
         utilities=scores.values["correct"],  # [T, M]
         outputs=scores.outputs,
         weights=weights.cpu(),
-        score=correct_by_class,
-        logits=True,
+        scoring=PredictionScore(correct_by_class, logits=True),
     )
-    num_clients = trained.shape[1]
     # The game has a column per class for the outputs by interpolation, and one for those by an ensemble.
-    predicted_counts = game(all_coalitions(num_clients)).round().long()  # [2^n, 2 * M]
-    counts_by_interpolation, counts_by_ensemble = predicted_counts.chunk(2, dim=1)
-
-    both_counts = (counts_by_interpolation, counts_by_ensemble)
-    responses = [_without_rare_classes(scores.support, counts) for counts in both_counts]
+    masks = all_coalitions(num_players=trained.shape[1])
+    predicted_counts = game(masks).round().long()  # [2^n, 2 * M]
+    counts_by_method = predicted_counts.chunk(2, dim=1)
+    responses = [_without_rare_classes(scores.support, counts) for counts in counts_by_method]
     return torch.stack(responses)  # [2, 1 + 2^n, M + 1]
 
 
@@ -222,7 +219,10 @@ def _class_to_hide(support: Tensor) -> Tensor:
     return torch.cat([later_classes, other_classes])[:1]
 
 
-def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
+def hits_by_class(
+    responses: Sequence[Tensor],
+    samples: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Sum the numbers of correctly classified samples that clients report, see :func:`score_models` without a
     ``performance``.
 
@@ -277,7 +277,6 @@ class ClientEvaluator(VectorEvaluator):
         self._measure = measure
         self._device = device
         self._data = data
-
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
         if max(sizes) < MIN_HELD_OUT:
             raise ConfigurationError(
@@ -303,14 +302,15 @@ class ClientEvaluator(VectorEvaluator):
         silent_ids = [client.id for client in self._clients if client.id not in self.responses]
         if silent_ids:
             messages = [str(warning.message) for warning in recorded_warnings]
-            reasons = " ".join(
-                message for message in messages if message.endswith(_EXCLUDED_NOTICE)
-            )
+            reasons = [message for message in messages if message.endswith(_EXCLUDED_NOTICE)]
             raise ConfigurationError(
-                f'evaluators="clients": the clients {silent_ids} do not score models. {reasons}'
+                f'evaluators="clients": the clients {silent_ids} do not score models. {" ".join(reasons)}'
             )
-        if support is None:
-            return
+        if support is not None:
+            self._check_classes(support)
+
+    def _check_classes(self, support: Tensor) -> None:
+        """Raise ConfigurationError if there is a class without held-out samples that clients report."""
         class_names = self._data.class_names
         unscored = [name for name, count in zip(class_names, support) if count == 0]
         if unscored:
@@ -351,16 +351,21 @@ class ClientEvaluator(VectorEvaluator):
         if not counts_by_client:
             raise NoResponse("no client has scored the coalitions' models.")
 
-        num_samples = self._data.num_samples[list(counts_by_client)]
-        utilities = []
         # Each client's counts are by interpolation first, then by an ensemble.
-        counts_by_method = zip(*counts_by_client.values())
-        for counts_of_clients in counts_by_method:
-            hits, held_out = hits_by_class(counts_of_clients, num_samples)
-            scores = Scores({"correct": hits}, held_out)
-            score = scores.value(self._measure.name)
-            utilities.append(self._measure.utility(score))
+        utilities = []
+        for counts_of_clients in zip(*counts_by_client.values()):
+            scores = self._scores_by_class(counts_of_clients, list(counts_by_client))
+            values = scores.value(self._measure.name)
+            utilities.append(self._measure.utility(values))
         return torch.stack(utilities, 1)
+
+    def _scores_by_class(
+        self,
+        counts_of_clients: Sequence[Tensor],
+        ids: list[int],
+    ) -> Scores:
+        hits, held_out = hits_by_class(counts_of_clients, self._data.num_samples[ids])
+        return Scores({"correct": hits}, held_out)
 
     def evaluate(
         self,
@@ -376,30 +381,35 @@ class ClientEvaluator(VectorEvaluator):
         chunks_of_models: list[Tensor] = []
         chunks_of_responses: list[list[Tensor | None]] = []
         for first_row in range(0, max(count, 1), chunk_size):
-            rows = range(first_row, min(first_row + chunk_size, count))
-            models = torch.empty(
-                (len(rows), self.space.size),
-                dtype=self.space.dtype,
-                device=self._device,
-            )
-            for row, model in zip(rows, models):
-                build(row, model)
-            responses = map_clients(self._clients, partial(self._request, self._function, [models]))
+            last_row = min(first_row + chunk_size, count)
+            models = self._built(build, range(first_row, last_row))
+            request = partial(self._request, self._function, [models])
             chunks_of_models.append(models)
-            chunks_of_responses.append(responses)
-
-        self.responses = {}
-        for client, *chunks_of_client in zip(self._clients, *chunks_of_responses):
-            has_responded_all = all(chunk is not None for chunk in chunks_of_client)
-            if has_responded_all:
-                self.responses[client.id] = self._joined(chunks_of_client)
-        if not self.responses:
-            raise NoResponse("no client has scored the coalitions' models.")
+            chunks_of_responses.append(map_clients(self._clients, request))
+        self._set_responses(chunks_of_responses)
 
         scores = self._scores()
         if keep and self.can_predict:
             return replace(scores, outputs=torch.cat(chunks_of_models).cpu())
         return scores
+
+    def _built(self, build: Build, rows: range) -> Tensor:
+        """Return the models of these ``rows``, ``[len(rows), P]``."""
+        shape = len(rows), self.space.size
+        models = torch.empty(shape, dtype=self.space.dtype, device=self._device)
+        for row, model in zip(rows, models):
+            build(row, model)
+        return models
+
+    def _set_responses(self, chunks_of_responses: list[list[Tensor | None]]) -> None:
+        """Set :attr:`responses` of the clients that have scored all chunks of models."""
+        self.responses = {}
+        for client, *chunks_of_client in zip(self._clients, *chunks_of_responses):
+            chunks = [chunk for chunk in chunks_of_client if chunk is not None]
+            if len(chunks) == len(chunks_of_client):
+                self.responses[client.id] = self._joined(chunks)
+        if not self.responses:
+            raise NoResponse("no client has scored the coalitions' models.")
 
     def _joined(self, chunks: list[Tensor]) -> Tensor:
         if self._measure.by_class:
@@ -423,8 +433,7 @@ class ClientEvaluator(VectorEvaluator):
         evaluators = list(self.responses)
         responses = list(self.responses.values())
         if self._measure.by_class:
-            hits, held_out = hits_by_class(responses, self._data.num_samples[evaluators])
-            return Scores({"correct": hits}, held_out)
+            return self._scores_by_class(responses, evaluators)
 
         num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
         weights = num_samples[evaluators].double()

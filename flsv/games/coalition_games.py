@@ -12,7 +12,7 @@ from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weigh
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore, evaluator_key
+from flsv.scores.performance import ModelScore, PerformanceMeasure, evaluator_key
 
 
 class CoalitionGames:
@@ -110,7 +110,7 @@ class CoalitionGames:
         self._tables_by_evaluator = {}
         self._slopes_by_loss = {}
 
-    def evaluator_of(self, metric: str | ModelScore) -> Any:
+    def evaluator_of(self, metric: PerformanceMeasure) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
         key = evaluator_key(metric)
         if key not in self._evaluators_by_key:
@@ -119,7 +119,7 @@ class CoalitionGames:
 
     def utility(
         self,
-        metric: UtilityMetric | str | ModelScore = "accuracy",
+        metric: UtilityMetric | PerformanceMeasure = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
         """Make a game of the current round, with the arguments of :class:`CoalitionUtility`.
@@ -140,7 +140,7 @@ class CoalitionGames:
             table=self._tables_by_evaluator[key],
         )
 
-    def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
+    def table_of(self, round: Round, metric: PerformanceMeasure) -> CoalitionTable:
         """Make a table of coalitions' scores by ``metric`` for a round other than the current one.
 
         The table's evaluations count in :attr:`evaluations`.
@@ -149,7 +149,7 @@ class CoalitionGames:
         self._tables_by_evaluator[object()] = table
         return table
 
-    def gradient(self, vector: Tensor, loss: str | ModelScore = "negative_loss") -> Tensor:
+    def gradient(self, vector: Tensor, loss: PerformanceMeasure = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model.
 
         The last gradient of each loss is cached as long as ``vector`` is the same tensor object.
@@ -171,7 +171,7 @@ class CoalitionGames:
         self._gradient_by_loss[name] = vector, gradient
         return gradient
 
-    def slopes(self, loss: str | ModelScore = "negative_loss") -> Tensor:
+    def slopes(self, loss: PerformanceMeasure = "negative_loss") -> Tensor:
         """Compute the validation loss's slopes along the k updates, once per round. They are the dot products ``[k]``
         of the updates with the :meth:`gradient` at the global model.
         """
@@ -182,5 +182,5 @@ class CoalitionGames:
         return self._slopes_by_loss[name]
 
 
-def _loss_name(loss: str | ModelScore) -> str:
+def _loss_name(loss: PerformanceMeasure) -> str:
     return loss.name if isinstance(loss, ModelScore) else loss

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.vector_evaluator import Build, Scores, UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore, undefined_untrained
+from flsv.scores.performance import ModelScore, PerformanceMeasure, undefined_untrained
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -74,9 +74,6 @@ class CoalitionModels:
         # from. It is computed from the clients' models, so that no second matrix, of updates, is needed.
         num_parameters = self._round.space.num_parameters  # before the buffers in a vector
         global_model = self._round.global_vector
-        initial_models = self._round.matrix.starts
-        started_from_global = all(model is global_model for model in initial_models)
-
         client_models = self._round.client_vectors  # [k, P]
         client_parameters = client_models[:, :num_parameters].T
         client_buffers = client_models[:, num_parameters:].T
@@ -93,27 +90,28 @@ class CoalitionModels:
             if not has_members[index]:
                 out.copy_(global_model)
                 return
-
-            # sum_i w_i x_i, with x_i the clients' models
-            out_parameters = out[:num_parameters]
-            torch.mv(client_parameters, parameter_weights[index], out=out_parameters)
-
-            # + x - sum_i w_i s_i, with x the global model and s_i the models from which the clients started. This is
-            # (1 - sum_i w_i) x if all started from x.
-            global_parameters = global_model[:num_parameters]
-            weight_of_global_model = weights_of_global_model[index]
-            if not started_from_global:
-                out_parameters.add_(global_parameters)
-                for weight, model in zip(exact_weights[index].tolist(), initial_models):
-                    if weight:
-                        out_parameters.sub_(model[:num_parameters], alpha=weight)
-            elif abs(weight_of_global_model) > _WEIGHT_TOLERANCE:
-                out_parameters.add_(global_parameters, alpha=weight_of_global_model)
-
+            parameters = out[:num_parameters]
+            torch.mv(client_parameters, parameter_weights[index], out=parameters)
+            self._add_initial_models(
+                parameters, exact_weights[index], weights_of_global_model[index]
+            )
             if num_parameters < len(out):
                 torch.mv(client_buffers, buffer_weights[index], out=out[num_parameters:])
 
         return build
+
+    def _add_initial_models(self, out: Tensor, weights: Tensor, rest: float) -> None:
+        """Add x - sum_i w_i s_i to ``out``, which is ``rest`` * x if all clients started from the global model x."""
+        global_parameters = self._round.global_vector[: len(out)]
+        initial_models = self._round.matrix.starts
+        if all(model is self._round.global_vector for model in initial_models):
+            if abs(rest) > _WEIGHT_TOLERANCE:
+                out.add_(global_parameters, alpha=rest)
+            return
+        out.add_(global_parameters)
+        for weight, model in zip(weights.tolist(), initial_models):
+            if weight:
+                out.sub_(model[: len(out)], alpha=weight)
 
 
 def _client_weights(round: Round, weighting: Weighting) -> Tensor:
@@ -286,7 +284,7 @@ class CoalitionUtility:
         round: Round,
         evaluator: VectorEvaluator,
         *,
-        metric: UtilityMetric | str | ModelScore = "accuracy",
+        metric: UtilityMetric | PerformanceMeasure = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
@@ -324,7 +322,7 @@ class CoalitionUtility:
         return utility_of(scores, self.metric)
 
 
-def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
+def utility_of(scores: Scores, metric: PerformanceMeasure) -> Tensor:
     """Convert the scores of K models to utilities, of which more is better, ``[K]``, or ``[K, M]`` for a score per
     class.
     """
@@ -333,7 +331,7 @@ def utility_of(scores: Scores, metric: str | ModelScore) -> Tensor:
     return scores.value(metric)
 
 
-def check_untrained(requester: str, measure: str | ModelScore, scores: Scores) -> None:
+def check_untrained(requester: str, measure: PerformanceMeasure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite. All values would be NaN."""
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.module_copies import (
-    ScoringCopies,
-    ScoringEffects,
-    isolated_scoring,
-    put_private,
-)
+from flsv.games.module_copies import ScoringCopies, ScoringEffects, isolated_scoring, put_private
 from flsv.games.vector_evaluator import VectorEvaluator
 
 Private = Callable[[], Mapping[str, Tensor]]

@@ -22,7 +22,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures, ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -40,7 +40,7 @@ def make_evaluators(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
-    measures: Mapping[str, str | ModelScore],
+    measures: Measures,
     *,
     num_classes: int | None = None,
     seed: int = 0,
@@ -62,41 +62,49 @@ def make_evaluators(
     Returns:
         ``{key: evaluator}``, see :func:`flsv.scores.performance.evaluator_key`.
     """
-    model_scores: dict[str, ModelScore] = {}
-    scores_at_clients: list[ModelScore] = []
-    classifier_measures: dict[str, str] = {}
-    for name, measure in measures.items():
-        if not isinstance(measure, ModelScore):
-            classifier_measures[name] = measure
-        elif measure.at_clients:
-            scores_at_clients.append(measure)
-        else:
-            model_scores[name] = measure
-
     evaluators: dict[Hashable, VectorEvaluator] = {}
+    model_scores = _scores_at_server(measures)
     if model_scores:
         evaluators |= _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
-    for measure in scores_at_clients:
-        assert make_client_evaluator is not None
-        client_evaluator = make_client_evaluator(measure)
-        client_evaluator.check(space.read(trainer.lightning_module))
-        evaluators[measure.evaluator_key] = client_evaluator
-    if classifier_measures:
-        names = ", ".join(classifier_measures)
-        try:
-            classifier = classifier_evaluator(
-                trainer,
-                space,
-                all_on_device(trainer, loaders),
-                num_classes=num_classes,
-                effects=effects,
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
-        if effects is None and "negative_loss" in classifier_measures.values():
-            classifier.check_logits(names)
-        evaluators[None] = classifier
+    for measure in measures.values():
+        if isinstance(measure, ModelScore) and measure.at_clients:
+            assert make_client_evaluator is not None
+            client_evaluator = make_client_evaluator(measure)
+            client_evaluator.check(space.read(trainer.lightning_module))
+            evaluators[measure.evaluator_key] = client_evaluator
+    evaluators |= _evaluators_of_names(trainer, space, loaders, measures, num_classes, effects)
     return evaluators
+
+
+def _scores_at_server(measures: Measures) -> dict[str, ModelScore]:
+    scores = {}
+    for name, measure in measures.items():
+        if isinstance(measure, ModelScore) and not measure.at_clients:
+            scores[name] = measure
+    return scores
+
+
+def _evaluators_of_names(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    loaders: Any,
+    measures: Measures,
+    num_classes: int | None,
+    effects: ScoringEffects | None,
+) -> dict[Hashable, VectorEvaluator]:
+    """Return the evaluator of a classifier if there are measures that are names, such as accuracy."""
+    requesters = [name for name, measure in measures.items() if isinstance(measure, str)]
+    if not requesters:
+        return {}
+    names = ", ".join(requesters)
+    batches = all_on_device(trainer, loaders)
+    try:
+        classifier = classifier_evaluator(trainer, space, batches, num_classes, effects)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
+    if effects is None and "negative_loss" in measures.values():
+        classifier.check_logits(names)
+    return {None: classifier}
 
 
 def _evaluators_of_scores(
@@ -111,24 +119,39 @@ def _evaluators_of_scores(
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
     if any(isinstance(measure.of, str) for measure in model_scores.values()):
-        validated_models = _validated_models(trainer, space, batches, model_scores, seed, effects)
-        if effects is None:
-            validated_models.dry_run()
-        evaluators["logged"] = validated_models
+        evaluators["logged"] = _validated_models(
+            trainer, space, batches, model_scores, seed, effects
+        )
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
-            evaluators[measure.evaluator_key] = ModelEvaluator(
-                trainer.lightning_module,
+            evaluators[measure.evaluator_key] = _model_evaluator(
+                trainer,
                 space,
                 _inputs_and_labels(trainer, batches, name),
+                effects,
                 metric=measure.of,
                 logits=measure.logits,
-                context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
                 requester=name,
-                effects=effects,
             )
     return evaluators
+
+
+def _model_evaluator(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    batches: Iterable[Any],
+    effects: ScoringEffects | None,
+    **options: Any,
+) -> ModelEvaluator:
+    return ModelEvaluator(
+        trainer.lightning_module,
+        space,
+        batches,
+        context=trainer.strategy.precision_plugin.forward_context,
+        effects=effects,
+        **options,
+    )
 
 
 def _validated_models(
@@ -146,7 +169,7 @@ def _validated_models(
     for metric, measure in model_scores.items():
         if isinstance(measure.of, str):
             metrics_by_value.setdefault(measure.of, []).append(metric)
-    return ValidatedModels(
+    evaluator = ValidatedModels(
         trainer,
         space,
         batches,
@@ -156,6 +179,9 @@ def _validated_models(
         seed=seed,
         effects=effects,
     )
+    if effects is None:
+        evaluator.dry_run()
+    return evaluator
 
 
 def classifier_evaluator(
@@ -167,21 +193,19 @@ def classifier_evaluator(
 ) -> ModelEvaluator:
     """Create the evaluator of a classifier of ``num_classes`` classes. None: the number of logits."""
     if num_classes is None:
-        remaining_batches = iter(batches)
-        first_batches = list(islice(remaining_batches, 1))
-        batches = chain(first_batches, remaining_batches)
-        num_classes = 1  # if there is no batch, the evaluator raises an error
-        for batch in first_batches:
-            with dry_run(trainer) as module:
-                num_classes = count_logits(module, batch, None)
-    return ModelEvaluator(
-        trainer.lightning_module,
-        space,
-        batches,
-        num_classes=num_classes,
-        context=trainer.strategy.precision_plugin.forward_context,
-        effects=effects,
-    )
+        batches, num_classes = _with_counted_classes(trainer, batches)
+    return _model_evaluator(trainer, space, batches, effects, num_classes=num_classes)
+
+
+def _with_counted_classes(trainer: L.Trainer, batches: Iterable[Any]) -> tuple[Iterable[Any], int]:
+    """Return all batches, and the number of logits for the first one."""
+    remaining_batches = iter(batches)
+    first_batches = list(islice(remaining_batches, 1))
+    num_classes = 1  # if there is no batch, the evaluator raises an error
+    for batch in first_batches:
+        with dry_run(trainer) as module:
+            num_classes = count_logits(module, batch, None)
+    return chain(first_batches, remaining_batches), num_classes
 
 
 @contextmanager

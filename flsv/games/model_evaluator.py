@@ -50,11 +50,7 @@ from flsv.games.validation_batches import (
     outputs_of_stacked,
     read_batches,
 )
-from flsv.games.vector_evaluator import (
-    Build,
-    Scores,
-    row_builder,
-)
+from flsv.games.vector_evaluator import Build, Scores, row_builder
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -165,19 +161,19 @@ class ModelEvaluator(CopyEvaluator):
         self._dtype_by_name = named_dtypes(module)
         self._metric: OutputMetric | None = None
         if metric is not None:
-            # Tensors made in inference mode can only be changed in it.
-            with torch.inference_mode(False):
-                self._metric = OutputMetric(metric, requester, self.device)
-                self._metrics_of_models = ModelMetrics(self._metric)
+            self._use_metric(metric)
+        self._read_batches(batches)
 
         self.form: OutputForm | None = None
-        self._read_batches(batches)
-        knows_effects = effects is not None
-        is_serial_classifier = self._metric is None and self.backend == "serial"
-        if knows_effects and is_serial_classifier:
+        if effects is not None and metric is None and self.backend == "serial":
             self.form = OutputForm(classifies=True)
         else:
-            self._check_forward(knows_effects)
+            self._check_forward(knows_effects=effects is not None)
+
+    @torch.inference_mode(False)  # tensors made in inference mode can only be changed in it
+    def _use_metric(self, metric: Metric) -> None:
+        self._metric = OutputMetric(metric, self._requester, self.device)
+        self._metrics_of_models = ModelMetrics(self._metric)
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
@@ -221,12 +217,14 @@ class ModelEvaluator(CopyEvaluator):
         parts = [self._scores_of(self._measures(num_models=0))]
         copies = self.copies.take()
         if self.backend == "vmap":
-            with self._scoring():
-                module = copies.load_to_score()
-                put_private(module, self.space, self._read_private())
-                parts += self._score_in_chunks(module, build, count, keep)
-            return Scores.cat(parts)
+            parts += self._score_in_chunks(copies, build, count, keep)
+        else:
+            parts += self._score_one_by_one(copies, build, count, keep)
+        return Scores.cat(parts)
 
+    def _score_one_by_one(
+        self, copies: ModuleCopies, build: Build, count: int, keep: bool
+    ) -> Iterator[Scores]:
         vector = self._new_vector()
         num_of_copy = max(count, 1) if self.effects.are_none else 1
         for start_index in range(0, count, num_of_copy):
@@ -235,8 +233,7 @@ class ModelEvaluator(CopyEvaluator):
                 for index in range(start_index, start_index + num_of_copy):
                     build(index, vector)
                     self._write(module, vector)
-                    parts.append(self._score(1, partial(outputs_of, module), keep))
-        return Scores.cat(parts)
+                    yield self._score(1, partial(outputs_of, module), keep)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -250,23 +247,22 @@ class ModelEvaluator(CopyEvaluator):
                 return self._score(1, partial(outputs_of, module), keep=True)
 
     def _score_in_chunks(
-        self,
-        module: nn.Module,
-        build: Build,
-        count: int,
-        keep: bool,
+        self, copies: ModuleCopies, build: Build, count: int, keep: bool
     ) -> Iterator[Scores]:
-        first_row = 0
-        while first_row < count:
-            rows = range(first_row, min(first_row + self.chunk, count))
-            scores = self._scores_if_they_fit(module, build, rows, keep)
-            if scores is not None:
-                yield scores
-                first_row = rows.stop
-            else:
-                # Here the tensors of the failed chunk are freed. Inside of an except block they would still exist.
-                free_cached_memory(self.device)
-                self.chunk = len(rows) // 2
+        with self._scoring():
+            module = copies.load_to_score()
+            put_private(module, self.space, self._read_private())
+            first_row = 0
+            while first_row < count:
+                rows = range(first_row, min(first_row + self.chunk, count))
+                scores = self._scores_if_they_fit(module, build, rows, keep)
+                if scores is not None:
+                    yield scores
+                    first_row = rows.stop
+                else:
+                    # Here the tensors of the failed chunk are freed. Inside of an except block they would still exist.
+                    free_cached_memory(self.device)
+                    self.chunk = len(rows) // 2
 
     def _scores_if_they_fit(
         self,
@@ -300,37 +296,37 @@ class ModelEvaluator(CopyEvaluator):
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
-        device = vector.device
-        num_samples = int(self.support.sum())
-
         num_parameters = self.space.num_parameters
-        gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
+        gradient = torch.zeros(num_parameters, dtype=torch.float64, device=vector.device)
         with (
             self._scoring(),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),  # other kernels of attention sum in another order
         ):
             module = self.copies.take().load_to_score()
-            dtypes = named_dtypes(module)
-            parameter_names = {name for name, _ in module.named_parameters()}
             model = vector.detach().clone()
             parameters = model[:num_parameters].requires_grad_()
             buffers = model[num_parameters:]
-
             for x, y in self._batches:
-                state = self.space.unflatten(torch.cat([parameters, buffers]))
-                for name, tensor in state.items():
-                    # Buffers are detached, because batch_norm refuses statistics that require gradients.
-                    if name not in parameter_names:
-                        tensor = tensor.detach()
-                    state[name] = tensor.to(dtypes[name])
-
+                state = self._differentiable_state(module, torch.cat([parameters, buffers]))
                 logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
-                batch_loss = F.cross_entropy(logits, y, reduction="sum")
-                (batch_gradient,) = torch.autograd.grad(batch_loss / num_samples, parameters)
-                gradient += batch_gradient.detach()
+                loss_part = F.cross_entropy(logits, y, reduction="sum") / int(self.support.sum())
+                (gradient_part,) = torch.autograd.grad(loss_part, parameters)
+                gradient += gradient_part.detach()
         return gradient
+
+    def _differentiable_state(self, module: nn.Module, model: Tensor) -> dict[str, Tensor]:
+        """Return a module's state from the vector ``model [P]``. Its parameters depend on the vector by autograd."""
+        dtypes = named_dtypes(module)
+        parameter_names = {name for name, _ in module.named_parameters()}
+        state = {}
+        for name, tensor in self.space.unflatten(model).items():
+            # Buffers are detached, because batch_norm refuses statistics that require gradients.
+            if name not in parameter_names:
+                tensor = tensor.detach()
+            state[name] = tensor.to(dtypes[name])
+        return state
 
     @property
     def batches(self) -> Sequence[tuple[Any, Any]]:
@@ -466,24 +462,27 @@ class ModelEvaluator(CopyEvaluator):
         if are_logits is None:
             are_logits = gives_logits(output_metric.metric, outputs, y)
         if are_logits is None:
-            raise ConfigurationError(
-                f"{self._requester}: all outputs of {type(self._module).__name__} for the first validation batch are "
-                "in 0 .. 1, so they can be logits or probabilities. Pass "
-                "performance=flsv.scores.FromOutputs(metric, logits=True) for logits, or logits=False for "
-                "probabilities."
-            )
+            raise self._unknown_kind_of_outputs()
         output_metric.converts_logits = are_logits and wants_probabilities(output_metric.metric)
         self._set_form(copies.load_to_score(), output_metric.metric, are_logits)
-        if self.form is None or self.form.classifies:
-            return
+        if self.form is not None and not self.form.classifies:
+            self.form = self._form_with_bounds(self.form, copies)
+
+    def _unknown_kind_of_outputs(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._requester}: all outputs of {type(self._module).__name__} for the first validation batch are "
+            "in 0 .. 1, so they can be logits or probabilities. Pass "
+            "performance=flsv.scores.FromOutputs(metric, logits=True) for logits, or logits=False for "
+            "probabilities."
+        )
+
+    def _form_with_bounds(self, form: OutputForm, copies: ModuleCopies) -> OutputForm | None:
         # Whole numbers may be numbers of classes, between which no prediction may lie.
         if are_whole(self._random_outputs(copies, _SMALL_SCALE)):
-            self.form = None
-            return
-        is_bounded = have_bound(
-            self._random_outputs(copies, _SCALE), self._random_outputs(copies, _LARGE_SCALE)
-        )
-        self.form = replace(self.form, is_bounded=is_bounded)
+            return None
+        outputs = self._random_outputs(copies, _SCALE)
+        outputs_of_large_weights = self._random_outputs(copies, _LARGE_SCALE)
+        return replace(form, is_bounded=have_bound(outputs, outputs_of_large_weights))
 
     def _random_outputs(self, copies: ModuleCopies, scale: float) -> Tensor:
         """Return the outputs, without NaN, of models with random weights of the standard deviation ``scale``."""

@@ -27,13 +27,7 @@ from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.file_writes import files_put_back
-from flsv.utilities.pickles import (
-    Pickled,
-    Redirection,
-    StandIn,
-    checked_stand_ins,
-    pickled,
-)
+from flsv.utilities.pickles import Pickled, Redirection, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import digest, is_dense
 from flsv.utilities.program_state import present_state, restored_program
 from flsv.utilities.run_copy import find_refused
@@ -107,22 +101,13 @@ class ModuleCopies:
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
-        method_of_lightning = L.LightningModule.configure_callbacks
-        configure_callbacks = getattr(type(module), "configure_callbacks", method_of_lightning)
-        has_own_callbacks = configure_callbacks is not method_of_lightning
-        if self._trainer is not None and has_own_callbacks:
+        if self._trainer is not None and _configures_callbacks(module):
             self._copy_callbacks(self._trainer)
 
     def _copy_callbacks(self, trainer: L.Trainer) -> None:
-        module_copy = self.load()
-        # The method of the class, because a coalition's module hides it by an attribute that configures no callbacks.
-        configured_callbacks: Any = type(module_copy).configure_callbacks(module_copy)
-        if not isinstance(configured_callbacks, Sequence):
-            configured_callbacks = [configured_callbacks]
-        configured_types = set(map(type, configured_callbacks))
-
         parts_of_module = [*self._module.modules(), *vars(self._module).values()]
         part_by_type = {type(part): part for part in parts_of_module}
+        configured_types = self._types_of_configured_callbacks()
         log_methods = []
         for callback in callbacks_of(trainer):
             if type(callback) not in configured_types or isinstance(callback, WATCHERS):
@@ -139,6 +124,14 @@ class ModuleCopies:
         )
         self._pickled = None
         self._dump_parts()
+
+    def _types_of_configured_callbacks(self) -> set[type]:
+        module_copy = self.load()
+        # The method of the class, because a coalition's module hides it by an attribute that configures no callbacks.
+        callbacks: Any = type(module_copy).configure_callbacks(module_copy)
+        if not isinstance(callbacks, Sequence):
+            callbacks = [callbacks]
+        return set(map(type, callbacks))
 
     def load(self) -> Any:
         """Return a new copy of the module. Its layers have the same modes (training or evaluation)."""
@@ -357,6 +350,13 @@ def _storages_of_vectors(module: nn.Module, space: ParameterSpace) -> set[int]:
     return storages
 
 
+def _configures_callbacks(module: nn.Module) -> bool:
+    """Return whether a module's class has its own ``configure_callbacks``."""
+    method_of_lightning = L.LightningModule.configure_callbacks
+    method = getattr(type(module), "configure_callbacks", method_of_lightning)
+    return method is not method_of_lightning
+
+
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _factories(module: nn.Module) -> list[Any]:
     factories: list[Any] = []
@@ -444,23 +444,21 @@ def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> boo
     repeated_leaves = tree_leaves(repeated_result)
     if len(leaves) != len(repeated_leaves):
         return False
-    for leaf, repeated_leaf in zip(leaves, repeated_leaves):
-        if not isinstance(leaf, Tensor | float | int):
-            continue  # scores do not depend on objects of other types
-        values = torch.as_tensor(leaf)
-        repeated_values = torch.as_tensor(repeated_leaf)
-        if values.shape != repeated_values.shape:
-            return False
-        is_close = torch.isclose(
-            values,
-            repeated_values,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-        )
-        if not is_close.all():
-            return False
-    return True
+    pairs = zip(leaves, repeated_leaves)
+    return all(_are_close(leaf, repeated_leaf, tolerance) for leaf, repeated_leaf in pairs)
+
+
+def _are_close(leaf: Any, repeated_leaf: Any, tolerance: float) -> bool:
+    if not isinstance(leaf, Tensor | float | int):
+        return True  # scores do not depend on objects of other types
+    values = torch.as_tensor(leaf)
+    repeated_values = torch.as_tensor(repeated_leaf)
+    if values.shape != repeated_values.shape:
+        return False
+    is_close = torch.isclose(
+        values, repeated_values, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    return bool(is_close.all())
 
 
 def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationError:

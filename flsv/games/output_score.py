@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
+    PredictionScore,
     values_of_rounds,
     values_of_tables,
 )
@@ -24,26 +24,18 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_scorer import OutputScorer
 from flsv.games.sample_scores import SampleScores, sample_scores
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import ModelScore, PerformanceMeasure
 from flsv.utilities.seeding import isolated_rngs
 
 
 @dataclass(frozen=True, eq=False)
-class OutputScore:
+class OutputScore(PredictionScore):
     """Score of coalitions' predicted outputs by a performance measure. It also computes the Shapley values."""
 
-    # Function from outputs [c, V, ...], with the samples in this order, to utilities [c] or [c, M].
-    score: Callable[[Tensor], Tensor]
-    # Whether the outputs are logits.
-    logits: bool
     # The evaluator at the clients, if the clients predict and score. Then the "outputs" are models [T, P].
     client_evaluator: ClientEvaluator | None = None
-    # Whether predicted outputs are limited to the range of the trained coalitions' outputs.
-    is_bounded: bool = False
     # The scores on each validation sample. None: they cannot be computed.
     scores_by_sample: SampleScores | None = None
-    # int64 [V]. None: the order of the validation samples.
-    order: Tensor | None = None
 
     def shapley(
         self,
@@ -56,37 +48,15 @@ class OutputScore:
         of :func:`flsv.functional.predicted_shapley`.
         """
         if self.client_evaluator is None:
-            return values_of_rounds(
-                trained,
-                utilities=utilities,
-                outputs=outputs,
-                weights=weights,
-                score=self.score,
-                logits=self.logits,
-                bounded=self.is_bounded,
-                order=self.order,
-            )
+            return values_of_rounds(trained, utilities, outputs, weights, scoring=self)
         values = []
         for utilities_of_round, models in zip(utilities, outputs):
             tables = self.client_evaluator.predict(models, trained, weights)
             values.append(_values_with_trained(tables, trained, utilities_of_round))
         return values
 
-    def case_values(
-        self,
-        trained: Tensor,
-        outputs: Tensor,
-        weights: Tensor,
-    ) -> CaseValues | None:
-        """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if this is not possible."""
-        if self.scores_by_sample is None:
-            return None
-        return self.scores_by_sample.values(
-            trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
-        )
-
     @staticmethod
-    def for_evaluator(evaluator: Any, measure: str | ModelScore) -> OutputScore | None:
+    def for_evaluator(evaluator: Any, measure: PerformanceMeasure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
             # The clients predict the outputs and return scores, so `score` is not used.
@@ -107,7 +77,7 @@ class OutputScore:
 
 def _score_of_outputs(
     scorer: OutputScorer,
-    measure: str | ModelScore,
+    measure: PerformanceMeasure,
     by_sample: SampleScores | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""

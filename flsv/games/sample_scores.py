@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from flsv.functional.joint_shares import CaseValues
-from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, case_values
+from flsv.functional.shapley.predicted_outputs import (
+    MAX_PREDICTED_PLAYERS,
+    PredictionScore,
+    case_values,
+)
 from flsv.games.output_scorer import OutputScorer
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import ModelScore, PerformanceMeasure
 
 #: Number of bootstrap resamples of the validation samples, for a measure that is not a mean over samples.
 NUM_RESAMPLES = 20
@@ -41,8 +45,7 @@ class SampleScores:
         trained: Tensor,
         outputs: Tensor,
         weights: Tensor,
-        logits: bool,
-        bounded: bool = False,
+        scoring: PredictionScore,
     ) -> CaseValues | None:
         """Compute the Shapley values on each part of the validation samples.
 
@@ -50,42 +53,34 @@ class SampleScores:
             trained: bool ``[T, n]``, the trained coalitions, see :func:`flsv.functional.predicted_shapley`.
             outputs: ``[T, V, ...]``, the outputs of their models. The empty coalition's model is among these.
             weights: ``[n]``, the clients' weights in the federation's average.
-            logits: whether the outputs are logits.
-            bounded: whether predicted outputs are limited to the range of the trained coalitions' outputs.
+            scoring: how the coalitions' outputs are scored on all samples.
 
         Returns:
             The values. None if their computation would take too long, or a score is not finite.
         """
-        num_clients = trained.shape[1]
-        is_expensive = self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
-        if num_clients > MAX_PREDICTED_PLAYERS or is_expensive:
+        if self._is_expensive(num_clients=trained.shape[1]):
             return None
-
         utilities = self.score(outputs if self.order is None else outputs[:, self.order])
         if not utilities.isfinite().all():
             return None
-        values = case_values(
-            trained,
-            utilities,
-            outputs=outputs,
-            weights=weights,
-            score=self.score,
-            logits=logits,
-            bounded=bounded,
-            order=self.order,
-        )
+        by_sample = replace(scoring, score=self.score, order=self.order)
+        values = case_values(trained, utilities, outputs, weights, by_sample)
         if self.order is not None:
             values = values[:, self.order.argsort()]
         return CaseValues(values, self.strata, self.is_resampled)
 
+    def _is_expensive(self, num_clients: int) -> bool:
+        if num_clients > MAX_PREDICTED_PLAYERS:
+            return True
+        return self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
 
-def sample_scores(scorer: OutputScorer, measure: str | ModelScore) -> SampleScores | None:
+
+def sample_scores(scorer: OutputScorer, measure: PerformanceMeasure) -> SampleScores | None:
     """Return the scores on each validation sample by a measure that ``scorer`` computes. None for values per
     class.
     """
     if isinstance(measure, ModelScore):
         return _metric_sample_scores(scorer, measure, scorer.labels)
-    labels = scorer.labels  # [V]
     sorted_labels = scorer.sorted_labels
     assert sorted_labels is not None
     order = sorted_labels.order
@@ -94,18 +89,19 @@ def sample_scores(scorer: OutputScorer, measure: str | ModelScore) -> SampleScor
     if measure == "negative_loss":
         return SampleScores(lambda logits: -sorted_labels.losses(logits.double()), order)
     if measure == "balanced_accuracy":
-        # Each class has the same total weight: the mean of weighted hits is the mean of the classes' accuracies.
-        class_counts = labels.bincount()
-        num_classes = (class_counts > 0).sum()
-        samples_of_own_class = class_counts[labels].double()  # [V]
-        weights = len(labels) / (num_classes * samples_of_own_class)
-        sorted_weights = weights[order]
+        weights = _balancing_weights(scorer.labels)[order]
         return SampleScores(
-            lambda logits: sorted_labels.hits(logits) * sorted_weights,
-            order,
-            strata=labels,
+            lambda logits: sorted_labels.hits(logits) * weights, order, strata=scorer.labels
         )
     return None
+
+
+def _balancing_weights(labels: Tensor) -> Tensor:
+    """Return the weights ``[V]`` by which the mean of weighted hits is the mean of the classes' accuracies."""
+    class_counts = labels.bincount()
+    num_classes = (class_counts > 0).sum()
+    samples_of_own_class = class_counts[labels].double()
+    return len(labels) / (num_classes * samples_of_own_class)
 
 
 def _metric_sample_scores(

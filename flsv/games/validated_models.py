@@ -202,7 +202,11 @@ class ValidatedModels(CopyEvaluator):
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 
-    def _value_and_gradient(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def _value_and_gradient(
+        self,
+        vector: Tensor,
+        name: str,
+    ) -> tuple[Tensor, Tensor]:
         """Return the value that ``validation_step`` logs under ``name`` for a model ``[P]``, and its gradient
         ``[P']``.
         """
@@ -216,23 +220,29 @@ class ValidatedModels(CopyEvaluator):
             parameters = self._trainable_parameters(run.module)
             for arguments, loader_index in steps:
                 with torch.enable_grad():
-                    logged_values = []
-                    for value, weight in _values_of_step(run.module, name, arguments, loader_index):
-                        logged_values.append((torch.as_tensor(value).sum(), weight))
-
+                    logged_values = _values_of_step(run.module, name, arguments, loader_index)
                 for value, weight in logged_values:
-                    if not value.requires_grad:
-                        raise ConfigurationError(
-                            f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}, which "
-                            "validation_step logs without its autograd graph. Log the loss without .item(), .detach() "
-                            "and torch.no_grad(), or choose a metric that evaluates models instead of gradients."
-                        )
-                    gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
-                    flat_gradient = torch.cat([tensor.flatten() for tensor in gradients])
-                    gradient += weight * flat_gradient.double()
+                    gradient += weight * self._gradient_of_value(value, name, parameters)
                     total = total + weight * value.detach().cpu().double()
                     total_weight += weight
         return total / total_weight, gradient / total_weight
+
+    def _gradient_of_value(
+        self,
+        value: Tensor,
+        name: str,
+        parameters: list[Tensor],
+    ) -> Tensor:
+        """Return the gradient of a logged value, float64 ``[P']``."""
+        if not value.requires_grad:
+            raise ConfigurationError(
+                f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}, which "
+                "validation_step logs without its autograd graph. Log the loss without .item(), .detach() "
+                "and torch.no_grad(), or choose a metric that evaluates models instead of gradients."
+            )
+        gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
+        parts = [tensor.flatten() for tensor in gradients]
+        return torch.cat(parts).double()
 
     def _trainable_parameters(self, module: nn.Module) -> list[Tensor]:
         """Let a module's parameters require gradients. Return them in the order that they have in vectors."""
@@ -270,26 +280,18 @@ def _values_of_step(
     wanted_name: str,
     arguments: tuple[Any, ...],
     loader_index: int | None,
-) -> list[tuple[Any, float]]:
+) -> list[tuple[Tensor, float]]:
     """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``wanted_name``."""
     values_and_weights: list[tuple[Any, float]] = []
-    batch = arguments[0]
 
     # This function replaces self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:
-        log_call = _SIGNATURE_OF_LOG.bind(None, *args, **kwargs)  # None for self
-        log_call.apply_defaults()
-        log_arguments = log_call.arguments
-        logged_name = log_arguments["name"]
-        possible_names = [logged_name]
-        if loader_index is not None and log_arguments["add_dataloader_idx"]:
-            possible_names.append(f"{logged_name}/dataloader_idx_{loader_index}")
-        if wanted_name not in possible_names:
-            return
-        batch_size = log_arguments["batch_size"]
-        if batch_size is None:
-            batch_size = extract_batch_size(batch)
-        values_and_weights.append((log_arguments["value"], float(batch_size)))
+        logged = _arguments_of_log(*args, **kwargs)
+        if wanted_name in _names_of_logged(logged, loader_index):
+            batch_size = logged["batch_size"]
+            if batch_size is None:
+                batch_size = extract_batch_size(arguments[0])
+            values_and_weights.append((logged["value"], float(batch_size)))
 
     # The attribute hides the method during this step.
     attributes = vars(module)
@@ -298,4 +300,22 @@ def _values_of_step(
         module.validation_step(*arguments)
     finally:
         del attributes["log"]
-    return values_and_weights
+    return [(torch.as_tensor(value).sum(), weight) for value, weight in values_and_weights]
+
+
+def _arguments_of_log(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return all arguments of a call of ``LightningModule.log`` by name."""
+    log_call = _SIGNATURE_OF_LOG.bind(None, *args, **kwargs)  # None for self
+    log_call.apply_defaults()
+    return log_call.arguments
+
+
+def _names_of_logged(
+    logged: Mapping[str, Any],
+    loader_index: int | None,
+) -> list[str]:
+    """Return the names under which a value can be found."""
+    names = [logged["name"]]
+    if loader_index is not None and logged["add_dataloader_idx"]:
+        names.append(f"{logged['name']}/dataloader_idx_{loader_index}")
+    return names

@@ -30,26 +30,26 @@ def read_batches(
     pairs: list[Pair] = []
     support = torch.zeros(num_classes or 0, dtype=torch.int64)
     for batch in batches:
-        if num_classes is None:
-            x, y = batch
-        else:
-            x, y = checked_pair(batch, num_classes)
+        x, y = checked_pair(batch, num_classes) if num_classes else batch
+        if num_classes:
             support += torch.bincount(y.cpu(), minlength=num_classes)
-            if len(y) == 0:
-                continue
-        device_pair = move_data_to_device((x, y), device)
-        pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
-
+        if not num_classes or len(y):
+            device_pair = move_data_to_device((x, y), device)
+            pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
     if not pairs:
-        raise ConfigurationError(
-            "there are no validation samples on which models could be evaluated. Hold out some, for example with "
-            "Splits(server_val=0.1)."
-        )
+        raise _no_samples()
     if num_classes is None:
         return pairs, None
     if size is not None:
         pairs = _with_batch_size(pairs, size)
     return pairs, support
+
+
+def _no_samples() -> ConfigurationError:
+    return ConfigurationError(
+        "there are no validation samples on which models could be evaluated. Hold out some, for example with "
+        "Splits(server_val=0.1)."
+    )
 
 
 def _with_batch_size(batches: list[Pair], size: int) -> list[Pair]:

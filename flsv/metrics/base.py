@@ -374,25 +374,25 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round
-
         waterfall_from = None
         if kind == "waterfall":
             waterfall_from = self._score_of_untrained(values, initial_score)
+        plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
+        options = self._options_of_plot()
+        return plot_contributions(
+            values, ax, limits=limits, intervals=intervals, waterfall_from=waterfall_from, **options
+        )
+
+    def _options_of_plot(self) -> dict[str, Any]:
         # A metric's values are per client [n], or a matrix [n, columns] of classes or of columns of its own.
         columns: Sequence[str] | None = self.columns()
-        plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
-        return plot_contributions(
-            values,
-            ax=ax,
-            name=type(self).__name__,
-            column_names=self.class_names if columns is None else columns,
-            kind_of_columns="class" if columns is None else "",
-            client_names=self.client_names,
-            unit=self.unit,
-            limits=limits,
-            intervals=intervals,
-            waterfall_from=waterfall_from,
-        )
+        return {
+            "name": type(self).__name__,
+            "column_names": self.class_names if columns is None else columns,
+            "kind_of_columns": "class" if columns is None else "",
+            "client_names": self.client_names,
+            "unit": self.unit,
+        }
 
     def _score_of_untrained(
         self,

@@ -81,45 +81,72 @@ def plot_contributions(
     _check_dimensions(rows, num_dimensions=2 if is_heatmap else 1)
     arrays = [row.detach().double().cpu().numpy() for row in rows]
     all_values = np.stack(arrays)  # [1, n, M], [1, n], or [R, n] of R rounds
-    num_clients = all_values.shape[1]
     clients = _clients_to_draw(all_values)
     values = all_values[:, clients]
-    all_names = client_names or range(num_clients)
-    names = [label_text(all_names[client]) for client in clients]
-    note = _note_on_clients(len(clients), num_clients)
+    note = _note_on_clients(len(clients), all_values.shape[1])
+    labels = client_names or range(all_values.shape[1])
+    if not isinstance(val, Tensor):
+        labels = client_labels(all_values.shape[1], client_names)
+    names = [label_text(labels[client]) for client in clients]
 
     if is_heatmap:
-        num_columns = values.shape[2]
-        columns = list(map(label_text, column_names or range(num_columns)))
-        width = 2.9 + 0.5 * num_columns
-        height = 1.5 + 0.3 * len(clients)
-        ax = ax or _new_axis(width, height, below=columns, beside=names)
-        _draw_heatmap(ax, values[0], columns, names, unit, limits)
+        ax = _heatmap(ax, values[0], column_names, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel(f"client{note}")
     elif isinstance(val, Tensor):
-        width = max(5.0, 2 + 0.42 * len(clients))
-        ax = ax or _new_axis(width, 3.8, below=names)
         if intervals is not None:
             low, high = intervals
             intervals = low[clients], high[clients]
-        if waterfall_from is None:
-            _draw_bars(ax, values[0], names, intervals)
-        else:
-            final_score = waterfall_from + float(np.nansum(arrays[0]))
-            scores = (waterfall_from, final_score)
-            _draw_waterfall(ax, values[0], names, intervals, scores=scores)
+        sum_of_values = float(np.nansum(arrays[0]))
+        ax = _bars(ax, values[0], names, intervals, waterfall_from, sum_of_values)
         ax.set_xlabel(f"client{note}")
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
-        labels = client_labels(num_clients, client_names)
-        legend_texts = [label_text(labels[client]) for client in clients]
-        _draw_lines(ax, values, legend_texts)
+        _draw_lines(ax, values, names)
         ax.set_xlabel(f"round{note}")
         _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
     return Shown((ax.figure, ax))
+
+
+def _heatmap(
+    ax: Any,
+    values: np.ndarray,
+    column_names: Sequence[str] | None,
+    names: Sequence[str],
+    unit: str,
+    limits: tuple[float, float] | None,
+) -> Any:
+    """Draw ``values [n, M]``, by default on a new axis. Return the axis."""
+    num_clients, num_columns = values.shape
+    columns = list(map(label_text, column_names or range(num_columns)))
+    width = 2.9 + 0.5 * num_columns
+    height = 1.5 + 0.3 * num_clients
+    ax = ax or _new_axis(width, height, below=columns, beside=names)
+    _draw_heatmap(ax, values, unit, limits)
+    _label_axis(ax.xaxis, columns)
+    _label_axis(ax.yaxis, names)
+    return ax
+
+
+def _bars(
+    ax: Any,
+    values: np.ndarray,
+    names: Sequence[str],
+    intervals: tuple[Tensor, Tensor] | None,
+    waterfall_from: float | None,
+    sum_of_values: float,
+) -> Any:
+    """Draw ``values [n]`` as bars or as a waterfall, by default on a new axis. Return the axis."""
+    width = max(5.0, 2 + 0.42 * len(values))
+    ax = ax or _new_axis(width, 3.8, below=names)
+    if waterfall_from is None:
+        _draw_bars(ax, values, names, intervals)
+    else:
+        scores = (waterfall_from, waterfall_from + sum_of_values)
+        _draw_waterfall(ax, values, names, intervals, scores=scores)
+    return ax
 
 
 def _check_dimensions(rows: Sequence[Tensor], num_dimensions: int) -> None:
@@ -303,12 +330,9 @@ def _finish_lines(ax: Any, are_all_named: bool) -> None:
 def _draw_heatmap(
     ax: Any,
     values: np.ndarray,
-    columns: Sequence[str],
-    names: Sequence[str],
     unit: str,
     limits: tuple[float, float] | None,
 ) -> None:
-    """Draw ``values [n, M]``."""
     is_finite = np.isfinite(values)
     lowest, highest = _color_range(values[is_finite], limits)
     # Where there is no value, the hatching is visible. White would mean 0.
@@ -323,8 +347,6 @@ def _draw_heatmap(
         vmax=highest,
     )
     ax.figure.colorbar(image, ax=ax, label=unit)
-    _label_axis(ax.xaxis, columns)
-    _label_axis(ax.yaxis, names)
     if values.size <= MAX_NUMBERS_IN_HEATMAP:
         _write_numbers(ax, values, bound=highest)
 

@@ -32,12 +32,12 @@ from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.values.coalition_files import measure_name, outputs_name
-from flsv.values.evidence import are_singles_only
 from flsv.values.query import (
     NUM_RECENT_ROUNDS,
     Game,
     RoundValues,
     SeedScores,
+    are_singles_only,
     value_after_round,
     values_by_round,
 )
@@ -336,7 +336,7 @@ class ShadowShapley(MeasuredMetric):
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """Facts on the latest values, see :func:`flsv.values.evidence.evidence_of`."""
+        """Facts on the latest values, see :meth:`flsv.values.query.Game.evidence`."""
         if self._why_missing or self._round_values is None:
             return self._why_missing
         return self._round_values.evidence

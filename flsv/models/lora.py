@@ -74,11 +74,11 @@ def has_lora(network: nn.Module) -> bool:
 
 def linear_layers(network: nn.Module, exclude: str | None) -> list[str]:
     """Return the names of the linear layers except ``exclude``."""
-    names = []
-    for name, layer in network.named_modules():
-        if isinstance(layer, nn.Linear) and name != exclude:
-            names.append(name)
-    return names
+    return [
+        name
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and name != exclude
+    ]
 
 
 class LoRAClient(ClassifierClient):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas
 import torch
 from pandas import DataFrame
 
-from flsv.payment.html import bar_cells, table_of_clients, write_page
+from flsv.payment.html import Table, bar_cells, write_page
 from flsv.results.basis import preferred_basis
 from flsv.results.reading import Run, open_run
 from flsv.results.text import MESSAGES, format_number, shares_in, titled, with_intervals
@@ -33,25 +32,21 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     Raises:
         ConfigurationError: a folder has no run.
     """
-    tables = [_by_seed(open_run(path)) for path in paths]
-    rows: list[tuple[str, str]] = []
-    for table in tables:
-        rows += [row for row in table.index if row not in rows]
-    parts = []
-    for path, table in zip(paths, tables):
-        by_seed = table.reindex(rows)
-        differences = by_seed - tables[0].reindex(rows)
-        estimates = mean_with_interval(torch.tensor(differences.to_numpy().T))
+    by_run = {str(path): _by_seed(open_run(path)) for path in paths}
+    first_run, *_ = by_run
+    numbers = pandas.concat(by_run, axis=1)
+    names = numbers.index.unique("what")
+    numbers = numbers.loc[names]  # what only a later run has is beside its like
 
-        part = DataFrame(rows, columns=["what", "client"])
-        part["run"] = str(path)
-        part["mean"] = by_seed.mean(axis=1).tolist()
-        for name, numbers in estimates._asdict().items():
-            part[name] = numbers.tolist()
-        parts.append(part)
-    comparison = pandas.concat(parts).sort_index(kind="stable")
-    groups = [group for _, group in comparison.groupby("what", sort=False)]
-    return pandas.concat(groups, ignore_index=True)
+    columns_by_run = {}
+    for run in by_run:
+        differences = numbers[run] - numbers[first_run]
+        estimates = mean_with_interval(torch.tensor(differences.to_numpy().T))
+        columns = DataFrame(estimates._asdict(), index=numbers.index)
+        columns.insert(0, "mean", numbers[run].mean(axis=1))
+        columns_by_run[run] = columns
+    comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
+    return comparison.stack("run", future_stack=True).reset_index()
 
 
 def _by_seed(run: Run) -> DataFrame:
@@ -60,7 +55,7 @@ def _by_seed(run: Run) -> DataFrame:
         return _by_seed(run.retrained)
 
     basis = preferred_basis(run)
-    columns: dict[object, dict[tuple[str, str], float]] = {}
+    by_seed: dict[object, dict[tuple[str, str], float]] = {}
     for seed_run in run.runs:
         numbers: dict[tuple[str, str], float] = {}
         for name, number in seed_run.record.get("logged", {}).items():
@@ -73,9 +68,8 @@ def _by_seed(run: Run) -> DataFrame:
             for name, value, share in zip(run.client_names, values, shares_in(values)):
                 numbers[f"value by {source}", name] = value
                 numbers[f"share by {source}", name] = share
-        settings = seed_run.record["settings"]
-        columns[settings.get("federation_seed")] = numbers
-    return DataFrame(columns, dtype=float)
+        by_seed[seed_run.record["settings"].get("federation_seed")] = numbers
+    return DataFrame(by_seed, dtype=float).rename_axis(["what", "client"])
 
 
 def cells(comparison: DataFrame) -> dict[str, list[str]]:
@@ -93,13 +87,14 @@ def write_comparison(comparison: DataFrame, page: Path) -> None:
     bars = []
     for _, group in comparison.groupby("what", sort=False):
         bars += bar_cells(group)  # on a scale of its own
-    columns: dict[str, Sequence[Any]] = {**cells(comparison), "": bars}
+    columns = cells(comparison)
+    rows = list(zip(comparison["what"], *columns.values(), bars))
     write_page(
         page,
         title="Runs side by side",
         subtitle="",
         heading="Differences",
-        front=[table_of_clients(comparison["what"], columns), MESSAGES["compare"]],
+        front=[Table(["", *columns, ""], rows), MESSAGES["compare"]],
         verdict=None,
         appendix={},
     )

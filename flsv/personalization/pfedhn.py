@@ -163,9 +163,7 @@ class PFedHN(Personalizer):
     def state_dict(self) -> dict[str, Any]:
         if self._network is None:  # between load_state_dict and resume
             return {"network": self._loaded_state}
-        copies = {}
-        for name, value in self._network.state_dict().items():
-            copies[name] = value.clone()
+        copies = {name: value.clone() for name, value in self._network.state_dict().items()}
         return {"network": copies}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

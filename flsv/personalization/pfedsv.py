@@ -196,10 +196,11 @@ def layer_mask(
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
-    unknown_layers = []
-    for layer, prefix in zip(layers, prefixes):
-        if not any(name.startswith(prefix) for name in space.names):
-            unknown_layers.append(layer)
+    unknown_layers = [
+        layer
+        for layer, prefix in zip(layers, prefixes)
+        if not any(name.startswith(prefix) for name in space.names)
+    ]
     if unknown_layers or not layers:
         raise ConfigurationError(
             f"classifier={list(layers)}: the module has no layers {unknown_layers} with parameters. Name layers as in "
@@ -352,15 +353,11 @@ class PFedSV(UploadKeeper):
         previous_uploads = self.store_uploads(
             round, lambda vector: select_personal(vector, self._is_personal)
         )
-        extractor = None  # the new elements that are not personal
-        if self._is_personal is not None:
-            is_shared = ~self._is_personal.to(round.client_vectors.device)
-            extractor = round.server_vector[is_shared]
         value_peers = partial(
             self._value_peers,
             round=round,
             relevance=self._relevance(contributions),
-            extractor=extractor,
+            extractor=self._extractor(round.server_vector),
         )
         self._cohort = on_host(round.client_ids)  # for `send` in the next round
         shape = (len(round), self._num_clients)
@@ -369,6 +366,12 @@ class PFedSV(UploadKeeper):
             no_values, round, request_values=value_peers, previous_uploads=previous_uploads
         )
         return Personalized(peer_values=peer_values)
+
+    def _extractor(self, server_vector: Tensor) -> Tensor | None:
+        """Return the elements of the new model that are not personal, None if all of them are."""
+        if self._is_personal is None:
+            return None
+        return server_vector[~self._is_personal.to(server_vector.device)]
 
     def _value_peers(
         self, client: Client, round: Round, relevance: Tensor, extractor: Tensor | None

@@ -28,8 +28,8 @@ from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
-from flsv.scores.performance import CLASSIFICATION, ModelScore
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
+from flsv.scores.performance import CLASSIFICATION, PerformanceMeasure
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
@@ -38,8 +38,13 @@ from flsv.values.query import Game
 #: standard errors only.
 MAX_STORED_OUTPUTS = 2**24
 
+_CHANGED_RUN = (
+    "the training of coalitions has changed the run's own module or optimizers, which were restored. So "
+    "coalitions share tensors with the run: let data sets and globals hold copies of the module's tensors"
+)
 
-def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
+
+def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, PerformanceMeasure]:
     """Return the performance measures by which the metrics score coalitions' models, ``{name: measure}``."""
     measures = {measure_name(metric.measured_by): metric.measured_by for metric in metrics}
     # If one is a measure of a classifier, all of these are added, since flsv retrain reports shares by each of them.
@@ -85,22 +90,13 @@ class TrainingAfterTheRun:
             NoValues: the training was interrupted, or the fit of a coalition has failed.
         """
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
-        _empty, grand, *_ = members_of(self.masks)
         if run.folder is not None:
-            self.store.take_over(run.folder / EARLIER_FOLDER, Training(run.seed, grand))
-
+            all_clients = tuple(range(run.data.num_clients))
+            self.store.take_over(run.folder / EARLIER_FOLDER, Training(run.seed, all_clients))
         training = self._make_training(run)
         kept_run = KeptRun(run.trainer)
         try:
-            self._train_missing(training, run)
-            self._compare_with_run(training, run)
-            self._compare_first_updates(training, run.trainer)
-            if training.changed_tensors:
-                paths = listed(sorted(training.changed_tensors))
-                self.consistency_warnings.append(
-                    f"training of coalitions has changed {paths}, which the program keeps outside of the module. So a "
-                    "coalition may have read changes that another coalition has made"
-                )
+            self._train_and_compare(training, run)
         except KeyboardInterrupt:
             done = self.store.progress(run.seed, self._coalitions_to_train())
             reason = f"The training of coalitions was interrupted: {done} are trained{_rest(run)}"
@@ -111,13 +107,22 @@ class TrainingAfterTheRun:
         finally:
             has_changed_run = kept_run.restore()
         if has_changed_run:
-            self.consistency_warnings.append(
-                "the training of coalitions has changed the run's own module or optimizers, which were restored. So "
-                "coalitions share tensors with the run: let data sets and globals hold copies of the module's tensors"
-            )
+            self.consistency_warnings.append(_CHANGED_RUN)
         for consistency_warning in self.consistency_warnings:
             rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
         return self.masks
+
+    def _train_and_compare(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """Train the coalitions, and say in :attr:`consistency_warnings` how they differ from the run."""
+        self._train_missing(training, run)
+        self._compare_with_run(training, run)
+        self._compare_first_updates(training, run.trainer)
+        if training.changed_tensors:
+            paths = listed(sorted(training.changed_tensors))
+            self.consistency_warnings.append(
+                f"training of coalitions has changed {paths}, which the program keeps outside of the module. So a "
+                "coalition may have read changes that another coalition has made"
+            )
 
     def _coalitions_to_train(self) -> list[Members]:
         """Return all coalitions except the empty one and that of all clients, whose models are the run's."""
@@ -133,16 +138,20 @@ class TrainingAfterTheRun:
         num_fits = sum(map(bool, missing))  # without the empty coalition
         with Progress(run.trainer, num_fits, "Groups of clients") as progress:
             training.train(coalitions, self.store, progress)
-            halves = self._choose_halves(run)
-            if len(halves):
-                self.masks = torch.cat([self.masks, halves])
-                training.train(self._coalitions_to_train(), self.store, progress)
+        halves = self._choose_halves(run)
+        if not len(halves):
+            return
+        self.masks = torch.cat([self.masks, halves])
+        coalitions = self._coalitions_to_train()
+        num_fits = len(self.store.missing(run.seed, coalitions))
+        with Progress(run.trainer, num_fits, "Halves of clients") as progress:
+            training.train(coalitions, self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
         """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``. K is 0 for other
         designs of coalitions.
         """
-        metric, *_ = self.metrics.values()  # all metrics train the same coalitions
+        metric = next(iter(self.metrics.values()))  # all metrics train the same coalitions
         game = game_of(metric, self.masks, self.store, run)
         if game.score is None:
             return self.masks[:0]
@@ -188,23 +197,27 @@ class TrainingAfterTheRun:
                 "run. For exact values, start flsv fit with the present settings"
             )
             return
-
         ranks = ranks_of(run.trainer)
-        difference: str | None = None
-        needs_validations = False
+        comparison: tuple[str | None, bool] = None, False
         if ranks.rank == 0:
-            difference = self._difference_by_repetition(training, training.job.validates)
-            if difference is not None and not training.job.validates:
-                difference = self._difference_by_repetition(training, validates=True)
-                needs_validations = difference is None
-        difference = ranks.broadcast(0, difference, "the comparison with the run")
+            comparison = self._repeat_rounds(training)
+        difference, needs_validations = ranks.broadcast(
+            0, comparison, "the comparison with the run"
+        )
         if difference is not None:
             self.consistency_warnings.append(difference)
-        if ranks.broadcast(0, needs_validations, "whether coalitions need validations"):
+        if needs_validations:
             training.job = replace(training.job, validates=True)
-            coalitions = self._coalitions_to_train()
-            self.store.discard(run.seed, coalitions)
-            training.train(coalitions, self.store)
+            self.store.discard(run.seed, self._coalitions_to_train())
+            training.train(self._coalitions_to_train(), self.store)
+
+    def _repeat_rounds(self, training: CoalitionTraining) -> tuple[str | None, bool]:
+        """Return how the run's repeated rounds differ, and whether they differ only without validations."""
+        difference = self._difference_by_repetition(training, training.job.validates)
+        if difference is None or training.job.validates:
+            return difference, False
+        difference = self._difference_by_repetition(training, validates=True)
+        return difference, difference is None
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
@@ -216,7 +229,19 @@ class TrainingAfterTheRun:
         norms_of_run: dict[int, Tensor] = {}
         for norms_by_client in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
             norms_of_run |= norms_by_client
+        parameter_by_client = self._different_parameters(training, norms_of_run)
+        if parameter_by_client:
+            clients = listed(f"{client} ({name})" for client, name in parameter_by_client.items())
+            self.consistency_warnings.append(
+                f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
+                "Training depends on which other clients take part, or on data that pass from client to client outside "
+                "of the module, such as in a global, a cache, a class attribute or a file"
+            )
 
+    def _different_parameters(
+        self, training: CoalitionTraining, norms_of_run: Mapping[int, Tensor]
+    ) -> dict[int, str]:
+        """Return a parameter by client in which its first update in a coalition has another norm than in the run."""
         tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
         parameter_by_client = {}
         for norms_by_client in training.first_updates.values():
@@ -226,13 +251,7 @@ class TrainingAfterTheRun:
                 if not is_same.all():
                     first_difference = int(is_same.int().argmin())
                     parameter_by_client[client] = self.space.names[first_difference]
-        if parameter_by_client:
-            clients = listed(f"{client} ({name})" for client, name in parameter_by_client.items())
-            self.consistency_warnings.append(
-                f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
-                "Training depends on which other clients take part, or on data that pass from client to client outside "
-                "of the module, such as in a global, a cache, a class attribute or a file"
-            )
+        return parameter_by_client
 
     def _difference_by_repetition(self, training: CoalitionTraining, validates: bool) -> str | None:
         """Train the run's first rounds by a coalition of all clients, with or without validations. Return a sentence if
@@ -240,20 +259,7 @@ class TrainingAfterTheRun:
         """
         if self.checked_model is None:
             return None
-        job = replace(
-            training.job,
-            rounds=(self.checked_round,),
-            scores_rounds=False,
-            returns_models=True,
-            validates=validates,
-        )
-        result: FitResult | FitFailed
-        try:
-            ((_, result),) = training.trainer.train([job])
-        except (
-            ConfigurationError
-        ) as error:  # a warning is enough: the coalitions themselves are trained
-            result = FitFailed(str(error))
+        result = self._repeated(training, validates)
         subject = (
             f"the coalition of all clients, trained once more for {self.checked_round + 1} rounds"
         )
@@ -267,6 +273,22 @@ class TrainingAfterTheRun:
             "something outside of Trainer, module and callbacks, such as a global, a class attribute, an environment "
             "variable, a file or a data set that changes"
         )
+
+    def _repeated(self, training: CoalitionTraining, validates: bool) -> FitOutcome:
+        job = replace(
+            training.job,
+            rounds=(self.checked_round,),
+            scores_rounds=False,
+            returns_models=True,
+            validates=validates,
+        )
+        try:
+            results = dict(training.trainer.train([job]))
+        except ConfigurationError as error:
+            return FitFailed(
+                str(error)
+            )  # a warning is enough: the coalitions themselves are trained
+        return results[job]
 
     def _describe_difference(self, result: FitResult, expected_model: Tensor) -> str | None:
         """Describe how the model of a fit differs from ``expected_model [P]``. Return None if they are equal, or if
@@ -324,29 +346,30 @@ def open_store(
     outputs: Outputs,
 ) -> CoalitionStore:
     """Open the store of a run's coalitions ``masks [K, n]``. Stored coalitions of other settings are removed."""
-    names = list(measures_of(metrics.values()))
-    num_coalitions, num_clients = masks.shape
-    are_all_trained = num_coalitions == 2**num_clients
-    can_predict = favors_nobody(masks)
     measures_with_outputs = set()
-    for metric in metrics.values():
-        name = outputs_name(metric.measured_by)
-        is_of_outputs = name in outputs and output_score(metric, run.games) is not None
-        if not can_predict or not is_of_outputs:
-            continue
-        # If all coalitions are trained, outputs are stored for the values' standard errors only, and only if they are
-        # small.
-        num_elements = num_coalitions * MAX_VALUED_ROUNDS * outputs[name].numel()
-        is_cheap = not metric.per_class and num_elements <= MAX_STORED_OUTPUTS
-        if is_cheap or not are_all_trained:
-            measures_with_outputs.add(name)
+    if favors_nobody(masks):
+        for metric in metrics.values():
+            name = outputs_name(metric.measured_by)
+            is_of_outputs = name in outputs and output_score(metric, run.games) is not None
+            if is_of_outputs and _stores_outputs(metric, masks, outputs[name]):
+                measures_with_outputs.add(name)
     return CoalitionStore(
         run.folder,
-        names,
+        list(measures_of(metrics.values())),
         settings={**_settings_of_training(run), "run": start_hash},
         ranks=ranks_of(run.trainer),
         outputs=measures_with_outputs,
     )
+
+
+def _stores_outputs(metric: ShadowShapley, masks: Tensor, outputs: Tensor) -> bool:
+    """Return whether coalitions' outputs are stored, of which each model's are as large as ``outputs``."""
+    num_coalitions, num_clients = masks.shape
+    if num_coalitions < 2**num_clients:
+        return True
+    # If all coalitions are trained, outputs are stored for the values' standard errors only, if they are small.
+    num_elements = num_coalitions * MAX_VALUED_ROUNDS * outputs.numel()
+    return not metric.per_class and num_elements <= MAX_STORED_OUTPUTS
 
 
 def _settings_of_training(run: MeasuredRun) -> dict[str, str]:

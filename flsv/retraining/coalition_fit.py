@@ -37,7 +37,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures, PerformanceMeasure
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -62,9 +62,7 @@ class CoalitionScoring(L.Callback):
     training.
     """
 
-    def __init__(
-        self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], job: TrainingJob
-    ) -> None:
+    def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
         self._data = data
         self._job = job
         self._measures = measures if job.scores_rounds else {}
@@ -107,7 +105,7 @@ class CoalitionScoring(L.Callback):
             self._untrained = self._scoring.score(module)
 
     def _make_evaluator(
-        self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
+        self, trainer: L.Trainer, loop: Any, measure: PerformanceMeasure
     ) -> VectorEvaluator:
         device = trainer.lightning_module.device
         evaluators = make_evaluators(
@@ -211,7 +209,7 @@ def prepare_coalition_fit(
     trainer: L.Trainer,
     module: L.LightningModule,
     data: FederatedDataModule,
-    measures: Mapping[str, str | ModelScore],
+    measures: Measures,
     job: TrainingJob,
     folder: str,
 ) -> CoalitionScoring:
@@ -219,37 +217,33 @@ def prepare_coalition_fit(
     Return the callback that has the result after the fit.
     """
     data.restrict_to(job.members)
-    untyped_trainer: Any = trainer
-    untyped_module: Any = module
     scoring = CoalitionScoring(data, measures, job)
-    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, job)]
+    vars(trainer)["callbacks"] = [scoring, *_callbacks_of_copy(trainer, job)]
     # The trainer's callbacks already contain those that the module has configured.
-    untyped_module.configure_callbacks = list
+    vars(module)["configure_callbacks"] = list
     write_into(folder, trainer)
     if not job.validates:
-        untyped_trainer.limit_val_batches = 0
-        untyped_trainer.num_sanity_val_steps = 0
+        trainer.limit_val_batches = 0
+        trainer.num_sanity_val_steps = 0
     scoring.reads.begin(trainer, validates=job.validates)
     # The strategy's hook runs after those of the callbacks and of the module.
-    untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
+    vars(trainer.strategy)["on_train_end"] = partial(scoring.deliver, trainer)
     return scoring
 
 
 def write_into(folder: str, trainer: L.Trainer) -> None:
     """Let a copied Trainer, its loggers and its checkpoint callbacks write into ``folder``."""
-    untyped_trainer: Any = trainer
     if not _is_in(folder, trainer.default_root_dir):
-        untyped_trainer._default_root_dir = folder
+        vars(trainer)["_default_root_dir"] = folder
     # A callback may save checkpoints by an absolute path, where the run's checkpoints lie.
-    untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
+    vars(trainer)["save_checkpoint"] = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:
         if isinstance(logger, SilentLogger):
             logger.redirect(folder)
     for callback in callbacks_of(trainer):
         dirpath = getattr(callback, "dirpath", None)
         if isinstance(callback, Checkpoint) and not (dirpath and _is_in(folder, dirpath)):
-            untyped_callback: Any = callback
-            untyped_callback.dirpath = folder
+            vars(callback)["dirpath"] = folder
 
 
 def save_in_folder(

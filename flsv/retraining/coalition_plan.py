@@ -68,10 +68,12 @@ from flsv.values.coalition_files import (
     NO_ROUND,
     Models,
     Outputs,
+    ScoredModel,
     copy_coalitions,
     measure_name,
     remove_coalitions,
 )
+from flsv.values.query import are_singles_only
 
 #: From this number of rounds on, the coalition of all clients trains two first rounds of the run again, to check the
 #: training of coalitions. In a shorter run, where two rounds are more than a tenth, it trains one.
@@ -97,49 +99,43 @@ class CoalitionsElsewhere(Protocol):
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
+    # The copy from before the fit, and the result of its dry run.
+    _run_copy: CopyOfRun | None = None
+    _dry_run_result: DryRunResult | None = None
+    # The error of copy or dry run, which is raised later.
+    _failure: ConfigurationError | None = None
+    _why_no_values = ""
+    _mean_cohort_size: float | None = None
+    # Whether no two clients have a class in common. False if the server must not know it.
+    _shares_no_class = False
+    # The run, and the scoring of its models, from :meth:`begin` on.
+    _federation: Any = None
+    _scoring: ModelScoring | None = None
+    # The seconds that the scoring of the untrained model has taken.
+    _seconds_per_score = 0.0
+    # The coalitions' utilities, from the run's first round on.
+    _store: CoalitionStore | None = None
+    _sites: CoalitionsElsewhere | None = None
+
     def __init__(self, config: FederationConfig) -> None:
         super().__init__(config)
-        self._metrics: dict[str, ShadowShapley] = {}
-        for name, metric in config.metrics.items():
-            if attribute_of(metric, "trains") is not None:
-                retraining_metric: Any = metric
-                self._metrics[name] = retraining_metric
+        self._metrics = _metrics_with_training(config.metrics)
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
-
-        first_metric, *_ = self._metrics.values()
-        self._coalitions: Coalitions = first_metric.trains
-        self._halvings = first_metric.halvings
-        self._max_fits = min(metric.max_fits for metric in self._metrics.values())
-        design = (self._coalitions, self._halvings)
-        if any((metric.trains, metric.halvings) != design for metric in self._metrics.values()):
+        metrics = list(self._metrics.values())
+        self._coalitions: Coalitions = metrics[0].trains
+        self._halvings = metrics[0].halvings
+        self._max_fits = min(metric.max_fits for metric in metrics)
+        if len({(metric.trains, metric.halvings) for metric in metrics}) > 1:
             raise ConfigurationError(
                 f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of coalitions. "
                 "Give these metrics the same coalitions, or keep only one of them."
             )
-
-        # The copy from before the fit, and the result of its dry run.
-        self._run_copy: CopyOfRun | None = None
-        self._dry_run_result: DryRunResult | None = None
-        # The error of copy or dry run, which is raised later.
-        self._failure: ConfigurationError | None = None
-        self._why_no_values = ""
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
-        self._mean_cohort_size: float | None = None
-        # Whether no two clients have a class in common. False if the server must not know it.
-        self._shares_no_class = False
-        # The run, the scoring of its models, and the part of its checkpoints that belongs to this object. They are set
-        # by :meth:`begin`.
-        self._federation: Any = None
-        self._scoring: ModelScoring | None = None
+        # The part of the run's checkpoints that belongs to this object.
         self._memory: dict[str, Any] = {}
-        # The untrained model's outputs, and the seconds that its scoring has taken.
         self._untrained_outputs: Outputs = {}
-        self._seconds_per_score = 0.0
-        # The coalitions' utilities, from the run's first round on.
-        self._store: CoalitionStore | None = None
-        self._sites: CoalitionsElsewhere | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the parts that belong to the present fit."""
@@ -156,27 +152,23 @@ class CoalitionPlan(RunExtension):
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Copy the run before its fit, and make a dry run of a coalition. Their errors are raised by
         :meth:`begin_training`."""
-        config = self.config
         data: FederatedDataModule = data_of(trainer)
         excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
         self._mean_cohort_size = checked_mean_cohort(
-            config.sampler, self._planned_masks, data.num_clients
+            self.config.sampler, self._planned_masks, data.num_clients
         )
         if self._trains_at_sites:
-            from_wing("coalitions", "sites").check_at_sites(config)
+            from_wing("coalitions", "sites").check_at_sites(self.config)
             return
         if trainer.current_epoch > 0:
-            raise ConfigurationError(
-                f"ShadowShapley: this Trainer has run {trainer.current_epoch} rounds in an earlier fit, but a "
-                "coalition is trained by one fit. Create a new Trainer with max_epochs for all rounds, and resume from "
-                "a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the run."
-            )
+            raise _fitted_before(trainer.current_epoch)
         self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_of_dry_run(data)
+        seed = self.config.seed or 0
         try:
             self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
-            self._dry_run_result = dry_run(self._run_copy, trainer, client, seed=config.seed or 0)
+            self._dry_run_result = dry_run(self._run_copy, trainer, client, seed)
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
@@ -232,23 +224,22 @@ class CoalitionPlan(RunExtension):
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
         self._check_outputs(run.games)
         self._open_store(run)
-        num_clients = run.data.num_clients
         if self._why_no_values:
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there will be no values. {self._why_no_values}"
             )
             return
-        plan = self._plan_in_words(num_clients)
-        estimation = self._estimation_in_words(num_clients, run.games)
-        duration = self._duration_in_words(run)
+        masks = self._planned_masks(run.data.num_clients)
+        plan = self._plan_in_words(masks)
+        estimation = self._estimation_in_words(masks, run.games)
+        duration = self._duration_in_words(masks, run)
         self._untrained_outputs = {}
         rank_zero_info(f"flsv: {plan}{estimation}{duration}")
 
-    def _duration_in_words(self, run: MeasuredRun) -> str:
+    def _duration_in_words(self, masks: Tensor, run: MeasuredRun) -> str:
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
-        masks = self._planned_masks(run.data.num_clients)
         scoring = 0.0
         estimation = 0.0
         for metric in self._metrics.values():
@@ -264,24 +255,12 @@ class CoalitionPlan(RunExtension):
 
     def _open_store(self, run: MeasuredRun) -> None:
         """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
-        module = run.trainer.lightning_module
-        for name, metric in self._metrics.items():
-            evaluator = run.games.evaluator_of(metric.measured_by)
-            check_scored(f"metric {name!r}", self.config.share, evaluator)
-        self._scoring = ModelScoring(measures_of(self._metrics.values()), run.games.evaluator_of)
         is_new_run = not run.resumed
-        measures = {
-            f"metric {name!r}": metric.measured_by for name, metric in self._metrics.items()
-        }
-        start_time = time.monotonic()
-        model = self._scoring.score(module, untrained=measures if is_new_run else None)
-        self._seconds_per_score = time.monotonic() - start_time
-        self._untrained_outputs = model.outputs
+        model = self._score_module(run)
         if self._failure is not None:
             raise self._failure
-
         if is_new_run:
-            self._memory["start"] = hash_of_start(module)
+            self._memory["start"] = hash_of_start(run.trainer.lightning_module)
             if run.trainer.is_global_zero and run.folder is not None:
                 remove_coalitions(run.folder)
         self._find_rows(run)
@@ -297,12 +276,30 @@ class CoalitionPlan(RunExtension):
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
+    def _score_module(self, run: MeasuredRun) -> ScoredModel:
+        """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
+        measures = {}
+        for name, metric in self._metrics.items():
+            evaluator = run.games.evaluator_of(metric.measured_by)
+            check_scored(f"metric {name!r}", self.config.share, evaluator)
+            measures[f"metric {name!r}"] = metric.measured_by
+        self._scoring = ModelScoring(measures_of(self._metrics.values()), run.games.evaluator_of)
+        start_time = time.monotonic()
+        model = self._scoring.score(
+            run.trainer.lightning_module, untrained=None if run.resumed else measures
+        )
+        self._seconds_per_score = time.monotonic() - start_time
+        self._untrained_outputs = model.outputs
+        return model
+
     def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
         data = run.data
         masks = self._planned_masks(data.num_clients)
         # The number of trainings of one client in a round of all coalitions.
-        num_trainings = masks[2:].sum(1).clamp_max(self._mean_cohort_size or data.num_clients).sum()
+        sizes = masks.sum(1)
+        trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
+        num_trainings = trained_sizes.clamp_max(self._mean_cohort_size or data.num_clients).sum()
         work = map(self.config.work_of, data.client_names)
         # A local training of a number of steps counts as an epoch.
         num_epochs = torch.tensor([client_work.epochs or 1 for client_work in work])
@@ -349,8 +346,7 @@ class CoalitionPlan(RunExtension):
         if not has_coalitions:
             copy_coalitions(Path(earlier_folder), run.folder)
 
-    def _plan_in_words(self, num_clients: int) -> str:
-        masks = self._planned_masks(num_clients)
+    def _plan_in_words(self, masks: Tensor) -> str:
         coalitions = f"{', '.join(self._metrics)}: {self._coalitions_in_words(masks)} trained"
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
@@ -362,9 +358,8 @@ class CoalitionPlan(RunExtension):
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
         return f"{coalitions} after the run{excluded} ({cost})."
 
-    def _estimation_in_words(self, num_clients: int, games: Any) -> str:
-        masks = self._planned_masks(num_clients)
-        if len(masks) == 2**num_clients:
+    def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
+        if _are_all(masks):
             return ""
         scores = [output_score(metric, games) for metric in self._metrics.values()]
         if all(scores) and favors_nobody(masks):
@@ -388,7 +383,7 @@ class CoalitionPlan(RunExtension):
             )
         return f"models of {num_coalitions} groups of clients are"
 
-    def _lines(self, num_clients: int) -> list[str]:
+    def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
         pending_lines = []
         for name, metric in metrics.items():
@@ -397,15 +392,12 @@ class CoalitionPlan(RunExtension):
         if pending_lines or not metrics:
             return pending_lines
 
-        names = ", ".join(metrics)
-        lines = [self._plan_in_words(num_clients)]
-        masks = self._planned_masks(num_clients)
-        inner_sizes = masks.sum(1)[2:]  # without the empty and the full coalition
-        trains_singles_only = bool((inner_sizes == 1).all()) and len(masks) < 2**num_clients
-        if self._shares_no_class and trains_singles_only:
+        lines = [self._plan_in_words(masks)]
+        trains_singles_only = are_singles_only(masks) and not _are_all(masks)
+        if trains_singles_only and self._shares_no_class:
             lines.append(
-                f"{names}: no two clients have a class in common, so a client that trains alone learns nothing about "
-                f"the others' classes. In experiments with such clients, shares had a mean error of "
+                f"{', '.join(metrics)}: no two clients have a class in common, so a client that trains alone learns "
+                f"nothing about the others' classes. In experiments with such clients, shares had a mean error of "
                 f"{_ERROR_OF_SINGLES} %, and of {_ERROR_OF_ALL} % if all coalitions were trained. To train all "
                 "coalitions of all clients but one, too, set coalitions: both."
             )
@@ -476,7 +468,7 @@ class CoalitionPlan(RunExtension):
                 )
         if self._store is not None:
             self._store.write_table(run.data.client_names)
-        return values, self._lines(run.data.num_clients)
+        return values, self._lines(self._planned_masks(run.data.num_clients))
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
         metrics = self._valued_metrics
@@ -550,10 +542,30 @@ class CoalitionPlan(RunExtension):
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
 
 
+def _metrics_with_training(metrics: Mapping[str, Any]) -> dict[str, ShadowShapley]:
+    return {
+        name: metric
+        for name, metric in metrics.items()
+        if attribute_of(metric, "trains") is not None
+    }
+
+
 def num_verified_rounds(num_rounds: int | None) -> int:
     """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
     is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
     return 1 if is_short else 2
+
+
+def _fitted_before(num_rounds: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"ShadowShapley: this Trainer has run {num_rounds} rounds in an earlier fit, but a "
+        "coalition is trained by one fit. Create a new Trainer with max_epochs for all rounds, and resume from "
+        "a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the run."
+    )
+
+
+def _are_all(masks: Tensor) -> bool:
+    return len(masks) == 2 ** masks.shape[1]
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -95,23 +95,26 @@ def excluded_callbacks(
     arguments = [
         metric.excluded_callbacks for metric in metrics if metric.excluded_callbacks is not None
     ]
+    callbacks = callbacks_of(trainer)
+    if not arguments:
+        return [callback for callback in callbacks if is_of_tool(callback)]
     names = set(chain.from_iterable(arguments))
     if names and at_sites:
         raise ConfigurationError(
             "ShadowShapley(excluded_callbacks=...) has no effect here, because sites train coalitions beside the run, "
             "with all their callbacks. Remove the argument."
         )
-    callbacks = callbacks_of(trainer)
-    callback_names = {type(callback).__name__ for callback in callbacks}
+    _check_callback_names(names, {type(callback).__name__ for callback in callbacks})
+    return [callback for callback in callbacks if type(callback).__name__ in names]
+
+
+def _check_callback_names(names: set[str], callback_names: set[str]) -> None:
     unknown = sorted(names - callback_names)
     if unknown:
         raise ConfigurationError(
             f"ShadowShapley(excluded_callbacks={sorted(names)}): the Trainer has no callback {unknown[0]!r}. Name the "
             f"classes of some of its callbacks: {listed(sorted(callback_names))}."
         )
-    if arguments:
-        return [callback for callback in callbacks if type(callback).__name__ in names]
-    return [callback for callback in callbacks if is_of_tool(callback)]
 
 
 def is_of_tool(callback: L.Callback) -> bool:

@@ -53,6 +53,10 @@ class CoalitionStore:
         outputs: names of the measures whose outputs are stored.
     """
 
+    _folder: Path | None = None
+    # Whether the folder has these settings, without which coalitions cannot be read.
+    _has_settings = False
+
     def __init__(
         self,
         run_folder: Path | None,
@@ -73,18 +77,19 @@ class CoalitionStore:
         self._models: dict[Training, dict[int, ScoredModel]] = {}
         # What could not be stored, and why.
         self._errors: dict[str, OSError] = {}
-        self._folder: Path | None = None
-        # Whether the folder has these settings, without which coalitions cannot be read.
-        self._has_settings = False
         if run_folder is not None and ranks.rank == 0:
-            self._folder = run_folder / COALITIONS_FOLDER
-            self._has_settings = read_settings(self._folder) == self.settings
-            if self._has_settings:
-                self._models = read_coalitions(self._folder)
-                self.untrained = read_untrained(self._folder)
+            self._read(run_folder / COALITIONS_FOLDER)
         # All ranks take what the first one has read.
         stored = self._models, self.untrained
         self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
+
+    def _read(self, folder: Path) -> None:
+        """Store coalitions in this folder from now on, and read those that were trained with the same settings."""
+        self._folder = folder
+        self._has_settings = read_settings(folder) == self.settings
+        if self._has_settings:
+            self._models = read_coalitions(folder)
+            self.untrained = read_untrained(folder)
 
     def add_untrained(self, utilities: Mapping[str, Tensor]) -> None:
         """Add the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
@@ -220,7 +225,7 @@ class CoalitionStore:
         except OSError as error:
             rank_zero_warn(f"the table of the coalitions' scores could not be written ({error}).")
         if self._errors:
-            first_error, *_ = self._errors.values()
+            first_error = next(iter(self._errors.values()))
             rank_zero_warn(
                 f"these could not be stored: {listed(self._errors)} ({first_error}). The values count them, but a "
                 "later command may train coalitions again."

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,17 +33,14 @@ from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.own_folder import ProgramFolder
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
-from flsv.scores.performance import ModelScore
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
+from flsv.scores.performance import Measures
 from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.run_copy import RunCopy
-
-#: The performance measures by which models of coalitions are scored, by name.
-Measures = Mapping[str, str | ModelScore]
 
 #: Advice for programs that cannot create or read a file or folder a second time.
 HOW_TO_MAKE_AGAIN = (
@@ -68,7 +65,20 @@ def copy_of_run(
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. ``excluded``
     callbacks do nothing in a copy.
     """
-    # {id of an object: the constructor and its arguments by which copies create the object}
+    folder = ProgramFolder(_folders_of(trainer))
+    run_copy = CopyOfRun(
+        trainer,
+        module,
+        data=data,
+        reductions=_reductions(trainer, excluded),
+        locations=folder.locations,
+    )
+    run_copy.folder = folder
+    return run_copy
+
+
+def _reductions(trainer: L.Trainer, excluded: Collection[L.Callback]) -> dict[int, Any]:
+    """Return ``{id of an object: the constructor and its arguments by which copies create the object}``."""
     reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in excluded}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -79,17 +89,7 @@ def copy_of_run(
             strategy.precision_plugin,
         )
         reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
-
-    folder = ProgramFolder(_folders_of(trainer))
-    run_copy = CopyOfRun(
-        trainer,
-        module,
-        data=data,
-        reductions=reductions,
-        locations=folder.locations,
-    )
-    run_copy.folder = folder
-    return run_copy
+    return reductions
 
 
 def _folders_of(trainer: L.Trainer) -> list[str]:
@@ -133,7 +133,7 @@ def train_coalition(
     run_copy: CopyOfRun,
     measures: Measures,
     job: TrainingJob,
-) -> FitResult | FitFailed:
+) -> FitOutcome:
     """Train one coalition in this process. Return its result, or the error that ended its fit."""
     try:
         with in_quiet() as changed_tensors:
@@ -239,9 +239,7 @@ class CopiedFits:
         self._measures = measures
         run_copy.folder.take_over_run()
 
-    def train(
-        self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
+    def train(self, jobs: Sequence[TrainingJob]) -> Iterator[tuple[TrainingJob, FitOutcome]]:
         """Train the coalitions. Yield each job with its result or error, as soon as it is done."""
         if self._run_copy.folder.shares_files or not _has_workers():
             for job in jobs:
@@ -251,7 +249,7 @@ class CopiedFits:
 
     def _train_at_workers(
         self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
+    ) -> Iterator[tuple[TrainingJob, FitOutcome]]:
         train_at_worker = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
             import_path=sys.path,
@@ -263,10 +261,7 @@ class CopiedFits:
             train_at_worker(program_state, self._run_copy, self._measures, job, index)
             for index, job in enumerate(jobs)
         )
-        parallel = joblib.Parallel(
-            return_as="generator_unordered",
-            pre_dispatch="n_jobs",
-        )
+        parallel = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")
         try:
             for index, result in parallel(calls):
                 if isinstance(result, ConfigurationError):
@@ -321,7 +316,7 @@ def _train_at_worker(
     measures: Measures,
     job: TrainingJob,
     index: int,
-) -> tuple[int, FitResult | FitFailed | ConfigurationError]:
+) -> tuple[int, FitOutcome | ConfigurationError]:
     program_state.enter()
     try:
         return index, train_coalition(run_copy, measures, job)

@@ -85,28 +85,10 @@ def dry_run(
         ConfigurationError: the dry run has failed. The message says where.
         NotRepeatable: the dry run has failed at a file or folder.
     """
-    job = TrainingJob(
-        members=(client,),
-        seed=seed,
-        rounds=(0,),
-        keeps_checkpoints=True,
-    )
+    job = TrainingJob(members=(client,), seed=seed, rounds=(0,), keeps_checkpoints=True)
     kept_run = KeptRun(trainer)
     try:
-        with (
-            in_quiet(),
-            kept_data_generators(trainer),
-            run_copy.folder.entered() as folder,
-        ):
-            result = _fit_one_round(run_copy, job, folder)
-            run_copy.load()  # loads once more, as for the next coalition
-        if run_copy.folder.changed_files:
-            raise ConfigurationError(
-                f"ShadowShapley: the fit of a coalition has changed {listed(run_copy.folder.changed_files)}, which is "
-                "too large to be copied before. Open the file for reading only (mode='r' of np.memmap), or remove "
-                "ShadowShapley from the metrics."
-            )
-        return result
+        return _fit_in_folder(run_copy, trainer, job)
     except ConfigurationError:
         raise
     except OSError as error:
@@ -115,14 +97,32 @@ def dry_run(
             f"{HOW_TO_MAKE_AGAIN}"
         ) from error
     except Exception as error:
-        raise ConfigurationError(
-            f"ShadowShapley trains coalitions in copies of the run, and a dry run of client {client}'s first round has "
-            f"failed{_place_of(error)}: {type(error).__name__}: {error}. If a callback does not work twice in one "
-            "program, exclude it from coalitions: ShadowShapley(excluded_callbacks=['ItsClass']). Otherwise remove "
-            "ShadowShapley from the metrics."
-        ) from error
+        raise _failure_of_dry_run(client, error) from error
     finally:
         kept_run.restore()
+
+
+def _failure_of_dry_run(client: int, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"ShadowShapley trains coalitions in copies of the run, and a dry run of client {client}'s first round has "
+        f"failed{_place_of(error)}: {type(error).__name__}: {error}. If a callback does not work twice in one "
+        "program, exclude it from coalitions: ShadowShapley(excluded_callbacks=['ItsClass']). Otherwise remove "
+        "ShadowShapley from the metrics."
+    )
+
+
+def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) -> DryRunResult:
+    folder = run_copy.folder
+    with in_quiet(), kept_data_generators(trainer), folder.entered() as path:
+        result = _fit_one_round(run_copy, job, path)
+        run_copy.load()  # loads once more, as for the next coalition
+    if folder.changed_files:
+        raise ConfigurationError(
+            f"ShadowShapley: the fit of a coalition has changed {listed(folder.changed_files)}, which is "
+            "too large to be copied before. Open the file for reading only (mode='r' of np.memmap), or remove "
+            "ShadowShapley from the metrics."
+        )
+    return result
 
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:

@@ -48,18 +48,15 @@ class ProgramFolder:
             train at the same time.
     """
 
+    _own_folder = ""
+    shares_files = False
+
     def __init__(self, further: Sequence[str] = ()) -> None:
         self.path = os.getcwd()
         # {folder of the program: its path below a coalition's folder}
         self.locations = {self.path: ""}
         for folder in further:
-            is_known = self._location(folder) is not None
-            if is_known or _is_inside(self.path, folder):
-                continue
-            location = f"folder_{len(self.locations)}"
-            self.locations[folder] = location
-            self.locations[os.path.realpath(folder)] = location
-
+            self._add_location(folder)
         _put_back_after_kills()
         self._process = os.getpid()
         self._home = _new_folder(self)
@@ -72,15 +69,21 @@ class ProgramFolder:
         self._links: dict[str, str] = {}
         for folder, location in self.locations.items():
             for entry in _entries(folder):
-                path = os.path.join(location, entry.name)
-                self._links[path] = entry.path
+                self._links[os.path.join(location, entry.name)] = entry.path
         # {path below a coalition's folder: (kind of the entry before the run, path of its copy)}
         self._originals: dict[str, tuple[str, str]] = {}
-        self._own_folder = ""
         # The entries of a coalition's folder in which it has written.
         self._changed_names: set[str] = set()
         self.changed_files: list[str] = []
-        self.shares_files = False
+
+    def _add_location(self, folder: str) -> None:
+        """Let coalitions have a folder of their own in place of this one, which is outside of the working folder."""
+        is_known = self._location(folder) is not None
+        if is_known or _is_inside(self.path, folder):
+            return
+        location = f"folder_{len(self.locations)}"
+        self.locations[folder] = location
+        self.locations[os.path.realpath(folder)] = location
 
     def __getstate__(self) -> dict[str, object]:
         # A worker process creates a folder of its own.

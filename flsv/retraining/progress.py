@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,12 +25,12 @@ NUM_TIMED = 4
 
 
 class Progress:
-    """Display of the progress of ``total`` steps: a bar in a terminal, or a log line every :data:`PAUSE_SECONDS`. The
-    bar is shown from the first step on, or inside of a ``with`` statement.
+    """Display of the progress of ``total`` steps: a bar in a terminal or notebook, or a log line every
+    :data:`PAUSE_SECONDS`. The bar is shown from the first step on, or inside of a ``with`` statement.
     """
 
     def __init__(self, trainer: L.Trainer, total: int, title: str) -> None:
-        has_bar = trainer.progress_bar_callback is not None
+        has_bar = trainer.progress_bar_callback is not None and _can_redraw()
         self._shows_bar = has_bar and ranks_of(trainer).rank == 0
         self._total = total
         self._title = title
@@ -44,7 +45,6 @@ class Progress:
             leave=False,
             disable=not self._shows_bar,
         )
-        self._line_time = time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -60,7 +60,7 @@ class Progress:
         self._num_done += steps
         if self._num_done >= self._total:
             self._bar.close()
-        is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
+        is_due = time.monotonic() - self._line_time >= PAUSE_SECONDS
         if is_due and not self._shows_bar:
             self._line_time = time.monotonic()
             rank_zero_info(f"flsv: {self._title}: {self._num_done} of {self._total} are done.")
@@ -74,6 +74,12 @@ class Progress:
             return utilities
 
         return counted
+
+
+def _can_redraw() -> bool:
+    """Return whether a bar can be drawn in place: in a terminal or a notebook, not in a file or a pipe."""
+    is_interactive = hasattr(sys, "ps1")
+    return is_interactive or sys.stderr.isatty()
 
 
 def showing_progress(game: Game, trainer: L.Trainer) -> Game:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -35,7 +36,7 @@ from flsv.utilities.seeding import (
     restore_global_rngs,
     seed_or_default,
 )
-from flsv.values.query import mean_over_seeds
+from flsv.values.query import RoundValues, mean_over_seeds
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -104,50 +105,58 @@ def retrain(
     """
     check_lightning(trainer, module)
     loop = find_loop(callbacks_of(trainer))
+    _check_is_new(trainer)
+    data.prepare_data()
+    data.setup("fit")
+    make_game = partial(
+        ShadowShapley,
+        coalitions="both" if coalitions == "auto" else coalitions,
+        performance=metric,
+        mode=mode,
+        evaluators=evaluators,
+        halvings=halvings,
+        every=NEVER,
+    )
+    games = []
+    first_seed = seed_or_default(loop.seed)
+    for seed in range(first_seed, first_seed + seeds):
+        with _seeded(seed):  # a function that creates the module draws its weights with this seed
+            run_copy = copy_of_run(trainer, module, data)
+        games.append(_fit(run_copy, make_game(), seed))
+    return _table_of_values(games, data)
+
+
+def _check_is_new(trainer: L.Trainer) -> None:
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
             "the results. Create a new Trainer, module and data module as for the fit, and pass these."
         )
-    data.prepare_data()
-    data.setup("fit")
-    first_seed = seed_or_default(loop.seed)
-    games = []
-    for seed in range(first_seed, first_seed + seeds):
-        game = ShadowShapley(
-            coalitions="both" if coalitions == "auto" else coalitions,
-            performance=metric,
-            mode=mode,
-            evaluators=evaluators,
-            halvings=halvings,
-            every=NEVER,
-        )
-        with _seeded(seed):  # a function that creates the module draws its weights with this seed
-            run_copy = copy_of_run(trainer, module, data)
-        games.append(_fit(run_copy, game, seed))
 
-    values_of_seeds = []
-    for game in games:
-        if "why_no_values" in game.evidence:
-            raise ConfigurationError(game.evidence["why_no_values"])
-        assert game.round_values is not None
-        values_of_seeds.append(game.round_values)
-    estimates = mean_over_seeds(values_of_seeds)
+
+def _table_of_values(games: list[ShadowShapley], data: FederatedDataModule) -> DataFrame:
+    """Return the table of values, means over the ``games`` with one seed each. They are NaN for absent clients."""
+    estimates = mean_over_seeds([_values_of(game) for game in games])
     has_taken_part = torch.stack([game.participations.cpu() > 0 for game in games]).all(0)
-    mean_values = estimates.value.where(has_taken_part, torch.nan)
-    shares = [NAN] * len(mean_values)
-    if not games[0].evidence["ranks_only"]:
-        shares = shares_in(mean_values.tolist())
+    mean_values = estimates.value.where(has_taken_part, torch.nan).tolist()
+    ranks_only = games[0].evidence["ranks_only"]
     return DataFrame(
         {
             "client": range(data.num_clients),
             "client_name": data.client_names,
-            "value": mean_values.tolist(),
+            "value": mean_values,
             "low_over_seeds": estimates.low.tolist(),
             "high_over_seeds": estimates.high.tolist(),
-            "share": shares,
+            "share": [NAN] * len(mean_values) if ranks_only else shares_in(mean_values),
         }
     )
+
+
+def _values_of(game: ShadowShapley) -> RoundValues:
+    if "why_no_values" in game.evidence:
+        raise ConfigurationError(game.evidence["why_no_values"])
+    assert game.round_values is not None
+    return game.round_values
 
 
 def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
@@ -156,9 +165,8 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         trainer, module, data = run_copy.load()
         if not isinstance(module, L.LightningModule):  # a function that creates the module
             module = module()
-        untyped_trainer: Any = trainer
         # Module and callbacks may read the best checkpoint, as in the run.
-        untyped_trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
+        trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
         write_into(folder, trainer)
         loop: Any = find_loop(callbacks_of(trainer))
         change_in_place(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.vector_evaluator import Scores, VectorEvaluator, row_builder
 from flsv.models.classifier import ClassifierClient
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measures, ModelScore, PerformanceMeasure
 from flsv.values.coalition_files import ScoredModel, outputs_name
 
 
@@ -19,8 +19,8 @@ class ModelScoring:
 
     def __init__(
         self,
-        measures: Mapping[str, str | ModelScore],
-        evaluator_of: Callable[[str | ModelScore], VectorEvaluator],
+        measures: Measures,
+        evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator],
     ) -> None:
         self._measures = measures
         self.evaluators: dict[Hashable, VectorEvaluator] = {}
@@ -32,7 +32,7 @@ class ModelScoring:
     def score(
         self,
         module: nn.Module,
-        untrained: Mapping[str, str | ModelScore] | None = None,
+        untrained: Measures | None = None,
     ) -> ScoredModel:
         """Score a module as it is. If the module is untrained, ``untrained`` has the measures of metrics, ``{metric:
         measure}``: an error is raised if the model's score by one of these is not finite.
@@ -84,7 +84,7 @@ class ModelScoring:
         return ScoredModel(utilities, outputs)
 
 
-def _key(measure: str | ModelScore) -> Hashable:
+def _key(measure: PerformanceMeasure) -> Hashable:
     """Return the key of a measure's evaluator. All measures of a classifier's outputs have one evaluator."""
     if isinstance(measure, ModelScore):
         return measure.evaluator_key, measure.name

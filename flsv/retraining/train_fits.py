@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
 from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import NO_ROUND
 
@@ -26,6 +26,9 @@ NOT_THE_RUNS_START = (
     "coalitions do not start from the initial weights of the run, because the module draws other weights now. Create "
     "the module as for the run, after the same seed_everything."
 )
+
+#: The coalitions that are trained, each with what its fit comes to.
+Outcomes = Iterator[tuple[Members, FitOutcome]]
 
 
 class FitsFailed(ConfigurationError):
@@ -49,6 +52,7 @@ class FitsFailed(ConfigurationError):
         return type(self), (self.failed,)
 
 
+@dataclass(eq=False)
 class CoalitionTraining:
     """Training of coalitions with one seed.
 
@@ -63,20 +67,13 @@ class CoalitionTraining:
         changed_tensors: paths of the tensors outside of the module that fits have changed.
     """
 
-    def __init__(
-        self,
-        trainer: CopiedFits,
-        job: TrainingJob,
-        num_samples: Sequence[int],
-        start_hash: str | None = None,
-    ) -> None:
-        self.trainer = trainer
-        self.job = job
-        self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
-        self.changed_tensors: set[str] = set()
-        self._num_samples = num_samples
-        self._start_hash = start_hash
-        self._is_start_of_run = start_hash is not None
+    trainer: CopiedFits
+    job: TrainingJob
+    num_samples: Sequence[int]
+    start_hash: str | None = None
+    first_updates: dict[Members, Mapping[int, Tensor]] = field(default_factory=dict)
+    changed_tensors: set[str] = field(default_factory=set)
+    _hash_of_fits: str = ""
 
     def train(
         self,
@@ -87,74 +84,88 @@ class CoalitionTraining:
         """Train those of ``coalitions`` that have no models in ``store``. Successful results are stored, even if other
         fits fail. ``count`` is called after each coalition.
         """
-        seed = self.job.seed
-        missing = store.missing(seed, coalitions)
+        missing = store.missing(self.job.seed, coalitions)
         members_to_fit = [members for members in missing if members]
         if missing and not members_to_fit:
             # The empty coalition's model is that of any fit before training, and the fit of one client is cheap.
             members_to_fit = [(0,)]
 
         failures: dict[Members, FitFailed] = {}
-        needs_untrained = EMPTY in missing
-        for members, result in self._results(members_to_fit, needs_untrained, store.ranks):
+        for members, result in self._results(members_to_fit, EMPTY in missing, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result
-                continue
-            self._check_start(result.start_hash)
-            self.changed_tensors.update(result.changed_tensors)
-            self.first_updates[members] = result.first_updates
-            if members in missing:
-                store.add(seed, members, dict(zip(store.rounds, result.scored)))
-            if needs_untrained and result.untrained is not None:
-                store.add(seed, EMPTY, {NO_ROUND: result.untrained})
-                needs_untrained = False
-            count()
+            else:
+                self._add(members, result, store)
+                count()
         if failures:
             raise FitsFailed(failures)
 
+    def _add(
+        self,
+        members: Members,
+        result: FitResult,
+        store: CoalitionStore,
+    ) -> None:
+        """Store the scores of a fit that are missing."""
+        self._check_start(result.start_hash)
+        self.changed_tensors.update(result.changed_tensors)
+        self.first_updates[members] = result.first_updates
+        missing = store.missing(self.job.seed, [members, EMPTY])
+        if members in missing:
+            models = dict(zip(store.rounds, result.scored))
+            store.add(self.job.seed, members, models)
+        if EMPTY in missing and result.untrained is not None:
+            store.add(self.job.seed, EMPTY, {NO_ROUND: result.untrained})
+
     def _check_start(self, start_hash: str) -> None:
         """Raise ConfigurationError if a fit has started from other weights than the run or earlier fits."""
-        if self._start_hash is None:
-            self._start_hash = start_hash
-        if start_hash == self._start_hash:
-            return
-        raise ConfigurationError(
-            NOT_THE_RUNS_START if self._is_start_of_run else NOT_THE_SAME_START
-        )
+        self._hash_of_fits = self._hash_of_fits or self.start_hash or start_hash
+        if start_hash != self._hash_of_fits:
+            raise ConfigurationError(NOT_THE_RUNS_START if self.start_hash else NOT_THE_SAME_START)
 
     def _results(
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks
-    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+    ) -> Outcomes:
         """Train coalitions, divided among the ranks by their samples. Yield the results of all ranks."""
-        jobs = []
-        for members in coalitions:
-            job = replace(self.job, members=members, scores_untrained=scores_untrained)
-            jobs.append(job)
+        jobs = [
+            replace(self.job, members=members, scores_untrained=scores_untrained)
+            for members in coalitions
+        ]
         if ranks.size == 1:
             yield from self._results_of_rank(jobs)
             return
-
-        costs = [sum(self._num_samples[client] for client in members) for members in coalitions]
-        jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(ranks.size)]
-        for job, rank in zip(jobs, balance_load(costs, ranks.size)):
-            jobs_by_rank[rank].append(job)
         # Results are gathered after each coalition, so that a killed run loses at most one coalition of each rank. A
         # rank that has no coalition left takes part, too.
+        jobs_by_rank = self._divided(jobs, ranks.size)
         num_turns = max(map(len, jobs_by_rank))
         for turn in range(num_turns):
             jobs_of_turn = jobs_by_rank[ranks.rank][turn : turn + 1]
-            results_or_error: dict[Members, FitResult | FitFailed] | Exception
-            try:
-                results_or_error = dict(self._results_of_rank(jobs_of_turn))
-            except Exception as error:
-                results_or_error = error  # raised below: the other ranks wait for this one
-            for results_of_rank in ranks.all_gather(results_or_error, "coalitions' trainings"):
-                if isinstance(results_of_rank, Exception):
-                    raise results_of_rank
-                yield from results_of_rank.items()
+            yield from self._results_of_turn(jobs_of_turn, ranks)
 
-    def _results_of_rank(
-        self, jobs: Sequence[TrainingJob]
-    ) -> Iterator[tuple[Members, FitResult | FitFailed]]:
+    def _divided(
+        self,
+        jobs: Sequence[TrainingJob],
+        num_ranks: int,
+    ) -> list[list[TrainingJob]]:
+        """Divide jobs among the ranks by their members' numbers of samples."""
+        costs = [sum(self.num_samples[client] for client in job.members) for job in jobs]
+        jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(num_ranks)]
+        for job, rank in zip(jobs, balance_load(costs, num_ranks)):
+            jobs_by_rank[rank].append(job)
+        return jobs_by_rank
+
+    def _results_of_turn(self, jobs: Sequence[TrainingJob], ranks: Ranks) -> Outcomes:
+        """Train this rank's ``jobs``. Yield the results of all ranks, or raise the error of one."""
+        results_or_error: dict[Members, FitOutcome] | Exception
+        try:
+            results_or_error = dict(self._results_of_rank(jobs))
+        except Exception as error:
+            results_or_error = error  # raised below: the other ranks wait for this one
+        for results_of_rank in ranks.all_gather(results_or_error, "coalitions' trainings"):
+            if isinstance(results_of_rank, Exception):
+                raise results_of_rank
+            yield from results_of_rank.items()
+
+    def _results_of_rank(self, jobs: Sequence[TrainingJob]) -> Outcomes:
         for job, result in self.trainer.train(jobs):
             yield job.members, result

@@ -69,3 +69,7 @@ class FitFailed:
 
     def __str__(self) -> str:
         return self.error
+
+
+#: What training one coalition comes to.
+FitOutcome = FitResult | FitFailed

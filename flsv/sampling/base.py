@@ -124,13 +124,8 @@ def draw_cohort(
 ) -> list[int]:
     """Draw the client ids of a round's cohort, and check them. ``state`` is that of a run or of a coalition."""
     round_index = state.round_index
-    chosen_ids = sampler.choose(
-        clients,
-        state.model(),
-        contributions,
-        generator_for(state.seed, "cohort", round_index),
-        round_index,
-    )
+    generator = generator_for(state.seed, "cohort", round_index)
+    chosen_ids = sampler.choose(clients, state.model(), contributions, generator, round_index)
     ids = torch.as_tensor(chosen_ids)
     cohort: list[int] = ids.tolist()
     if not _is_vector_of_integers(ids) or not _are_distinct_ids(cohort, state.num_clients):

@@ -33,7 +33,7 @@ finite for the untrained model is refused before the first round. In YAML a metr
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import Any, Literal, TypeGuard
@@ -126,6 +126,12 @@ class ModelScore:
         return -values if self.mode == "min" else values
 
 
+#: A measure of performance: the name of one of classifiers, or a :class:`ModelScore`.
+PerformanceMeasure = str | ModelScore
+#: Performance measures by name, or by the metric that needs them.
+Measures = Mapping[str, PerformanceMeasure]
+
+
 class FromOutputs(Metric):
     """A performance of a module whose outputs do not show what they are.
 
@@ -153,12 +159,12 @@ class FromOutputs(Metric):
         raise NotImplementedError
 
 
-def evaluator_key(measure: str | ModelScore) -> Hashable:
+def evaluator_key(measure: PerformanceMeasure) -> Hashable:
     """Return the key of the evaluator that computes a measure: None for scores of classifiers, which share one."""
     return measure.evaluator_key if isinstance(measure, ModelScore) else None
 
 
-def title_of(measure: str | ModelScore, positive: str | None) -> str:
+def title_of(measure: PerformanceMeasure, positive: str | None) -> str:
     """Return a measure's name for tables. If it is the score of the ``positive`` class, this class is named, too.
 
     Example:
@@ -181,7 +187,7 @@ def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     return bool(scores_class_1(measure.of))
 
 
-def check_positive_class(measures: Iterable[str | ModelScore], data: Any) -> None:
+def check_positive_class(measures: Iterable[PerformanceMeasure], data: Any) -> None:
     """Raise ConfigurationError if a measure scores the positive class, which the user has to name (``pos_label``)."""
     if not data.needs_pos_label:
         return
@@ -195,7 +201,7 @@ def check_positive_class(measures: Iterable[str | ModelScore], data: Any) -> Non
             )
 
 
-def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
+def loss_measure(owner: Any, loss: str | None) -> PerformanceMeasure:
     """Return the measure of a loss to differentiate: cross-entropy, or the logged value ``loss``.
 
     Example:
@@ -209,7 +215,7 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
     return replace(measure, derived=True)
 
 
-def measure_of(evaluators: Evaluators, performance: str | ModelScore) -> str | ModelScore:
+def measure_of(evaluators: Evaluators, performance: PerformanceMeasure) -> PerformanceMeasure:
     """Return the measure by which ``evaluators`` (server or clients) score models. Clients use balanced instead of
     plain accuracy.
     """
@@ -229,7 +235,7 @@ def is_logged(measure: Any) -> bool:
 
 
 def undefined_untrained(
-    requester: str, measure: str | ModelScore, outputs: Tensor | None
+    requester: str, measure: PerformanceMeasure, outputs: Tensor | None
 ) -> ConfigurationError:
     """Return the error for a measure that is not defined for the untrained model.
 
@@ -255,7 +261,7 @@ def undefined_untrained(
     )
 
 
-def is_always_defined(measure: str | ModelScore) -> bool:
+def is_always_defined(measure: PerformanceMeasure) -> bool:
     """Return whether every model has a finite score, or clients have computed one before training."""
     if isinstance(measure, ModelScore):
         return measure.at_clients
@@ -267,7 +273,7 @@ def performance_of(
     performance: str | Metric | ModelScore,
     mode: Mode | None,
     argument: str = "performance",
-) -> str | ModelScore:
+) -> PerformanceMeasure:
     """Return the performance measure that a metric's ``performance`` and ``mode`` name.
 
     Args:
@@ -302,17 +308,23 @@ if less is.
     if isinstance(performance, Metric):
         return _score_by_metric(owner_name, performance, mode, argument)
     if performance in CLASSIFICATION:
-        if mode == "min":
-            raise ConfigurationError(
-                f'{owner_name}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value '
-                "of this name that the module logs needs another name.)"
-            )
+        _check_mode_of_classification(owner_name, performance, mode, argument)
         return performance
     if mode is not None:
         return ModelScore(performance, mode)
     if performance in CLASS_SCORES:
         return ModelScore(ClassScore(performance), "max", performance)
     raise _unknown_performance(owner_name, performance, argument)
+
+
+def _check_mode_of_classification(
+    owner: str, performance: str, mode: Mode | None, argument: str
+) -> None:
+    if mode == "min":
+        raise ConfigurationError(
+            f'{owner}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value '
+            "of this name that the module logs needs another name.)"
+        )
 
 
 def _score_of_outputs(

@@ -25,7 +25,7 @@ from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import VOCABULARY, Round, Split
 from flsv.core.needs import check_declared, needs_of, reads_of
-from flsv.core.parameter_space import ParameterSpace
+from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import REPORTED_BY_CLIENTS
 from flsv.data import FederatedDataModule
@@ -145,6 +145,20 @@ def check_needs(
             f"metrics {[*metrics.evaluating]} need validation samples at every client, but clients {empty} have none. "
             "Set FederatedDataModule(splits=Splits(client_val=0.2)), or remove these metrics."
         )
+    _check_messages_of_clients(metrics, config)
+    readers_of_validation = _name_parts(
+        metrics, config, lambda part: "validation" in needs_of(part, only_required=True)
+    )
+    if readers_of_validation and not data.val_dataloader():
+        raise ConfigurationError(
+            f"the server's validation set is empty, but these need it: {readers_of_validation}. Set "
+            "FederatedDataModule(splits=Splits(server_val=0.1)), remove them, or let clients evaluate the models of "
+            'metrics that have this argument (evaluators="clients").'
+        )
+
+
+def _check_messages_of_clients(metrics: ContributionMetrics, config: FederationConfig) -> None:
+    """Check that clients compute peer values, and may send reports and responses, where a part needs them."""
     readers_of_peers = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
     if readers_of_peers and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
@@ -152,18 +166,13 @@ def check_needs(
             f"personalizer={config.personalizer!r} does not compute. Use flsv.personalization.PFedSV or FedFomo, or "
             "remove them."
         )
-    readers_of_responses = _name_parts(metrics, config, _needs_responses)
+    readers_of_responses = _name_parts(
+        metrics, config, lambda part: not REPORTED_BY_CLIENTS.isdisjoint(needs_of(part))
+    )
     if readers_of_responses and config.is_private:
         raise ConfigurationError(
             f"{readers_of_responses} need reports or responses of clients, but with {config.privacy!r} clients send "
             "only their noised updates. Remove one of the two, or let the server evaluate models."
-        )
-    readers_of_validation = _name_parts(metrics, config, _needs_validation)
-    if readers_of_validation and not data.val_dataloader():
-        raise ConfigurationError(
-            f"the server's validation set is empty, but these need it: {readers_of_validation}. Set "
-            "FederatedDataModule(splits=Splits(server_val=0.1)), remove them, or let clients evaluate the models of "
-            'metrics that have this argument (evaluators="clients").'
         )
 
 
@@ -186,14 +195,6 @@ def _check_samples(
         )
 
 
-def _needs_responses(part: Any) -> bool:
-    return any(need in REPORTED_BY_CLIENTS for need in needs_of(part))
-
-
-def _needs_validation(part: Any) -> bool:
-    return "validation" in needs_of(part, only_required=True)
-
-
 def _name_parts(
     metrics: ContributionMetrics,
     config: FederationConfig,
@@ -213,33 +214,31 @@ def _name_parts(
     return " and ".join(descriptions)
 
 
+_METRICS_OF_UPDATES = (
+    "ClassSpecificShapley and CosineGradientShapley use only the updates and need neither."
+)
+
+
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    metrics_of_logs = []
-    for name, measure in measures.items():
-        # The module is loaded only if a metric needs it.
-        if scores.performance.is_logged(measure):
-            metrics_of_logs.append(name)
+    is_logged = scores.performance.is_logged
+    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
-
-    alternative = (
-        "ClassSpecificShapley and CosineGradientShapley use only the updates and need neither."
-    )
     has_validation_step = is_overridden("validation_step", module, L.LightningModule)
     if metrics_of_logs and not has_validation_step:
         raise ConfigurationError(
             f"metrics {metrics_of_logs} need a value that {type(module).__name__} logs in validation_step, which is "
             "not defined. Define it, or set performance='accuracy' or a torchmetrics metric, which use forward(x). "
-            f"{alternative}"
+            f"{_METRICS_OF_UPDATES}"
         )
     has_forward = is_overridden("forward", module, L.LightningModule)
     if metrics_of_forward and not has_forward:
         raise ConfigurationError(
             f"metrics {metrics_of_forward} call {type(module).__name__}.forward(x), which is not defined. Define it to "
             "return the logits [B, M], or set performance and mode to a value that validation_step logs. "
-            f"{alternative}"
+            f"{_METRICS_OF_UPDATES}"
         )
 
 
@@ -276,27 +275,29 @@ def check_space(
     is_named_head_shared = bool(head) and not space.unshared_head
     if not metrics.head_metrics and not is_named_head_shared:
         return
+    parts = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
+    layer = _checked_head(space, parts)
+    if num_classes is not None and layer.num_classes != num_classes:
+        raise ConfigurationError(
+            f"the head {layer.name!r} has {layer.num_classes} outputs, but the data have {num_classes} "
+            "classes. Give the module one output per class, or name its classifier: ClassSpecificShapley(head=...)."
+        )
 
+
+def _checked_head(space: ParameterSpace, readers: str) -> Head:
+    """Return the shared classifier head, which ``readers`` need."""
     if space.unshared_head:
         raise ConfigurationError(
-            f"metrics {metrics.head_metrics} compare the clients' classifier heads, but the head "
+            f"{readers} compare the clients' classifier heads, but the head "
             f"{space.unshared_head!r} is not shared. Share it, name another layer with ClassSpecificShapley(head=...), "
             "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
     if space.head is None:
-        if metrics.head_metrics:
-            parts = f"metrics {metrics.head_metrics}"
-        else:
-            parts = f"head={head!r}"
         raise ConfigurationError(
-            f"{parts} need the module's classifier head, but {space.why_no_head}. Name the last layer with "
+            f"{readers} need the module's classifier head, but {space.why_no_head}. Name the last layer with "
             "ClassSpecificShapley(head=...), or remove these metrics."
         )
-    if num_classes is not None and space.head.num_classes != num_classes:
-        raise ConfigurationError(
-            f"the head {space.head.name!r} has {space.head.num_classes} outputs, but the data have {num_classes} "
-            "classes. Give the module one output per class, or name its classifier: ClassSpecificShapley(head=...)."
-        )
+    return space.head
 
 
 def check_head_is_trained(round: Round, metric_names: Sequence[str]) -> None:
@@ -342,17 +343,15 @@ def check_metric_shapes(
             continue
         metric = metrics[strategy.metric]
         shape = _shape_of_values(metric)
-        # A user's own metric may not know its size before the first update.
-        if shape is None or shape[:1] != (num_clients,):
-            continue
+        if not shape or shape[0] != num_clients:
+            continue  # a user's own metric may not know its size before the first update
         expected_shape = tuple(sizes[letter] for letter in strategy.metric_shape)
         if shape != expected_shape:
             dimensions = ", ".join(strategy.metric_shape)
-            values_in_words = _VALUES_BY_SHAPE[strategy.metric_shape]
             raise ConfigurationError(
                 f"{role} {strategy!r} needs a metric of shape [{dimensions}] = {list(expected_shape)}, but the values "
                 f"of {strategy.metric!r} ({type(metric).__name__}) have shape {list(shape)}. Name a metric with "
-                f"{values_in_words}."
+                f"{_VALUES_BY_SHAPE[strategy.metric_shape]}."
             )
 
 
@@ -415,6 +414,11 @@ def check_trainer(trainer: L.Trainer) -> None:
             "in all rounds. Prune the module before the fit (torch.nn.utils.prune). Its masks then stay the same in "
             "every round."
         )
+    _check_limits(trainer)
+
+
+def _check_limits(trainer: L.Trainer) -> None:
+    """Check the numbers of rounds, batches and steps, and when the trainer validates."""
     if trainer.max_epochs == 0:
         rank_zero_warn(
             "max_epochs=0 is a run of 0 rounds, in which no client trains or gets a value. Set max_epochs to the "

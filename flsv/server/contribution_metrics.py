@@ -65,10 +65,10 @@ class ContributionMetrics:
     def fields(self) -> dict[str, dict[str, Field]]:
         """Return the round's field for each argument of each metric's ``update``, ``{metric: {argument: field}}``. A
         field is the name of an attribute of the round, or a function of the round."""
-        fields = {}
-        for name, metric in self.metrics.items():
-            fields[name] = _checked_fields(name, metric, self._reported_names)
-        return fields
+        return {
+            name: _checked_fields(name, metric, self._reported_names)
+            for name, metric in self.metrics.items()
+        }
 
     @cached_property
     def reads(self) -> dict[str, tuple[str, ...]]:
@@ -106,10 +106,10 @@ class ContributionMetrics:
     def performances(self) -> dict[str, Any]:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.scores.performance`. The default is accuracy."""
-        performances = {}
-        for name in self.game_metrics:
-            performances[name] = attribute_of(self.metrics[name], "measured_by", "accuracy")
-        return performances
+        return {
+            name: attribute_of(self.metrics[name], "measured_by", "accuracy")
+            for name in self.game_metrics
+        }
 
     @cached_property
     def trained_names(self) -> list[str]:
@@ -146,11 +146,11 @@ class ContributionMetrics:
 
     def _names_of_readers(self, flag: str) -> list[str]:
         """Return the names of metrics that read an attribute with this ``flag``."""
-        names = []
-        for name, attributes in self.reads.items():
-            if any(getattr(VOCABULARY[attribute], flag) for attribute in attributes):
-                names.append(name)
-        return names
+        return [
+            name
+            for name, attributes in self.reads.items()
+            if any(getattr(VOCABULARY[attribute], flag) for attribute in attributes)
+        ]
 
     def stage_of(self, name: str) -> Stage:
         """Return the stage of a round after which the metric ``name`` is updated."""
@@ -159,11 +159,11 @@ class ContributionMetrics:
     @property
     def evaluating(self) -> dict[str, ContributionMetric]:
         """Return ``{name: metric}``, the metrics for which clients evaluate models on their own validation samples."""
-        evaluating = {}
-        for name, metric in self.metrics.items():
-            if isinstance(metric, ContributionMetric) and metric.evaluates:
-                evaluating[name] = metric
-        return evaluating
+        return {
+            name: metric
+            for name, metric in self.metrics.items()
+            if isinstance(metric, ContributionMetric) and metric.evaluates
+        }
 
     def with_priors(self) -> dict[str, Tensor]:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
@@ -243,7 +243,7 @@ class ContributionMetrics:
         message = f"{reason.rstrip('.')}. The run continues without it."
         self.missing[name] = message
         self._last_values[name] = self.contributions[name]
-        self.contributions[name] = torch.full_like(self.contributions[name], torch.nan)
+        self.contributions[name] = torch.full_like(self._last_values[name], torch.nan)
         warnings.warn(f"the metric {name!r} has failed: {message}", stacklevel=2)
 
     def _update(
@@ -263,13 +263,17 @@ class ContributionMetrics:
         metric.update(**arguments)
 
         value = metric.compute()
+        self._check_rows(name, value)
+        self.contributions[name] = value.detach()
+
+    def _check_rows(self, name: str, value: Any) -> None:
+        """Raise ValueError unless a metric's value is a vector or matrix with one row per client."""
         num_clients = self._num_clients
-        is_tensor = isinstance(value, Tensor)
-        has_row_per_client = is_tensor and value.ndim in (1, 2) and len(value) == num_clients
-        if has_row_per_client:
-            self.contributions[name] = value.detach()
-            return
-        description = list(value.shape) if is_tensor else type(value).__name__
+        description: Any = type(value).__name__
+        if isinstance(value, Tensor):
+            description = list(value.shape)
+            if value.ndim in (1, 2) and len(value) == num_clients:
+                return
         raise ValueError(
             f"metric {name!r}: compute() must return one row per client, [{num_clients}] or [{num_clients}, M], but "
             f"returned {description}."
@@ -330,11 +334,7 @@ def _checked_state(metric: Metric) -> dict[str, Any]:
     return state
 
 
-def _checked_fields(
-    name: str,
-    metric: Metric,
-    reported: set[str],
-) -> dict[str, Field]:
+def _checked_fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
     if name in NAMES_IN_USE:
         raise ConfigurationError(
             f"reports use the name {name!r} for something else (as well as {NAMES_IN_USE}). Rename the metric."

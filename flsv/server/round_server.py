@@ -83,11 +83,7 @@ class RoundServer:
         for strategy in self.strategies:
             strategy.bind_evaluator(games)
 
-    def instruct(
-        self,
-        clients: Iterable[int],
-        state: FederationState,
-    ) -> dict[int, Instruction]:
+    def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         instructions = {}
         visible_state = state.for_strategies()
@@ -221,10 +217,7 @@ class RoundServer:
         return f"round {cohort.round_index + 1}: every client of the cohort returned a model with {failure}. {advice}"
 
     def _find_initial_models(
-        self,
-        cohort: Cohort,
-        instructions: Mapping[int, Instruction],
-        clients: Sequence[Client],
+        self, cohort: Cohort, instructions: Mapping[int, Instruction], clients: Sequence[Client]
     ) -> tuple[list[Start], list[int]]:
         """Return each client's initial model ``[P]``, or the client if the model is requested later, and the ids of
         clients that did not respond.
@@ -284,18 +277,9 @@ class RoundServer:
         if self.games is not None:
             self.games.begin(round.measured())
         self._measure(round, "training")
-        vector, weights = self._aggregate(round)
-        # Both are copied to the host at once, where the state keeps the weights.
-        vector_sum = copied([vector.sum(), weights])[0]
-        is_finite = bool(vector_sum.isfinite()) or all_finite(vector)
-        if not is_finite:
-            self._warn_of_aggregate(round, state)
-            vector = round.global_vector.clone()
-            weights = torch.zeros_like(weights)
-        state.is_aggregate_finite = is_finite
-
+        vector, weights = self._finite_aggregate(round, state)
         aggregated_round = round.aggregated(vector, weights)
-        if is_finite:
+        if state.is_aggregate_finite:
             self._measure(aggregated_round, "aggregation")
         finished_round = self._personalize(aggregated_round, state)
         self._measure(finished_round, "personalization")
@@ -309,6 +293,19 @@ class RoundServer:
 
     def _measure(self, round: Round, stage: Stage) -> None:
         self.metrics.update(round.measured(), stage)
+
+    def _finite_aggregate(self, round: Round, state: FederationState) -> tuple[Tensor, Tensor]:
+        """Return the next global model ``[P]`` and the weights ``[k]``. If it is not finite, the model stays."""
+        vector, weights = self._aggregate(round)
+        # Both are copied to the host at once, where the state keeps the weights.
+        vector_sum = copied([vector.sum(), weights])[0]
+        is_finite = bool(vector_sum.isfinite()) or all_finite(vector)
+        if not is_finite:
+            self._warn_of_aggregate(round, state)
+            vector = round.global_vector.clone()
+            weights = torch.zeros_like(weights)
+        state.is_aggregate_finite = is_finite
+        return vector, weights
 
     def _aggregate(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]``, and the clients' weights in it, ``[k]``."""

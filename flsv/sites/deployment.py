@@ -38,7 +38,7 @@ LIMITS = {option.name for option in fields(SitePolicy)}
 OWN_OPTIONS = {"folder", "policy", "site", "partition-id", "num-partitions"}
 
 #: Names that the site's owner may have meant by an option, and the similarity from which on.
-OWNERS_NAMES = ["folder", "policy", *LIMITS]
+OWNERS_NAMES = ["folder", "policy", *LIMITS, *(name.removeprefix("max_") for name in LIMITS)]
 MIN_SIMILARITY = 0.8
 
 ReportWaiting = Callable[[str | None], None]
@@ -154,6 +154,7 @@ class RemoteServer:
             class_names=self.class_names,
             server_data=server_data,
             dictionary_hash=directory.dictionary_hash,
+            class_names_hash=directory.class_names_hash,
         )
 
     def _trainer_options(self, folder: Path, loop: Any) -> dict[str, Any]:

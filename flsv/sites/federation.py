@@ -63,7 +63,10 @@ from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
 #: Reason why a site does not report a score.
-WITHHELD = f"its policy does not allow it, or it has fewer than {MIN_HELD_OUT} samples of a class"
+WITHHELD = (
+    f"its policy does not allow it, it has fewer than {MIN_HELD_OUT} samples of a class, or it does not know its "
+    "classes"
+)
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 MAX_STEPS_PER_SAMPLE = 1000
 

@@ -28,22 +28,23 @@ class SitePolicy:
 
     Args:
         functions: the only functions that the server may run on the site's data, as ``"package.module:function"``. None
-            for flsv's own functions and those that the app names.
+            for flsv's own functions and those that the app names. Training, and tests of own models, are no functions.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates over all runs from the same folder,
             also those before the limit was set. None for no limit. With a limit, the site refuses every message unless
-            updates are noised by :class:`flsv.privacy.GaussianPrivacy`. Then it reports nothing else but its numbers of
-            samples and of planned optimizer steps, and runs no functions. If an update left without noise before, it
-            refuses all training.
+            updates are noised by :class:`flsv.privacy.GaussianPrivacy`. Then it reports of its samples nothing else but
+            their numbers, planned optimizer steps, and whether they can be read and fit the data dictionary, and runs
+            no functions. If an update left without noise before, it refuses all training.
         delta: the probability that the bound ``max_epsilon`` does not hold.
         reports: the only losses and scores that the site reports, by name. These are ``"training_loss"``,
             ``"accuracy"``, ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the argument ``performance`` of a
             function that the server runs (``"accuracy"`` for counts of correct predictions, ``"negative_loss"``,
             ``"val_loss"``), and what strategies declare as their reports, such as ``"in_run_values"``. The site always
-            reports its numbers of samples and steps. The app's own functions are limited by ``functions``. None for
-            all. The server's log names what a site withholds. A run that needs it is refused.
+            reports its numbers of samples and steps, and the size of its update. The app's own functions are limited by
+            ``functions``. None for all. The server's log names what a site withholds. A run that needs it is refused.
         max_answers: the largest number of scores, losses, counts and sizes of splits that the site reports about its
             samples to all servers and runs from the same folder, whose file ``answers.json`` counts them. The first
-            sizes are always reported. None: twice as many as the app's loop requests in a run.
+            sizes are always reported, and trainings, with their losses, are not counted. None: twice as many as the
+            app's loop can request in a run.
 
     Raises:
         ConfigurationError: an argument is out of range.

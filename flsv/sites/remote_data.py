@@ -19,7 +19,7 @@ from flsv.data.labels import Classes
 from flsv.data.sample_hashes import loader_hash
 from flsv.data.sources.source_data import SourceData
 from flsv.data.splits import FederatedSplits
-from flsv.sites.transport import common_hash
+from flsv.sites.transport import common_class_names, common_hash, hash_of_class_names
 
 
 class RemoteData(FederatedDataModule):
@@ -35,6 +35,7 @@ class RemoteData(FederatedDataModule):
         class_names: the classes' names.
         server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
         dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
+        class_names_hash: hash of the names of the sites' classes. None if they have no names.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RemoteData(FederatedDataModule):
         class_names: Sequence[str] | None = None,
         server_data: L.LightningDataModule | None = None,
         dictionary_hash: str | None = None,
+        class_names_hash: str | None = None,
     ) -> None:
         super().__init__()
         self.names = tuple(names)
@@ -53,6 +55,7 @@ class RemoteData(FederatedDataModule):
         self._contents = list(contents)
         self._server_data = server_data
         self._dictionary_hash = dictionary_hash
+        self._class_names_hash = class_names_hash
         reason_without_classes = None
         if not num_classes and not class_names:
             reason_without_classes = "the server has no num_classes"
@@ -89,6 +92,8 @@ class RemoteData(FederatedDataModule):
         dictionary = None
         if isinstance(server_data, FederatedDataModule):
             dictionary = server_data.dictionary
+            server_names = hash_of_class_names(server_data)
+            common_class_names({"the sites": self._class_names_hash, "the server": server_names})
         server_hash = None if dictionary is None else dictionary.hash
         common_hash({"the sites": self._dictionary_hash, "the server": server_hash})
         if dictionary is not None:

@@ -25,6 +25,7 @@ class ResponseScore(NamedTuple):
     split: str = "val"
 
 
+SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
 #: Functions of flsv that a server may request sites to compute on their data if the loop needs them, and the scores in
 #: their responses, or None. A site may allow more functions.
 REQUESTED_FUNCTIONS: Mapping[str, ResponseScore | None] = {
@@ -34,7 +35,7 @@ REQUESTED_FUNCTIONS: Mapping[str, ResponseScore | None] = {
     "flsv.sampling.power_of_choice:local_loss": ResponseScore("negative_loss", "train"),
     "flsv.metrics.contribution_estimation:leave_self_out": ResponseScore("accuracy"),
     "flsv.games.client_evaluation:score_models": ResponseScore("accuracy"),
-    "flsv.games.client_evaluation:score_coalitions": ResponseScore("accuracy"),
+    SCORE_COALITIONS: ResponseScore("accuracy"),
 }
 #: Scores to which each class contributes a separate term, even if it has few samples.
 SCORES_OF_CLASSES = ("balanced_accuracy", *CLASS_SCORES)
@@ -55,6 +56,8 @@ def requested_functions(config: FederationConfig) -> Counter[str]:
         if getattr(part, "evaluators", None) == "clients":
             modules.add(score_models.__module__)
         functions.update(name for name in REQUESTED_FUNCTIONS if name.partition(":")[0] in modules)
+    if None not in requested_scores(config):
+        functions.pop(SCORE_COALITIONS, None)  # which counts by class
     if config.strategies.get("personalizer") is not None:
         functions[f"{started_from.__module__}:{started_from.__name__}"] += 1
     return functions
@@ -124,9 +127,20 @@ def numbers_of_run(
     if config.evaluation.every:
         total += len(OWN_SCORES) * (num_rounds // config.evaluation.every + 1)
     for name, num_parts in functions.items():
-        numbers = numbers_of_round(function_of(name), num_clients, num_classes)
+        numbers = numbers_of_request(config, name, num_clients, num_classes)
         total += (num_rounds + 1) * num_parts * numbers
     return total
+
+
+def numbers_of_request(
+    config: FederationConfig, name: str, num_clients: int, num_classes: int
+) -> int:
+    """Return the largest number of values in a round's responses to the function ``name``, ``"module:function"``."""
+    function = function_of(name)
+    are_counts_by_class = None in requested_scores(config)
+    if function is score_models and not are_counts_by_class:
+        num_classes = 0  # there is one score of each model
+    return numbers_of_round(function, num_clients, num_classes)
 
 
 def function_of(function: str) -> Any:

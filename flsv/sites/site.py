@@ -22,7 +22,7 @@ from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, Numbers, RespondingClient, opened
 from flsv.core.needs import needs_of
-from flsv.core.responses import MIN_HELD_OUT, expected_response, numbers_of_round
+from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.games.module_copies import ModuleCopies
@@ -50,6 +50,7 @@ from flsv.sites.requests import (
     TRAINING_LOSS,
     ResponseScore,
     function_of,
+    numbers_of_request,
     numbers_of_run,
     requested_functions,
     score_of_response,
@@ -64,7 +65,7 @@ from flsv.sites.site_memory import (
     own_secret,
 )
 from flsv.sites.site_training import SiteTraining, restore_state
-from flsv.sites.transport import agreement, check_agreement
+from flsv.sites.transport import agreement, check_agreement, hash_of_class_names
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
@@ -167,6 +168,7 @@ class Site:
             self._check_size(packet.plain)
             self._check_policy(packet)
             self._set_up(packet.plain["client"])
+            self._count_sizes(packet.plain)
             self._check_samples(packet)
             reply = handlers[packet.kind](packet)
         except Exception as error:
@@ -252,21 +254,26 @@ class Site:
         dictionary = self._data.dictionary
         if dictionary is not None:
             _check_classes(dictionary, packet.plain.get("classes"))
-        sizes = self._sizes()
-        # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
-        self._budget.spend(
-            f"sizes {packet.plain['client']} {sizes}",
-            len(sizes),
-            plain=packet.plain,
-            limit=self.policy.max_answers,
-            first_of="sizes",
-        )
+        rank_zero_info(f"flsv: this site's classes are {', '.join(self._data.class_names):.600}.")
         reply = {
-            "sizes": sizes,
+            "sizes": self._sizes(),
             "dictionary": None if dictionary is None else dictionary.hash,
+            "class_names": hash_of_class_names(self._data),
             "contents": self._contents(),
         }
         return Packet("handshake", reply)
+
+    def _count_sizes(self, plain: Mapping[str, Any]) -> None:
+        """Count the sizes of the splits of the message's client id. An update tells them, too."""
+        sizes = self._sizes()
+        # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
+        self._budget.spend(
+            f"sizes {plain['client']} {sizes}",
+            len(sizes),
+            plain=plain,
+            limit=self.policy.max_answers,
+            first_of="sizes",
+        )
 
     def _sizes(self) -> dict[str, int]:
         data: Any = self._data
@@ -437,7 +444,9 @@ class Site:
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
         """Return what a response must be, None for a model."""
         num_clients = self._size_of_app.get("clients", packet.plain["clients"])
-        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
+        max_numbers = numbers_of_request(
+            self._config, packet.plain["function"], num_clients, self._num_classes
+        )
         if max_numbers == 0:
             return None
         expectation = expected_response(function)
@@ -484,12 +493,15 @@ class Site:
             )
         if score in SCORES_OF_CLASSES and self._has_rare_class(split):
             raise Refused(
-                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, so it does not report {score!r}, in "
-                "which each class has a weight of its own"
+                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, or does not know its classes, so it "
+                f"does not report {score!r}, in which each class has a weight of its own"
             )
 
     def _has_rare_class(self, split: str) -> bool:
+        """Return whether a class has fewer samples than the minimum, or may have, since nobody knows the classes."""
         data: Any = self._data
+        if data.no_classes:
+            return True
         _, counts = data.client_labels(0, split).unique(return_counts=True)
         return bool((counts < MIN_HELD_OUT).any())
 

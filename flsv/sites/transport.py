@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.__about__ import __version__
+from flsv.data import FederatedDataModule
 from flsv.engines.engine import shared_space
 from flsv.sites.messages import (
     GARBLED_REPLY_ERRORS,
@@ -34,6 +35,7 @@ from flsv.sites.messages import (
 )
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plain_values import digest
 
 #: A site's address in the network: a number on Flower, a name on NVFlare.
 Address = Any
@@ -84,6 +86,8 @@ class Directory:
         contents: ``{site: text}``, the fingerprint of each site's samples when the run began. The text consists of the
             name of the site's secret and a hash of its samples that is keyed by the secret.
         dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
+        class_names_hash: hash of the names of the sites' classes, in the order of their numbers. None if they have no
+            names.
     """
 
     def __init__(
@@ -117,7 +121,9 @@ class Directory:
         self._read_sizes_file()
 
         self.dictionary_hash: str | None = None
+        self.class_names_hash: str | None = None
         self._dictionary_hashes: dict[int, str | None] = {}
+        self._class_names_hashes: dict[int, str | None] = {}
         self._addresses: dict[int, Address] = {}
         # Sites to which the first message was sent, and those that have replied to it with their numbers of samples.
         self._contacted_sites: set[int] = set()
@@ -165,8 +171,18 @@ class Directory:
                     raise RuntimeError(self._why_not_all_sites())
 
         self._report_connected(reachable_sites)
-        hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
-        self.dictionary_hash = common_hash(hashes)
+        self._compare_hashes(reachable_sites)
+
+    def _compare_hashes(self, sites: Iterable[int]) -> None:
+        """Raise ConfigurationError if sites differ in their data dictionaries or in the names of their classes."""
+        dictionary_hashes = {}
+        class_names_hashes = {}
+        for site in sites:
+            name = self.names[site]
+            dictionary_hashes[name] = self._dictionary_hashes[site]
+            class_names_hashes[name] = self._class_names_hashes[site]
+        self.dictionary_hash = common_hash(dictionary_hashes)
+        self.class_names_hash = common_class_names(class_names_hashes)
 
     def _report_connected(self, reachable_sites: Mapping[int, Address]) -> None:
         message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
@@ -337,7 +353,8 @@ class Directory:
             plain = check_done(reply).plain
             announced = {**plain["sizes"], "contents": plain.get("contents")}
             self._check_samples(site, announced)
-            dictionary_hash = _dictionary_hash(plain)
+            dictionary_hash = _hash_in(plain, "dictionary")
+            class_names_hash = _hash_in(plain, "class_names")
             if announced["contents"] is None:
                 raise BadReply("its reply has no fingerprint of its samples")
         # These include PermanentFailure. A site with an error gets the first message again later.
@@ -352,6 +369,7 @@ class Directory:
         else:
             self._announced_sites.add(site)
             self._dictionary_hashes[site] = dictionary_hash
+            self._class_names_hashes[site] = class_names_hash
             self._warning_by_name.pop(name, None)
             self._store_announcement(site, announced)
             self._write_sizes_file()
@@ -422,16 +440,14 @@ def _contents(plain: Mapping[str, Any]) -> str | None:
     return contents
 
 
-def _dictionary_hash(plain: Mapping[str, Any]) -> str | None:
-    """Read the hash of a site's data dictionary, None if it has no table."""
-    dictionary_hash = plain.get("dictionary")
-    if dictionary_hash is None:
+def _hash_in(plain: Mapping[str, Any], name: str) -> str | None:
+    """Read the hash of a site's ``"dictionary"`` or ``"class_names"``, None if it has none."""
+    hash_of_site = plain.get(name)
+    if hash_of_site is None:
         return None
-    if not isinstance(dictionary_hash, str) or not re.fullmatch("[0-9a-f]{12}", dictionary_hash):
-        raise BadReply(
-            f"its data dictionary has the hash {dictionary_hash!r:.80}, which is not valid"
-        )
-    return dictionary_hash
+    if not isinstance(hash_of_site, str) or not re.fullmatch("[0-9a-f]{12}", hash_of_site):
+        raise BadReply(f"its {name!r} has the hash {hash_of_site!r:.80}, which is not valid")
+    return hash_of_site
 
 
 def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
@@ -440,18 +456,50 @@ def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
     Raises:
         ConfigurationError: the owners have different dictionaries, or some have none.
     """
+    if len({*hash_by_owner.values()}) > 1:
+        raise ConfigurationError(
+            f"The data dictionaries differ: {_owners_of_hashes(hash_by_owner)}. Give all sites and the server the same "
+            "file: dictionary=..."
+        )
+    return next(iter(hash_by_owner.values()), None)
+
+
+def common_class_names(hash_by_owner: Mapping[str, str | None]) -> str | None:
+    """Return the hash of the class names that all owners share, None if no owner has names.
+
+    Raises:
+        ConfigurationError: a number stands for different classes at two owners.
+    """
+    hash_by_named = {owner: names for owner, names in hash_by_owner.items() if names is not None}
+    if len({*hash_by_named.values()}) > 1:
+        raise ConfigurationError(
+            f"The names of the classes, or their order, differ: {_owners_of_hashes(hash_by_named)}. So a label would "
+            "not mean the same everywhere. Each site's log has its names. Give all the same names in the same order, "
+            "such as dataset.align_labels_with_mapping of Hugging Face, or folders of images for all classes."
+        )
+    return next(iter(hash_by_named.values()), None)
+
+
+def hash_of_class_names(data: FederatedDataModule) -> str | None:
+    """Return the hash of the classes' names, in the order of their numbers, as 12 hexadecimal digits.
+
+    None if they have no names but numbers, or if a data dictionary has them.
+    """
+    class_names = data.class_names
+    numbers = tuple(map(str, range(len(class_names))))
+    if data.no_classes or data.dictionary is not None or class_names == numbers:
+        return None
+    return digest(class_names).hex()[:12]
+
+
+def _owners_of_hashes(hash_by_owner: Mapping[str, str | None]) -> str:
     owners_by_hash: dict[str | None, list[str]] = {}
-    for owner, dictionary_hash in hash_by_owner.items():
-        owners_by_hash.setdefault(dictionary_hash, []).append(owner)
-    if len(owners_by_hash) < 2:
-        return next(iter(owners_by_hash), None)
+    for owner, hash_of_owner in hash_by_owner.items():
+        owners_by_hash.setdefault(hash_of_owner, []).append(owner)
     descriptions = []
-    for dictionary_hash, owners in owners_by_hash.items():
-        descriptions.append(f"{listed(owners)}: {dictionary_hash or 'none'}")
-    raise ConfigurationError(
-        f"The data dictionaries differ: {'; '.join(descriptions)}. Give all sites and the server the same file: "
-        "dictionary=..."
-    )
+    for shared_hash, owners in owners_by_hash.items():
+        descriptions.append(f"{listed(owners)}: {shared_hash or 'none'}")
+    return "; ".join(descriptions)
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -87,20 +88,24 @@ class CohortLoader(Iterable[Any]):
         self.round_index = round_index
         self._seed = seed
         self._data = data
-        self.epochs: list[LocalEpoch] = []
         self.left_out: dict[int, tuple[int, int]] = {}
-        self.local_epochs = []
-        for client in cohort:
-            loader = self._make_loader(client, index=0)
-            epoch_lengths = lengths(client, len(loader), round_index)
-            epochs_of_client = []
-            for index, num_batches in enumerate(epoch_lengths):
-                if index > 0:
-                    loader = self._make_loader(client, index)
-                epochs_of_client.append(LocalEpoch(client, index, loader, num_batches=num_batches))
-            self.epochs += epochs_of_client
-            self.local_epochs.append(ClientBatches(client, epoch_lengths, epochs_of_client))
+        self.local_epochs = [self._batches_of_client(client, lengths) for client in cohort]
+        self.epochs: list[LocalEpoch] = []
+        for client_batches in self.local_epochs:
+            self.epochs += client_batches.epochs
         self.select(None)
+
+    def _batches_of_client(
+        self, client: int, lengths: Callable[[int, int, int], list[int]]
+    ) -> ClientBatches:
+        loader = self._make_loader(client, index=0)
+        epoch_lengths = lengths(client, len(loader), self.round_index)
+        epochs = []
+        for index, num_batches in enumerate(epoch_lengths):
+            if index > 0:
+                loader = self._make_loader(client, index)
+            epochs.append(LocalEpoch(client, index, loader, num_batches=num_batches))
+        return ClientBatches(client, epoch_lengths, epochs)
 
     def _make_loader(self, client: int, index: int) -> Any:
         stream = shuffle_stream(self._seed, self.round_index, client, index)
@@ -108,7 +113,7 @@ class CohortLoader(Iterable[Any]):
 
     def select(self, epoch: LocalEpoch | None) -> None:
         """Yield the batches of one local epoch from now on, or with None those of all."""
-        self._selected_epoch = epoch
+
         self._epochs_to_yield = self.epochs if epoch is None else [epoch]
 
     def __len__(self) -> int:
@@ -234,7 +239,9 @@ class LocalSteps:
         """Make the trainer report the present client's number of steps, last batch and samples. Undo it by ``restore``
         of the result."""
         getters: dict[str, Callable[[], Any]] = {
-            "estimated_stepping_batches": self._estimated_steps,
+            "estimated_stepping_batches": partial(
+                self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
+            ),
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
             "train_dataloader": self.shown_loader,
@@ -257,9 +264,6 @@ class LocalSteps:
         patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
         return PatchedAttributes([patched_trainer, no_setup])
-
-    def _estimated_steps(self) -> float:
-        return self._count_of_present_client(self.num_steps, "estimated_stepping_batches")
 
     def _num_batches_of_present_client(self) -> int:
         num_batches = self._count_of_present_client(

@@ -119,35 +119,32 @@ class ClientValues:
 
     def _merged(self, values: Values, initial: ModuleSnapshot) -> Values:
         """Return the first client's ``values`` by path, with all clients' means where these exist."""
-        changed_paths: set[str] = set()
-        weights = []
-        for changes in self._changes:
-            changed_paths.update(changes.values)
-            weights.append(changes.num_samples)
-
         merged_values = dict(values)
-        paths_without_mean = []
+        changed_paths = set(chain.from_iterable(changes.values for changes in self._changes))
+        self._paths_without_mean = []
         for path in sorted(changed_paths & values.keys()):
             first_value = values[path]
-            # An attribute that was None before the first batch is merged as if it began with the first client's value.
-            value_at_start = initial.values.get(path)
-            values_of_clients = [
-                changes.values.get(path, value_at_start) for changes in self._changes
-            ]
-            merged_values[path] = merged_value(
-                values_of_clients,
-                weights,
-                initial=first_value if value_at_start is None else value_at_start,
-                default=first_value,
-            )
-
-            differs = any(not are_equal(first_value, value) for value in values_of_clients)
-            has_first_value = are_equal(merged_values[path], first_value)
+            initial_value = initial.values.get(path)
+            clients_values = [changes.values.get(path, initial_value) for changes in self._changes]
+            mean = self._mean(clients_values, initial_value, first_value)
+            merged_values[path] = mean
             is_buffer = path in initial.buffers  # such as BatchNorm's counters
-            if differs and has_first_value and not is_buffer:
-                paths_without_mean.append(path)
-        self._paths_without_mean = paths_without_mean
+            if not is_buffer and _has_no_mean(clients_values, first_value, mean):
+                self._paths_without_mean.append(path)
         return merged_values
+
+    def _mean(
+        self,
+        clients_values: list[Any],
+        initial_value: Any,
+        first_value: Any,
+    ) -> Any:
+        """Return the clients' mean of one value, or the first client's value if there is none."""
+        weights = [changes.num_samples for changes in self._changes]
+        # An attribute that was None before the first batch is merged as if it began with the first client's value.
+        if initial_value is None:
+            initial_value = first_value
+        return merged_value(clients_values, weights, initial=initial_value, default=first_value)
 
     def describe_once(self, module: nn.Module, logged_names: Sequence[str]) -> None:
         """Warn about values without a mean if the module has logged ``logged_names`` at the round's end."""
@@ -194,6 +191,17 @@ def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list
     return paths
 
 
+def _has_no_mean(
+    clients_values: list[Any],
+    first_value: Any,
+    mean: Any,
+) -> bool:
+    """Return whether clients have different values, and the first one's is used in place of a mean."""
+    if not are_equal(mean, first_value):
+        return False
+    return any(not are_equal(first_value, value) for value in clients_values)
+
+
 def merged_value(
     values: Sequence[Any],
     weights: Sequence[float],
@@ -221,7 +229,12 @@ def merged_value(
         return default
 
 
-def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
+def _merged_leaf(
+    weights: Sequence[float],
+    default: Any,
+    initial: Any,
+    *values: Any,
+) -> Any:
     """Merge each client's value of one leaf of a tree: a number, a tensor, an array or a list."""
     if type(default) is list:
         return _merged_list(default, initial, *values, weights=weights)
@@ -241,13 +254,10 @@ def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: 
 
 
 def _merged_list(
-    default: list[Any],
-    initial: Any,
-    *lists: Any,
-    weights: Sequence[float],
+    default: list[Any], initial: Any, *lists: Any, weights: Sequence[float]
 ) -> list[Any]:
     """Merge each client's list: all added items if lists have only grown, else item by item."""
-    if not all(map(_is_list, (initial, *lists))):
+    if not all(_is_list(items) for items in (initial, *lists)):
         return default
     num_initial = len(initial)
     has_only_grown = all(are_equal(items[:num_initial], initial) for items in lists)
@@ -255,17 +265,11 @@ def _merged_list(
         added_items = chain.from_iterable(items[num_initial:] for items in lists)
         return [*initial, *added_items]
 
-    have_one_length = all(len(items) == num_initial for items in (default, *lists))
-    if not have_one_length:
+    if any(len(items) != num_initial for items in (default, *lists)):
         return default
     merged_items = []
-    for position in range(num_initial):
-        merged_item = merged_value(
-            [items[position] for items in lists],
-            weights,
-            initial=initial[position],
-            default=default[position],
-        )
+    for default_item, initial_item, *items in zip(default, initial, *lists):
+        merged_item = merged_value(items, weights, initial=initial_item, default=default_item)
         merged_items.append(merged_item)
     return merged_items
 

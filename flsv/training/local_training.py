@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
+from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, Traffic, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
@@ -63,31 +63,25 @@ class LocalTraining:
         steps: LocalSteps,
     ) -> None:
         self.trainer = trainer
-        self.state = TrainerState(
-            trainer,
-            space,
-            policy=parts.optimizer_state,
-            store=store,
-            steps=steps,
-        )
-        self._shared_object_check: SharedObjectCheck | None = None
-        # Whether the next client's training is checked for changes of objects that clients share.
-        self.checks_shared_objects = True
-        # Norms of the tensors in each client's update of the first round.
-        self.first_updates: dict[int, Tensor] = {}
-        self._trains_at_once = False
-        self.upload_seed: int | None = None
-        self.upload_secret = b""
-
         self._parts = parts
-        self._is_private = parts.is_private
         self._store = store
         self._steps = steps
         self._num_clients = num_clients
-        self._algorithm: Any = parts.client_algorithm
+        self._algorithm = parts.client_algorithm
+        self.state = TrainerState(
+            trainer, space, policy=parts.optimizer_state, store=store, steps=steps
+        )
         kind_of_steps = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
         self.client_steps = kind_of_steps(trainer, self.state, steps, self._algorithm)
-        self._strategies = list(parts.strategies.values())
+
+        self.upload_seed: int | None = None
+        self.upload_secret = b""
+        # Norms of the tensors in each client's update of the first round.
+        self.first_updates: dict[int, Tensor] = {}
+        # Whether the next client's training is checked for changes of objects that clients share.
+        self.checks_shared_objects = True
+        self._shared_object_check: SharedObjectCheck | None = None
+        self._trains_at_once = False
 
     @property
     def is_trained(self) -> bool:
@@ -103,23 +97,15 @@ class LocalTraining:
         self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]
     ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
-        state = self.state
-        state.begin_clients()  # has an effect for the round's first client only
+        self.state.begin_clients()  # has an effect for the round's first client only
         # Strategies can read the client's data only in this context.
         with opened(local):
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, model=None)
-            private_tensors: Mapping[str, Tensor] = {}
-            if state.space.private_names:
-                private_tensors = local.private
-            state.enter(instruction.client_id, initial_model, private_tensors)
-            self.client_steps.seed(instruction)
-            if self.checks_shared_objects:
-                self._shared_object_check = SharedObjectCheck(self.trainer)
-
+            self._enter(instruction, local, initial_model)
             context = ClientContext(
-                module=state.module,
-                space=state.space,
+                module=self.state.module,
+                space=self.state.space,
                 instruction=instruction,
                 local=local,
                 initial_model=initial_model,
@@ -139,6 +125,16 @@ class LocalTraining:
         if model is None:
             raise RuntimeError(f"{local!r} received no model and has no model in its state.")
         return model
+
+    def _enter(self, instruction: Instruction, local: LocalData, initial_model: Tensor) -> None:
+        """Put the client's model and state into the Trainer."""
+        private_tensors: Mapping[str, Tensor] = {}
+        if self.state.space.private_names:
+            private_tensors = local.private
+        self.state.enter(instruction.client_id, initial_model, private_tensors)
+        self.client_steps.seed(instruction)
+        if self.checks_shared_objects:
+            self._shared_object_check = SharedObjectCheck(self.trainer)
 
     # ---- training outside of the Trainer
 
@@ -189,24 +185,22 @@ class LocalTraining:
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
         vector, trained_model, private_tensors = self.state.read(out)
-        if self._is_private:  # an error would reveal something about the data
+        if self._parts.is_private:  # an error would reveal something about the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained_model)
         context.broken |= self.state.is_broken(private_tensors)
 
         if not context.broken:
-            return self._make_update(
-                context, vector, trained=trained_model, private_tensors=private_tensors
-            )
-        if not self._is_private:
+            return self._make_update(context, vector, trained_model, private_tensors)
+        if not self._parts.is_private:
             return None
 
         # With differential privacy the client sends the global model plus noise. Its staged state is dropped before
         # the uploads run, since these store in it what they do not send.
         self._store.discard(context.instruction.client_id)
         vector.copy_(self.state.global_vector)
-        return self._make_update(context, vector, trained=vector, private_tensors={})
+        return self._make_update(context, vector, vector, private_tensors={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
         """Check that a client without an optimizer step has not changed its model."""
@@ -224,78 +218,70 @@ class LocalTraining:
         self,
         context: ClientContext,
         vector: Tensor,
-        *,
         trained: Tensor,
         private_tensors: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
         """Apply attacks, noise and compression, and make the update, None if it is not finite."""
-        local = context.local
         instruction = context.instruction
-        uploads = self._parts.uploads
         upload_context = self._upload_context(context)
+        traffic = self._write_upload(context, vector, trained, upload_context)
+        loss = _loss_if_finite(context, vector)
+        if loss is None:
+            return None
 
+        reported_loss = sanitize_report(self._parts.uploads, upload_context, "loss", loss)
+        self._store_models(context, upload_context)
+        reports = self._reports(context)
+        self._keep_private_state(context.local, private_tensors)
+        update = ClientUpdate(instruction.client_id, context.samples, vector, traffic=traffic)
+        if self._parts.is_private:  # no other field may reveal something about the data
+            num_steps = self._steps.steps_in_round(context.lengths, instruction.round_index)
+            return replace(update, num_steps=num_steps)
+        return replace(update, loss=reported_loss, num_steps=context.num_steps, reports=reports)
+
+    def _write_upload(
+        self, context: ClientContext, vector: Tensor, trained: Tensor, upload_context: UploadContext
+    ) -> Traffic:
+        """Overwrite ``vector [P]`` with the model that the client sends. Return its size in transmission."""
         sent, traffic = upload(
-            uploads,
+            self._parts.uploads,
             vector,
             initial_model=context.start,
             global_vector=self.state.global_vector,
             context=upload_context,
         )
-        trained_model = trained
+        context.trained = trained
+        context.sent = vector
         if sent is not vector:
             if trained is vector:
-                trained_model = trained.clone()
+                context.trained = trained.clone()
             vector.copy_(sent)
+        return traffic
 
-        # Read both numbers at once: each read waits for the device.
-        mean_loss = context.loss / context.position
-        total, loss = torch.stack([vector.sum().double(), mean_loss.double()]).tolist()
-        if not (math.isfinite(total) or vector.isfinite().all()):
-            return None
-
-        tell = None
-        if uploads:
-            tell = partial(sanitize_report, uploads, upload_context)
-        reported_loss = sanitize_report(uploads, upload_context, "loss", loss)
-        local.set_models(context.start, trained_model, sent=vector, tell=tell)
-        self._store_first_update(instruction, trained_model - context.start)
-        self.state.keep_values(instruction.client_id, context.samples)
-
-        context.trained = trained_model
-        context.sent = vector
+    def _store_models(self, context: ClientContext, upload_context: UploadContext) -> None:
+        """Store the models for strategies that read the client's data, and the module's values for the round's end."""
+        assert context.trained is not None
+        uploads = self._parts.uploads
         context.upload = partial(self._upload, upload_context)
-        reports = self._reports(local, context)
-        if private_tensors:
-            local.private.update(private_tensors)
+        tell = partial(sanitize_report, uploads, upload_context) if uploads else None
+        context.local.set_models(context.start, context.trained, sent=context.sent, tell=tell)
+        self._store_first_update(context, context.trained - context.start)
+        self.state.keep_values(context.instruction.client_id, context.samples)
+
+    def _keep_private_state(self, local: LocalData, private_tensors: Mapping[str, Tensor]) -> None:
+        """Store what the client does not send: unshared parameters, and what the personalizer keeps."""
+        local.private.update(private_tensors)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
-        if self._is_private:  # no other field may reveal something about the data
-            return ClientUpdate(
-                instruction.client_id,
-                context.samples,
-                vector,
-                num_steps=self._steps.steps_in_round(context.lengths, instruction.round_index),
-                traffic=traffic,
-            )
-        return ClientUpdate(
-            instruction.client_id,
-            context.samples,
-            vector,
-            loss=reported_loss,
-            num_steps=context.num_steps,
-            reports=reports,
-            traffic=traffic,
-        )
-
-    def _store_first_update(self, instruction: Instruction, update: Tensor) -> None:
+    def _store_first_update(self, context: ClientContext, update: Tensor) -> None:
         """Store the norms of an update's tensors in the first round."""
         # The rounding of models that are trained at once depends on the other models in the batch.
-        if instruction.round_index > 0 or self._trains_at_once:
+        if context.instruction.round_index > 0 or self._trains_at_once:
             return
         tensors = self.state.space.unflatten(update).values()
         norms = torch._foreach_norm([tensor.float() for tensor in tensors])
-        self.first_updates[instruction.client_id] = torch.stack(norms)
+        self.first_updates[context.instruction.client_id] = torch.stack(norms)
 
     def _upload_context(self, context: ClientContext) -> UploadContext:
         instruction = context.instruction
@@ -318,31 +304,30 @@ class LocalTraining:
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state
-        state_of_model = {}
-        for key, value in client_state.items():
-            if key.startswith(name):
-                state_of_model[key.removeprefix(name)] = value
-        context_of_model = replace(upload_context, state=state_of_model)
-
+        state_of_model = {
+            key.removeprefix(name): value
+            for key, value in client_state.items()
+            if key.startswith(name)
+        }
         sent_vector, _ = upload(
             self._parts.uploads,
             vector,
             initial_model=initial_model,
             global_vector=initial_model,
-            context=context_of_model,
+            context=replace(upload_context, state=state_of_model),
         )
         # The uploads have changed `state_of_model` in place.
         for key, value in state_of_model.items():
             client_state[name + key] = value
         return sent_vector
 
-    def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
+    def _reports(self, context: ClientContext) -> dict[str, Tensor]:
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
             reported |= self._algorithm.end_client(context)
         declared_names = set()
-        for strategy in self._strategies:
-            reported |= strategy.report(local)
+        for strategy in self._parts.strategies.values():
+            reported |= strategy.report(context.local)
             declared_names |= set(strategy.reports)
 
         surplus_names = sorted(reported.keys() - declared_names)
@@ -361,6 +346,15 @@ class LocalTraining:
             self._algorithm.leave_client(context)
         self.client_steps.end()
         self.state.discard()
+
+
+def _loss_if_finite(context: ClientContext, vector: Tensor) -> float | None:
+    """Return the client's mean loss, or None if its model ``vector [P]`` is not finite."""
+    mean_loss = context.loss / context.position
+    # Read both numbers at once: each read waits for the device.
+    total, loss = torch.stack([vector.sum().double(), mean_loss.double()]).tolist()
+    is_finite = math.isfinite(total) or vector.isfinite().all()
+    return loss if is_finite else None
 
 
 def _as_report(value: Tensor | float) -> Tensor:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Set
 from functools import lru_cache
 from itertools import chain
-from operator import is_
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -43,10 +42,7 @@ State = dict[str, dict[str, Any]]
 
 _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
-_TABLES = []
-for _name, _value in vars(nn.Module()).items():
-    if isinstance(_value, dict | set):
-        _TABLES.append(_name)
+_TABLES = [_name for _name, _value in vars(nn.Module()).items() if isinstance(_value, dict | set)]
 #: Attributes in which torch stores a parameter's hooks.
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.
@@ -99,13 +95,16 @@ class ModuleSnapshot:
         self._containers: list[_Container] = []
         self._leaves_out_data = False
         self._add_layer("", module)
-        users_data = _data_module_of(module)
-        if users_data is not None:
-            self._leaves_out_data = True
-            self.owners[DATA_PATH] = users_data
-            self._add_container(
-                vars(users_data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES
-            )
+        self._add_data_module()
+
+    def _add_data_module(self) -> None:
+        """Record the attributes of the user's data module. A FederatedDataModule has no state."""
+        data = getattr(trainer_of(self._module), "datamodule", None)
+        if data is None or isinstance(data, FederatedDataModule):
+            return
+        self._leaves_out_data = True
+        self.owners[DATA_PATH] = data
+        self._add_container(vars(data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES)
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
         """Record a layer and the layers in it: their tables, hooks, buffers, parameters and attributes."""
@@ -223,7 +222,7 @@ class ModuleSnapshot:
         for table, original in self._tables:
             is_unchanged = list(table) == list(original)
             if is_unchanged and isinstance(table, dict):
-                is_unchanged = all(map(is_, table.values(), original.values()))
+                is_unchanged = all(table[name] is item for name, item in original.items())
             if not is_unchanged:
                 table.clear()
                 table.update(original)
@@ -262,40 +261,37 @@ class _Container(NamedTuple):
     def restore(self, values: Values) -> None:
         """Write the items, with plain ``values`` by path. Delete items that are new."""
         if type(self.owner) is dict:
-            present: dict[str, Any] = self.owner.copy()
+            items_now: dict[str, Any] = self.owner.copy()
             set_item: Any = dict.__setitem__
             delete_item: Any = dict.__delitem__
         else:
-            present = attributes_and_slots(self.owner)
+            items_now = attributes_and_slots(self.owner)
             set_item = object.__setattr__
             delete_item = object.__delattr__
-        restored = {}
-        for name, original in self.originals.items():
-            item = present.get(name, _MISSING)
-            value = values.get(self.paths[name], _MISSING)
-            if value is _MISSING:
-                # Optimizers are swapped by name elsewhere.
-                is_kept = item is original or is_optimizer(item)
-                restored[name] = item if is_kept else original
-            elif item is value or are_equal(item, value):
-                restored[name] = item
-            else:
-                restored[name] = _with_items_of(original, value)
+        restored = self._restored_items(items_now, values)
 
-        for name in present.keys() - restored.keys() - self.unswapped:
-            if not is_optimizer(present[name]):
+        for name in items_now.keys() - restored.keys() - self.unswapped:
+            if not is_optimizer(items_now[name]):
                 delete_item(self.owner, name)
         for name, item in restored.items():
-            if item is not present.get(name, _MISSING):
+            if item is not items_now.get(name, _MISSING):
                 set_item(self.owner, name, item)
 
-
-def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
-    """Return the Trainer's data module, or None if it is flsv's own, which has no state."""
-    data = getattr(trainer_of(module), "datamodule", None)
-    if isinstance(data, FederatedDataModule):
-        return None
-    return data
+    def _restored_items(self, items_now: dict[str, Any], values: Values) -> dict[str, Any]:
+        """Return the items to have. Those that have not changed are the objects that they are now."""
+        restored = {}
+        for name, original in self.originals.items():
+            item_now = items_now.get(name, _MISSING)
+            saved_value = values.get(self.paths[name], _MISSING)
+            if saved_value is _MISSING:
+                is_new_optimizer = item_now is not original and is_optimizer(item_now)
+                # Optimizers are swapped by name elsewhere.
+                restored[name] = item_now if is_new_optimizer else original
+            elif item_now is saved_value or are_equal(item_now, saved_value):
+                restored[name] = item_now
+            else:
+                restored[name] = _with_items_of(original, saved_value)
+        return restored
 
 
 # ---- checkpoints and other processes
@@ -303,24 +299,9 @@ def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
 
 def write_state(module: nn.Module, state: State) -> list[str]:
     """Write a state of :meth:`ModuleSnapshot.state` into another module. Describe the parts that are missing there."""
-    layers = dict(module.named_modules())
-    for path, buffer in state["buffers"].items():
-        owner_path, _, name = path.rpartition(".")
-        layer = layers.get(owner_path)
-        if layer is not None and name not in layer._buffers:
-            layer.register_buffer(name, buffer, persistent=False)
-
+    _register_buffers(module, state["buffers"])
     snapshot = ModuleSnapshot(module)
-    missing = []
-    for path, (flag, description) in state["structure"].items():
-        present = snapshot.structure.get(path, [flag, "missing"])
-        _, present_description = present
-        if present_description == description:
-            present[0] = flag
-        else:
-            name = path or "the module"
-            missing.append(f"{name} was {description} and is {present_description}")
-
+    differences = _write_flags(snapshot.structure, state["structure"])
     new_values = {}
     for path, value in {**state["attributes"], **state["buffers"]}.items():
         if path in snapshot.originals or path in snapshot.buffers:
@@ -328,14 +309,39 @@ def write_state(module: nn.Module, state: State) -> list[str]:
         else:
             new_values[path] = value
     snapshot.restore()
+
     for path, value in new_values.items():
         owner_path, _, name = path.rpartition(".")
         owner = snapshot.owners.get(owner_path)
         if owner is None:
-            missing.append(f"{path} is missing")
+            differences.append(f"{path} is missing")
         else:
             object.__setattr__(owner, name, copied(value))
-    return missing
+    return differences
+
+
+def _register_buffers(module: nn.Module, buffers: Values) -> None:
+    """Register buffers by path that the module's layers do not have yet."""
+    layers = dict(module.named_modules())
+    for path, buffer in buffers.items():
+        owner_path, _, name = path.rpartition(".")
+        layer = layers.get(owner_path)
+        if layer is not None and name not in layer._buffers:
+            layer.register_buffer(name, buffer, persistent=False)
+
+
+def _write_flags(structure: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    """Write the flags of a saved structure into another one. Describe the parts that differ."""
+    differences = []
+    for path, (flag, saved_description) in saved.items():
+        part = structure.get(path, [flag, "missing"])
+        _, description = part
+        if description == saved_description:
+            part[0] = flag
+        else:
+            name = path or "the module"
+            differences.append(f"{name} was {saved_description} and is {description}")
+    return differences
 
 
 def saved_state(state: State) -> State:

@@ -8,7 +8,7 @@ around ``Optimizer.step`` are called by all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -121,21 +121,14 @@ class ClientSteps(L.Callback):
         context = self.context
         if context is None:
             return
-
-        loss = outputs
-        if isinstance(outputs, dict):
-            loss = outputs.get("loss")
-        if not isinstance(loss, Tensor):  # the module returned no loss
-            loss = context.loss.new_tensor(math.nan)
+        loss = _loss_among(outputs)
         num_accumulated = trainer.accumulate_grad_batches
         if pl_module.automatic_optimization and num_accumulated != 1:
             loss = loss * num_accumulated  # Lightning has divided the loss
-
         context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
         self._steps.batch = None
-        if self._added_loss is not None:
-            self._remove_added_loss()
+        self._remove_added_loss()
 
     def _remove_added_loss(self) -> None:
         """Let ``training_step`` return its own loss again."""
@@ -231,11 +224,7 @@ class GradientSteps(ClientSteps):
 
         # The closure computes the gradients, after which the algorithm sees them.
         wrapped_closure = self._wrap_closure(context, closure, optimizer)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": wrapped_closure}
-        optimizer_argument, _, *further_arguments = args
-        new_args = (optimizer_argument, wrapped_closure, *further_arguments)
-        return new_args, kwargs
+        return _with_closure(wrapped_closure, args, kwargs)
 
     def _after_step(
         self,
@@ -255,21 +244,10 @@ class GradientSteps(ClientSteps):
         optimizer: Any,
     ) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
-        parameters = parameters_of(optimizer)
-        # The client's first step is checked for a move before its closure is called.
-        values_before_step: list[Tensor] | None = None
         if context.num_steps == 0:
-            values_before_step = [parameter.detach().clone() for parameter in parameters]
+            closure = self._check_first_call(closure, optimizer)
 
         def wrapped_closure() -> Any:
-            nonlocal values_before_step
-            if values_before_step is not None:
-                if not all(map(torch.equal, values_before_step, parameters)):
-                    raise self._unseen_gradients(
-                        optimizer, "its step moves the model by gradients from before the step"
-                    )
-                values_before_step = None  # only the closure's first call is checked
-
             # Lightning's closure calls `on_before_optimizer_step`, which sets this to True.
             self._has_shown_gradients = False
             loss = closure()
@@ -279,32 +257,42 @@ class GradientSteps(ClientSteps):
 
         return wrapped_closure
 
+    def _check_first_call(self, closure: Closure, optimizer: Any) -> Closure:
+        """Return a closure that raises an error if the step has moved the model before its first call."""
+        parameters = parameters_of(optimizer)
+        values_before_step = [parameter.detach().clone() for parameter in parameters]
+
+        def checked_closure() -> Any:
+            for value_before_step, parameter in zip(values_before_step, parameters):
+                if not torch.equal(value_before_step, parameter):
+                    raise self._unseen_gradients(
+                        optimizer, "its step moves the model by gradients from before the step"
+                    )
+            values_before_step.clear()  # only the first call is checked
+            return closure()
+
+        return checked_closure
+
     def _show_gradients(self, context: ClientContext, optimizer: Any) -> None:
         self._has_shown_gradients = True
-        algorithm = self._algorithm
         context.optimizer = optimizer
         context.epoch = context.position // context.epoch_batches
-
-        trained_parameters = [
-            parameter for parameter in parameters_of(optimizer) if parameter.grad is not None
-        ]
-        for parameter in algorithm.frozen_parameters(context, trained_parameters):
+        parameters = _with_gradient(parameters_of(optimizer))
+        for parameter in self._algorithm.frozen_parameters(context, parameters):
             parameter.grad = None
-        if not self._changes_gradients:
-            return
+        if self._changes_gradients:
+            self._change_gradients(context, _with_gradient(parameters))
 
-        parameters = []
+    def _change_gradients(self, context: ClientContext, parameters: list[Tensor]) -> None:
         gradients = []
-        for parameter in trained_parameters:
-            if parameter.grad is None:  # it was frozen above
-                continue
+        for parameter in parameters:
+            assert parameter.grad is not None
             if parameter.grad.is_sparse:  # the algorithm's term is dense
                 parameter.grad = parameter.grad.to_dense()
-            parameters.append(parameter)
             gradients.append(parameter.grad)
         shared_parameters, shared_gradients = context.shared(parameters, gradients)
         with opened(context.local):  # the algorithm may read the client's data
-            algorithm.gradients(context, shared_parameters, shared_gradients)
+            self._algorithm.gradients(context, shared_parameters, shared_gradients)
 
     # ---- errors
 
@@ -344,6 +332,28 @@ def _closure_among(args: Any, kwargs: Any) -> Closure | None:
     if callable(closure):
         return closure
     return None
+
+
+def _with_closure(closure: Closure, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of ``Optimizer.step`` with another closure."""
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    optimizer, _, *further_arguments = args
+    return (optimizer, closure, *further_arguments), kwargs
+
+
+def _with_gradient(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter for parameter in parameters if parameter.grad is not None]
+
+
+def _loss_among(outputs: Any) -> Tensor:
+    """Return the loss in the outputs of ``training_step``, NaN if there is none."""
+    loss = outputs
+    if isinstance(outputs, dict):
+        loss = outputs.get("loss")
+    if isinstance(loss, Tensor):
+        return loss
+    return torch.tensor(math.nan)
 
 
 def _step_name(optimizer: Any) -> str:

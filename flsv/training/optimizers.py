@@ -111,16 +111,30 @@ class Optimizers:
             client_state["optimizer"] = {
                 swapped_optimizer.name: swapped_optimizer.state() for swapped_optimizer in entered
             }
+        pace = self._leave_schedules(entered)
+        if pace:
+            client_state["pace"] = pace
+        self._leave_optimizers(entered)
+        return client_state
+
+    def _leave_schedules(self, entered: Iterable[SwappedOptimizer]) -> dict[str, Any]:
+        """Reset the schedules. Return the client's schedules and options, empty if they are the federation's."""
         options_by_name = {}
         has_options = False
         for swapped_optimizer in entered:
-            options_of_groups = self._client_options(swapped_optimizer)
+            is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+            options_of_groups = swapped_optimizer.client_options(
+                scheduled=not is_by_round, policy=self._policy
+            )
             options_by_name[swapped_optimizer.name] = options_of_groups
             has_options = has_options or any(options_of_groups)
         scheduler_states = self._schedules.leave()
-        if scheduler_states or has_options:
-            client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
+        if not scheduler_states and not has_options:
+            return {}
+        return {"schedulers": scheduler_states, "options": options_by_name}
 
+    def _leave_optimizers(self, entered: Iterable[SwappedOptimizer]) -> None:
+        """Restore the federation's optimizers, and forget those without a name."""
         for swapped_optimizer in entered:
             is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
             swapped_optimizer.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
@@ -130,11 +144,6 @@ class Optimizers:
             for swapped_optimizer in self._swapped_optimizers
             if not swapped_optimizer.name.startswith(UNNAMED_PREFIX)
         ]
-        return client_state
-
-    def _client_options(self, swapped_optimizer: SwappedOptimizer) -> Options:
-        is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
-        return swapped_optimizer.client_options(scheduled=not is_by_round, policy=self._policy)
 
     def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
         """Return a client's optimizer states from a checkpoint on the optimizers' device."""
@@ -346,18 +355,12 @@ class _SchedulersOfLength:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:
             batch_counts.restore()
-        self._fit_optimizers = trainer.optimizers
-        self._initial_options: list[Options] = []  # what these schedulers have set, by optimizer
-        for optimizer in self._optimizers:
-            options_of_groups = []
-            for group in optimizer.param_groups:
-                options = {name: deepcopy(group[name]) for name in SCHEDULED_OPTIONS & group.keys()}
-                options_of_groups.append(options)
-            self._initial_options.append(options_of_groups)
-        self._schedulers = [schedulers[index] for index in indices]
-        self._initial_states = _copy_states(self._schedulers)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of a missing step
+        self._fit_optimizers = trainer.optimizers
+        self._initial_options = [_scheduled_options(optimizer) for optimizer in self._optimizers]
+        self._schedulers = [schedulers[index] for index in indices]
+        self._initial_states = _copy_states(self._schedulers)
 
     def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
@@ -376,6 +379,15 @@ class _SchedulersOfLength:
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
             fit_scheduler.optimizer = fit_optimizer
+
+
+def _scheduled_options(optimizer: Optimizer) -> Options:
+    """Copy each group's options that schedulers change."""
+    options_of_groups = []
+    for group in optimizer.param_groups:
+        options = {name: deepcopy(group[name]) for name in SCHEDULED_OPTIONS & group.keys()}
+        options_of_groups.append(options)
+    return options_of_groups
 
 
 def _copy_states(schedulers: Iterable[Any]) -> list[Any]:
@@ -419,9 +431,10 @@ class OptimizerOptions:
         self._scheduler_names = [type(scheduler).__name__ for scheduler in schedulers]
         scheduler_states = [scheduler.state_dict() for scheduler in schedulers]
         options_to_compare = [*self._options, *scheduler_states]
-        texts = []
-        for options in options_to_compare:
-            texts.append({name: _option_text(value) for name, value in options.items()})
+        texts = [
+            {name: _option_text(value) for name, value in options.items()}
+            for options in options_to_compare
+        ]
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizer_descriptions + self._scheduler_names),
             "options": texts,

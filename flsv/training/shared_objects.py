@@ -55,35 +55,34 @@ class SharedObjectCheck:
         self._optimizers = find_optimizers(trainer)
         snapshot = ModuleSnapshot(self._module)
         # Training may replace attributes of the module, so the objects from before the training are compared.
-        self._objects: dict[str, Any] = {}
-        for path, value in snapshot.originals.items():
-            is_swapped = path in snapshot.values or id(value) in snapshot.visited
-            if not is_swapped:
-                self._objects[f"module.{path}"] = value
+        self._objects = _unswapped_objects(snapshot)
         self._swapped_ids = set(snapshot.visited)
         for tensor in (*self._module.parameters(), *self._module.buffers()):
             self._swapped_ids.add(id(tensor))
         self._initial_contents = self._contents()
-        self._callbacks = [
-            callback
-            for callback in callbacks_of(trainer)
-            if package_of(type(callback)) not in LIBRARIES
-        ]
+        self._callbacks: list[L.Callback] = []
         self._initial_weights: list[Memory] = []
         self._initial_memory: set[Memory] = set()
-        if self._callbacks:
+        for callback in callbacks_of(trainer):
+            if package_of(type(callback)) not in LIBRARIES:
+                self._add_callback(callback)
+
+    def _add_callback(self, callback: L.Callback) -> None:
+        """Record the memory of a callback's tensors, and of the module's weights."""
+        if not self._callbacks:
             self._initial_weights = _memory_of([w.detach() for w in self._module.parameters()])
             self._initial_memory.update(self._initial_weights)
-            for callback in self._callbacks:
-                self._initial_memory.update(_memory_of(vars(callback), self._swapped_ids))
+        self._callbacks.append(callback)
+        self._initial_memory.update(_memory_of(vars(callback), self._swapped_ids))
 
     def warn_of_changes(self) -> None:
         """Warn of the objects that the local training has changed."""
         contents = self._contents()
-        changed_paths = []
-        for path, initial_content in self._initial_contents.items():
-            if contents.get(path) != initial_content:
-                changed_paths.append(path)
+        changed_paths = [
+            path
+            for path, initial_content in self._initial_contents.items()
+            if contents.get(path) != initial_content
+        ]
         if changed_paths:
             rank_zero_warn(
                 f"flsv: training changes {listed(changed_paths)} of {type(self._module).__name__}. All clients share "
@@ -120,6 +119,16 @@ class SharedObjectCheck:
         for layer in self._module.modules():
             objects |= _values_of_class(type(layer))
         return {path: _content_of(value, self._swapped_ids) for path, value in objects.items()}
+
+
+def _unswapped_objects(snapshot: ModuleSnapshot) -> dict[str, Any]:
+    """Return the objects in attributes of the module that are not swapped between clients, by path."""
+    objects = {}
+    for path, value in snapshot.originals.items():
+        is_swapped = path in snapshot.values or id(value) in snapshot.visited
+        if not is_swapped:
+            objects[f"module.{path}"] = value
+    return objects
 
 
 def _values_of_class(kind: type) -> dict[str, Any]:

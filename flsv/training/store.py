@@ -131,9 +131,9 @@ class ClientStore:
 
     def to(self, device: Any) -> None:
         for state in self._committed.values():
-            moved_tensors = {}
-            for name, tensor in state.get(TENSORS, {}).items():
-                moved_tensors[name] = tensor.to(device)
+            moved_tensors = {
+                name: tensor.to(device) for name, tensor in state.get(TENSORS, {}).items()
+            }
             if moved_tensors:
                 state[TENSORS] = moved_tensors
 

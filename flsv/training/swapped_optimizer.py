@@ -166,11 +166,11 @@ class SwappedOptimizer:
 
     def _plain_attributes(self) -> dict[str, Any]:
         """Copy the optimizer's plain attributes, such as a wrapper's counters."""
-        attributes = {}
-        for name, value in _attributes_of(self.optimizer).items():
-            if is_plain(value):
-                attributes[name] = copied(value)
-        return attributes
+        return {
+            name: copied(value)
+            for name, value in _attributes_of(self.optimizer).items()
+            if is_plain(value)
+        }
 
     def _set_attributes(self, values: Mapping[str, Any]) -> None:
         for name, value in _attributes_of(self.optimizer).items():
@@ -305,22 +305,14 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _state_by_index(optimizer: Any) -> State:
     """Return an optimizer's state with the parameters' indices as keys, without copies."""
-    index_of_parameter = {}
-    for index, parameter in enumerate(parameters_of(optimizer)):
-        index_of_parameter[parameter] = index
-    state = {}
-    for key, value in optimizer.state.items():
-        if isinstance(key, Tensor):
-            state[index_of_parameter.get(key, key)] = value
-        else:  # the item belongs to no parameter
-            state[key] = value
-    return state
+    index_of_parameter = {
+        parameter: index for index, parameter in enumerate(parameters_of(optimizer))
+    }
+    # An item that belongs to no parameter has its own key.
+    return {index_of_parameter.get(key, key): value for key, value in optimizer.state.items()}
 
 
 def _state_by_parameter(optimizer: Any, stored: State) -> State:
     """Copy a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(parameters_of(optimizer)))
-    state = {}
-    for key, value in stored.items():
-        state[parameters.get(key, key)] = _copied_option(value)
-    return state
+    return {parameters.get(key, key): _copied_option(value) for key, value in stored.items()}

@@ -275,10 +275,11 @@ class TrainerState:
 
     def _check_non_finite(self) -> None:
         """Check that a client has not changed tensors that held infinite values or NaN when the run began."""
-        changed_names = []
-        for name, tensor, initial_tensor in self._non_finite_tensors:
-            if not are_equal(tensor.detach(), initial_tensor):
-                changed_names.append(name)
+        changed_names = [
+            name
+            for name, tensor, initial_tensor in self._non_finite_tensors
+            if not are_equal(tensor.detach(), initial_tensor)
+        ]
         if changed_names:
             raise ConfigurationError(
                 f"{changed_names} held infinite values or NaN when the run began, and a client's training changes "

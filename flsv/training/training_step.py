@@ -59,10 +59,11 @@ def is_type_error(error: BaseException) -> bool:
 
 def note_on_types(error: BaseException, batch: Any) -> str:
     """Describe the types of a batch if they caused the error, otherwise return an empty string."""
-    types = []
-    for value in tree_leaves(batch):
-        if isinstance(value, Tensor):
-            types.append(f"{value.dtype} {list(value.shape)}")
+    types = [
+        f"{value.dtype} {list(value.shape)}"
+        for value in tree_leaves(batch)
+        if isinstance(value, Tensor)
+    ]
     if not types or not is_type_error(error):
         return ""
     return (

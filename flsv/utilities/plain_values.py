@@ -198,6 +198,9 @@ def _are_equal_arrays(array: np.ndarray, other_array: np.ndarray) -> bool:
 
 
 def _are_equal_tensors(tensor: Tensor, other_tensor: Tensor) -> bool:
+    if _is_sparse(tensor) and _is_sparse(other_tensor):
+        has_same_shape = tensor.shape == other_tensor.shape
+        return has_same_shape and _are_all_equal(_entries_of(tensor), _entries_of(other_tensor))
     if not is_dense(tensor) or not is_dense(other_tensor):
         return False
     if tensor.shape != other_tensor.shape:
@@ -207,6 +210,16 @@ def _are_equal_tensors(tensor: Tensor, other_tensor: Tensor) -> bool:
     other_tensor = other_tensor.to(tensor.device)
     are_nan = (tensor != tensor) & (other_tensor != other_tensor)
     return bool(((tensor == other_tensor) | are_nan).all())
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    return tensor.is_sparse or tensor.is_sparse_csr
+
+
+def _entries_of(tensor: Tensor) -> list[Tensor]:
+    """Return the places and the numbers of a sparse tensor's entries."""
+    coalesced = tensor.to_sparse().coalesce()
+    return [coalesced.indices(), coalesced.values()]
 
 
 def packed(value: Any) -> Any:

@@ -195,10 +195,9 @@ def _sample_gradients(
     count = len(client_state.x)
     gradients = torch.empty(count)
     order = torch.randperm(count, generator=generator_for(seed, "parts"))
-    num_parts = math.ceil(count / valuer.chunk)
     has_labels = valuer.label_weight > 0
-    for rows in order.chunk(num_parts):
-        gradients_of_part = client_values(
+    for rows in order.chunk(math.ceil(count / valuer.chunk)):
+        gradients[rows] = client_values(
             client_state.x[rows].to(device),
             client_state.y[rows].to(device) if has_labels else None,
             points,
@@ -207,8 +206,7 @@ def _sample_gradients(
             covariance=valuer.covariance,
             label_weight=valuer.label_weight,
             statistics=statistics,
-        )
-        gradients[rows] = gradients_of_part.cpu()
+        ).cpu()
     return gradients
 
 
@@ -222,9 +220,10 @@ def _reasons(
     peers = "the client's samples" if classes is None else "its class"
     has_deviations = rule == "outlier" and len(gradients) >= MIN_SAMPLES
     if has_deviations:
-        reasons_of_finite = []
-        for deviation in deviations(gradients, classes).tolist():
-            reasons_of_finite.append(f"{deviation:.1f} deviations above the center of {peers}")
+        reasons_of_finite = [
+            f"{deviation:.1f} deviations above the center of {peers}"
+            for deviation in deviations(gradients, classes).tolist()
+        ]
     else:
         reason = (
             f"more weight on it would move the client away from the target ({peers} as the measure)"

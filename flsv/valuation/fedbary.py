@@ -291,9 +291,9 @@ class FedBary(ValidatedArguments, SampleFilter):
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
             )
-        features_by_owner = {}
-        for client, response in responses.items():
-            features_by_owner[f"client {client.id}"] = response.features
+        features_by_owner = {
+            f"client {client.id}": response.features for client, response in responses.items()
+        }
         if num_server_features is not None:
             features_by_owner["the server"] = num_server_features
         if len(set(features_by_owner.values())) > 1:
@@ -396,10 +396,10 @@ def clients_of(
     counts_by_client = [labels.bincount(minlength=num_classes) for labels in labels_by_client]
     class_counts = torch.stack(counts_by_client)  # [n, M]
 
-    clients = []
-    for client_id, (x, y) in enumerate(sets):
-        clients.append(_client(client_id, partial(_train_only, x, y), class_counts))
-    return clients
+    return [
+        _client(client_id, partial(_train_only, x, y), class_counts)
+        for client_id, (x, y) in enumerate(sets)
+    ]
 
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flsv.games.members import Members
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import PerformanceMeasure
 from flsv.utilities.atomic_files import replacing, write_json
 from flsv.utilities.csv_files import parse_numbers, read_rows, save_csv
 from flsv.utilities.errors import ConfigurationError
@@ -89,10 +89,7 @@ def write_coalition(folder: Path, training: Training, models: Models) -> None:
             "utilities": dict(model.utilities),
             "outputs": dict(model.outputs),
         }
-    content = {
-        "members": list(training.members),
-        "rounds": rounds,
-    }
+    content = {"members": list(training.members), "rounds": rounds}
     with replacing(path) as file:
         torch.save(content, file)
 
@@ -236,12 +233,12 @@ def _sort_key(training: Training) -> tuple[int, int, Members]:
     return training.seed, len(training.members), training.members
 
 
-def outputs_name(measure: str | ModelScore) -> str:
+def outputs_name(measure: PerformanceMeasure) -> str:
     """Return the name under which a coalition's outputs are stored. All names of scores are of a classifier's."""
     return "accuracy" if isinstance(measure, str) else measure_name(measure)
 
 
-def measure_name(measure: str | ModelScore) -> str:
+def measure_name(measure: PerformanceMeasure) -> str:
     """Return a performance measure's name in the files of coalitions.
 
     Example:

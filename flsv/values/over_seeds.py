@@ -28,7 +28,7 @@ def mean_with_interval(
 
     Args:
         values: ``[S, n]``, each seed's values. A client's mean is over the seeds in which it is not NaN.
-        evidence: facts on each seed's values by trained coalitions, see :func:`flsv.values.evidence.evidence_of`. If a
+        evidence: facts on each seed's values by trained coalitions, see :meth:`flsv.values.query.Game.evidence`. If a
             seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
@@ -50,8 +50,9 @@ def mean_with_interval(
 
 def _students_half_widths(values: Tensor) -> Tensor:
     num_seeds = (~values.isnan()).sum(0)
-    squared_deviations = (values - values.nanmean(0)).square().nansum(0)
-    variances_of_means = squared_deviations / (num_seeds - 1) / num_seeds
+    deviations = values - values.nanmean(0)
+    variances = deviations.square().nansum(0) / (num_seeds - 1)
+    variances_of_means = variances / num_seeds
     return half_width(variances_of_means, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
 
 

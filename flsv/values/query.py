@@ -19,6 +19,7 @@ from torch import Tensor
 from flsv.functional import ShapleyEstimate, few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
+from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.output_score import OutputScore
@@ -33,7 +34,6 @@ from flsv.values.coalition_files import (
     read_untrained,
     rounds_of,
 )
-from flsv.values.evidence import coalitions_not_finite, evidence_of
 from flsv.values.over_seeds import Estimates, mean_with_interval
 
 if TYPE_CHECKING:  # pandas is slow to import
@@ -98,6 +98,27 @@ class Game:
         """Return utilities ``[K, 1]`` as ``[K]``, and those by class as they are."""
         return utilities if self.per_class else utilities.squeeze(1)
 
+    def evidence(self, utilities: Tensor, source: str) -> dict[str, Any]:
+        """Return where the utilities of coalitions come from, those of clients alone, and of all together."""
+        is_partly_trained = not self.are_all_trained
+        is_alone = self.masks.sum(1) == 1
+        return {
+            "source": source,
+            "trainings": self.design if is_partly_trained else "all",
+            "alone_only": is_partly_trained and are_singles_only(self.masks),
+            "halved": is_partly_trained and has_halvings(self.masks),
+            # The others' scores are then estimated from too few.
+            "ranks_only": source == "scores" and self.design in ("singles", "leave-one-out"),
+            "alone": [] if self.per_class else utilities[is_alone].tolist(),
+            "together": None if self.per_class else float(utilities[self.masks.all(1)]),
+        }
+
+
+def are_singles_only(masks: Tensor) -> bool:
+    """Return whether coalitions ``[K, n]`` are each a client alone, beside the empty one and the full one."""
+    is_single = masks.sum(1) == 1
+    return len(masks) == 2 + int(is_single.sum())
+
 
 @dataclass(frozen=True, eq=False)
 class SeedScores:
@@ -134,7 +155,7 @@ class RoundValues:
         values: float64 ``[n, 1]`` or by class ``[n, M]``. NaN if a coalition has no finite performance.
         stderr: their standard errors as estimates of the mean over many seeds.
         estimate: the values of this round alone, if ``values`` are means over rounds.
-        evidence: facts on the values, see :func:`flsv.values.evidence.evidence_of`.
+        evidence: facts on the values, see :meth:`Game.evidence`.
         case_values: function that returns the values on each validation sample, None if they are not known.
     """
 
@@ -181,7 +202,7 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
     for round_index in game.rounds:
         utilities_of_round = scores.utilities(game, round_index)
         outputs = scores.outputs(game, round_index)
-        if not coalitions_not_finite(game.masks, utilities_of_round, outputs):
+        if not _coalitions_not_finite(game.masks, utilities_of_round, outputs):
             utilities[round_index] = game.without_class_axis(utilities_of_round)
     if not utilities:
         return {}
@@ -192,6 +213,18 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
         weights=game.weights,
     )
     return dict(zip(utilities, values))
+
+
+def _coalitions_not_finite(
+    masks: Tensor,
+    utilities: Tensor,
+    outputs: Tensor | None,
+) -> list[list[int]]:
+    """Return the members of each coalition ``[K, n]`` with a utility or an output that is not finite."""
+    is_finite = utilities.isfinite().all(1).cpu()
+    if outputs is not None:
+        is_finite &= outputs.flatten(1).isfinite().all(1)
+    return [list(members) for members in members_of(masks[~is_finite])]
 
 
 def value_after_round(
@@ -214,52 +247,47 @@ def value_after_round(
             are not known.
         recent_estimates: the values ``[n, 1]`` or ``[n, M]`` of the rounds just before, each after the other.
     """
-    num_clients = game.masks.shape[1]
-    shape = num_clients, utilities.shape[1]
-    broken = coalitions_not_finite(game.masks, utilities, outputs)
+    shape = game.masks.shape[1], utilities.shape[1]
+    broken = _coalitions_not_finite(game.masks, utilities, outputs)
     if broken:
         no_values = torch.full(shape, torch.nan).double()
         evidence = {"why_no_values": f"The coalitions {broken} come to no finite performance."}
         return RoundValues(no_values, no_values, no_values, evidence)
 
-    utilities = game.without_class_axis(utilities)
-    estimate, stderr, evidence = _estimate(game, utilities, predicted)
+    estimate, stderr, evidence = _estimate(game, game.without_class_axis(utilities), predicted)
     estimate = estimate.reshape(shape).double()
-    last_estimates: Tensor | None
-    last_estimates = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
+    recent_values = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
     values = estimate
     if game.averages:
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-        values = last_estimates.nanmean(0)
-
-    # Predictions of several rounds differ by what is predicted, too.
-    has_spread = len(last_estimates) == NUM_RECENT_ROUNDS and not game.predicts
-    if not (has_spread and last_estimates.isfinite().all()):
-        last_estimates = None
-    if untrained is not None and not untrained.isfinite().all():
-        untrained = None
+        values = recent_values.nanmean(0)
     stderr = one_seed_stderr(
         values,
         stderr.reshape(shape),
-        untrained_utilities=untrained,
-        recent_values=last_estimates,
+        untrained_utilities=untrained if _is_finite(untrained) else None,
+        recent_values=recent_values if _has_spread(recent_values, game) else None,
     )
-    case_values = None
-    if game.score is not None and outputs is not None and not game.per_class:
-        assert game.weights is not None
-        case_values = partial(
-            game.score.case_values,
-            game.masks,
-            outputs=outputs,
-            weights=game.weights,
-        )
-    return RoundValues(
-        values,
-        stderr,
-        estimate=estimate,
-        evidence=evidence,
-        case_values=case_values,
-    )
+    return RoundValues(values, stderr, estimate, evidence, _case_values(game, outputs))
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    return tensor is not None and bool(tensor.isfinite().all())
+
+
+def _has_spread(recent_values: Tensor, game: Game) -> bool:
+    """Return whether the spread of a game's recent values is that of its trainings."""
+    # Predictions of several rounds differ by what is predicted, too.
+    if game.predicts or len(recent_values) < NUM_RECENT_ROUNDS:
+        return False
+    return _is_finite(recent_values)
+
+
+def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues | None] | None:
+    score = game.score
+    if score is None or outputs is None or game.per_class or score.scores_by_sample is None:
+        return None
+    assert game.weights is not None
+    return partial(score.scores_by_sample.values, game.masks, outputs, game.weights, scoring=score)
 
 
 def _estimate(
@@ -276,13 +304,7 @@ def _estimate(
         source = "trainings" if game.are_all_trained else "scores"
         estimate = few_coalitions_shapley(game.masks, utilities)
 
-    evidence = evidence_of(
-        game.masks,
-        utilities,
-        source=source,
-        per_class=game.per_class,
-        design=game.design,
-    )
+    evidence = game.evidence(utilities, source)
     if isinstance(estimate, PredictedValues):
         evidence["disagreement"] = estimate.disagreement.flatten().tolist()
         return estimate.values, prediction_stderr(estimate.disagreement), evidence

@@ -61,18 +61,17 @@ class RowTraining:
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
-        name_of_trained = {}
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and name not in frozen:
-                name_of_trained[parameter] = name
+        name_of_trained = {
+            parameter: name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in frozen
+        }
 
         self._names_by_group: list[list[str]] = []  # of trained parameters
         self._trained_names: set[str] = set()
         for group in optimizer.param_groups:
-            names = []
-            for parameter in group["params"]:
-                if parameter in name_of_trained:
-                    names.append(name_of_trained[parameter])
+            trained = [tensor for tensor in group["params"] if tensor in name_of_trained]
+            names = [name_of_trained[tensor] for tensor in trained]
             self._names_by_group.append(names)
             self._trained_names.update(names)
         self._step = RowStep(module, sorted(self._trained_names))
@@ -81,40 +80,37 @@ class RowTraining:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # Each state is [m, *shape]. For a name without an entry in states all rows use the module's own, which steps
         # must not change.
-        num_models = len(batches)
-        device = next(iter(states.values())).device
         # Models with more batches come first, so that the models that still train are always the first ones.
-        order = sorted(range(num_models), key=lambda model: -len(batches[model]))
-        num_batches = [len(batches[model]) for model in order]  # descending
-        is_sorted = order == list(range(num_models))
-        indices = torch.tensor(order, device=device)
-        stacked = states if is_sorted else _select_models(states, indices)
+        order = sorted(range(len(batches)), key=lambda model: -len(batches[model]))
+        if order == list(range(len(batches))):
+            return states, self._train_sorted(states, batches)
 
-        losses = torch.zeros(num_models, device=device)
-        optimizer = StackedOptimizer(self._optimizer, self._names_by_group, stacked)
+        device = next(iter(states.values())).device
+        indices = torch.tensor(order, device=device)
+        sorted_states = _select_models(states, indices)
+        losses = self._train_sorted(sorted_states, [batches[model] for model in order])
+        original_order = indices.argsort()
+        return _select_models(sorted_states, original_order), losses[original_order]
+
+    def _train_sorted(self, states: State, batches: Sequence[Sequence[Any]]) -> Tensor:
+        """Train models in place, those with more batches first. Return their mean losses ``[m]``."""
+        device = next(iter(states.values())).device
+        num_batches = [len(batches_of_model) for batches_of_model in batches]  # descending
+        losses = torch.zeros(len(batches), device=device)
+        optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states)
         for step in range(num_batches[0]):
             num_active = sum(count > step for count in num_batches)
             # Views of the models that have a batch left. A step changes the states and losses behind them.
-            active_states = {name: tensor[:num_active] for name, tensor in stacked.items()}
-            active_losses = losses[:num_active]
-            active_batches = [batches[model][step] for model in order[:num_active]]
-            gradients = self._compute_gradients(active_states, active_batches, active_losses)
+            active_states = {name: tensor[:num_active] for name, tensor in states.items()}
+            active_batches = [batches_of_model[step] for batches_of_model in batches[:num_active]]
+            gradients = self._compute_gradients(active_states, active_batches, losses[:num_active])
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(num_active, gradients)
-        losses /= torch.tensor(num_batches, device=losses.device)
+        losses /= torch.tensor(num_batches, device=device)
+        return losses
 
-        if is_sorted:
-            return stacked, losses
-        original_order = indices.argsort()
-        return _select_models(stacked, original_order), losses[original_order]
-
-    def _compute_gradients(
-        self,
-        states: State,
-        batches: Sequence[Any],
-        losses: Tensor,
-    ) -> State:
+    def _compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
         """Return the gradients of stacked models. Add to ``losses``, and update buffers in place."""
         gradients: State = {}
         # Models whose batches have the same shape take one step together.
@@ -351,15 +347,7 @@ class RowStep:
         self, parameters: list[Tensor], other_tensors: State, batch: Any
     ) -> tuple[Tensor, State]:
         """Return one model's loss on one batch, and its updated ``other_tensors``."""
-        tensors = dict(zip(self._trained_names, parameters))
-        for name, tensor in other_tensors.items():
-            # Tensors that are changed in place within a torch.func transformation must be made within it.
-            tensors[name] = tensor.clone()
-        tensors_by_path = {}
-        for name, tensor in tensors.items():
-            for path in self._paths[name]:
-                tensors_by_path[path] = tensor
-
+        tensors_by_path = self._tensors_by_path(parameters, other_tensors)
         product_order: AbstractContextManager[Any] = nullcontext()
         if self._trains_linear_layers_only:
             product_order = _WeightFirst(parameters)
@@ -378,6 +366,18 @@ class RowStep:
             new_tensors[name] = tensors_by_path[first_path]
         return training_loss(outputs), new_tensors
 
+    def _tensors_by_path(self, parameters: list[Tensor], other_tensors: State) -> State:
+        """Return one model's tensors by all their names in ``_TrainingStep``."""
+        tensors = dict(zip(self._trained_names, parameters))
+        for name, tensor in other_tensors.items():
+            # Tensors that are changed in place within a torch.func transformation must be made within it.
+            tensors[name] = tensor.clone()
+        tensors_by_path = {}
+        for name, tensor in tensors.items():
+            for path in self._paths[name]:
+                tensors_by_path[path] = tensor
+        return tensors_by_path
+
 
 class _TrainingStep(nn.Module):
     """A module whose ``forward`` is the ``training_step`` of another module."""
@@ -392,9 +392,9 @@ class _TrainingStep(nn.Module):
 
 def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
     """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
-    name_of_id = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        name_of_id[id(tensor)] = name
+    name_of_id = {
+        id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
 
     paths = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):

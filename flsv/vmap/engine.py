@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
@@ -142,10 +142,11 @@ class VmapProcess(IdleEngine):
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
-        self._stacked_tensors: State = {}
-        for name, tensor in named_tensors(self._module).items():
-            if name not in self._shared_names:
-                self._stacked_tensors[name] = tensor.detach()
+        self._stacked_tensors: State = {
+            name: tensor.detach()
+            for name, tensor in named_tensors(self._module).items()
+            if name not in self._shared_names
+        }
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         self._training = RowTraining(
             self._module,
@@ -153,20 +154,19 @@ class VmapProcess(IdleEngine):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        for first_client in range(0, len(self._client_batches), self._clients_at_once):
-            batches_of_clients = self._client_batches[
-                first_client : first_client + self._clients_at_once
-            ]
-            clients = [
-                self._begin_and_suspend(client_batches) for client_batches in batches_of_clients
-            ]
-            trained_states, losses = self._train_at_once(clients)
-            for row, client in enumerate(clients):
-                model = {name: tensor[row] for name, tensor in trained_states.items()}
-                self._end_client(client, model, losses[row])
+        for position in range(0, len(self._client_batches), self._clients_at_once):
+            self._train_part(self._client_batches[position : position + self._clients_at_once])
         num_steps = sum(client_batches.num_batches for client_batches in self._client_batches)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
         batches.warn_of_left_out(self._clients_with_left_out)
+
+    def _train_part(self, batches_of_clients: Sequence[ClientBatches]) -> None:
+        """Train some of the cohort's clients at once."""
+        clients = [self._begin_and_suspend(client_batches) for client_batches in batches_of_clients]
+        trained_states, losses = self._train_at_once(clients)
+        for row, client in enumerate(clients):
+            model = {name: tensor[row] for name, tensor in trained_states.items()}
+            self._end_client(client, model, losses[row])
 
     def _begin_and_suspend(self, client_batches: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
@@ -190,9 +190,10 @@ class VmapProcess(IdleEngine):
         """Train k clients as one batched model. Return the trained tensors by name, ``[k, ...]``, and the mean losses
         ``[k]``.
         """
-        stacked_states = {}
-        for name in clients[0].state:
-            stacked_states[name] = torch.stack([client.state[name] for client in clients])
+        stacked_states = {
+            name: torch.stack([client.state[name] for client in clients])
+            for name in clients[0].state
+        }
         batches = [client.batches for client in clients]
         try:
             with batched_steps(self.trainer):
@@ -206,7 +207,12 @@ class VmapProcess(IdleEngine):
                 )
             raise
 
-    def _end_client(self, client: _PreparedClient, model: State, mean_loss: Tensor) -> None:
+    def _end_client(
+        self,
+        client: _PreparedClient,
+        model: State,
+        mean_loss: Tensor,
+    ) -> None:
         """Let a client's training end with its trained ``model`` in the module, as if the Trainer had trained it."""
         self._current_client = client.id
         trained_tensors = [model[name] for name in self._stacked_tensors]
@@ -228,7 +234,15 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
     if len(trainer.optimizers) != 1:
         return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
-    optimizer: Any = trainer.optimizers[0]
+    return (
+        _obstacle_in_steps(trainer, trainer.optimizers[0])
+        or _obstacle_in_module(module)
+        or _obstacle_in_callbacks(trainer)
+    )
+
+
+def _obstacle_in_steps(trainer: L.Trainer, optimizer: Any) -> str | None:
+    """Return what in a trainer's steps prevents batched training, with a remedy, or None."""
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
         supported = ", ".join(ELEMENTWISE)
@@ -248,7 +262,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
         if config.interval == "step":
             name = type(config.scheduler).__name__
             return f"{name} steps after every batch of a client. Use interval='epoch' (a round)"
-    return _obstacle_in_module(module) or _obstacle_in_callbacks(trainer)
+    return None
 
 
 def _obstacle_in_module(module: L.LightningModule) -> str | None:
@@ -289,73 +303,91 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
 
 
 def dry_run_of_rows(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    seed: int,
-    shared_names: Collection[str] = (),
+    trainer: L.Trainer, space: ParameterSpace, seed: int, shared_names: Collection[str] = ()
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share."""
     with restored_program(), isolated_rngs(seed, "trial of rows"):
-        module, trainer_of_copies = ModuleCopies(
-            trainer.lightning_module, space
-        ).load_with_trainer()
-        optimizer = trainer_of_copies.optimizers[0]
-        for group in optimizer.param_groups:
-            # A warm-up may begin at 0, which would hide all differences.
-            group["lr"] = group.get("initial_lr") or group["lr"]
-        batches = _first_batches(trainer, trainer_of_copies, seed)
+        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+        optimizer = trial_trainer.optimizers[0]
+        _use_initial_rates(optimizer)
+        batches = _first_batches(trainer, trial_trainer, seed)
         initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), no_random_numbers(module):
-            losses, names_without_gradient = _train_one_by_one(trainer_of_copies, batches)
+            mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
         with torch.no_grad():
             for name, tensor in named_tensors(module).items():
                 tensor.copy_(initial_model[name])
 
-        rounding = rounding_of(trainer)
-        # Two equal models, so that rows are batched as in a round.
-        pairs = {}
-        for name, tensor in initial_model.items():
-            if name not in shared_names:
-                pairs[name] = torch.stack([tensor, tensor])
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
-        # The same batches have been trained on as usual: an error from now on comes from training rows.
-        with (
-            isolated_rngs(seed, "steps"),
-            no_random_numbers(module),
-            convert_errors(module, expected_errors=(Exception,)),
-            batched_steps(trainer_of_copies),
-        ):
-            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
+        tensors = {n: tensor for n, tensor in initial_model.items() if n not in shared_names}
+        row, row_loss = _train_row(training, trial_trainer, tensors, batches, seed=seed)
+        rounding = rounding_of(trainer)
+    _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
+    _compare_models(module, row, trained_model, initial_model, rounding=rounding)
+    return names_without_gradient
 
-    mean_loss = torch.stack(losses).mean().to(mean_losses)
-    _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
-    changes = [trained_model[name] - tensor for name, tensor in initial_model.items()]
-    rounding_norm = rounding.steps * _norm(changes)
-    for name, trained_pair in trained_pairs.items():
+
+def _use_initial_rates(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        # A warm-up may begin at 0, which would hide all differences.
+        group["lr"] = group.get("initial_lr") or group["lr"]
+
+
+def _train_row(
+    training: RowTraining,
+    trainer: L.Trainer,
+    tensors: State,
+    batches: list[Any],
+    seed: int,
+) -> tuple[State, Tensor]:
+    """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
+    module = trainer.lightning_module
+    pairs = {}
+    for name, tensor in tensors.items():
+        pairs[name] = torch.stack([tensor, tensor])
+    # The same batches have been trained on as usual: an error from now on comes from training rows.
+    with (
+        isolated_rngs(seed, "steps"),
+        no_random_numbers(module),
+        convert_errors(module, expected_errors=(Exception,)),
+        batched_steps(trainer),
+    ):
+        trained_pairs, mean_losses = training.train(pairs, [batches, batches])
+    return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
+
+
+def _compare_models(
+    module: nn.Module,
+    row: State,
+    ordinary: State,
+    initial_model: State,
+    rounding: Rounding,
+) -> None:
+    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily."""
+    squared_norm = 0.0
+    for name, tensor in initial_model.items():
+        squared_norm += float((ordinary[name] - tensor).double().square().sum())
+    rounding_norm = rounding.steps * squared_norm**0.5
+    for name, tensor in row.items():
         _compare(
             module,
             name,
-            trained_pair[0],
-            ordinary=trained_model[name],
+            tensor,
+            ordinary=ordinary[name],
             tolerance=rounding.number,
             rounding_norm=rounding_norm,
         )
-    return names_without_gradient
 
 
 def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return sum(float(tensor.double().square().sum()) for tensor in tensors) ** 0.5
-
-
 def _first_batches(
     trainer: L.Trainer,
-    trainer_of_copies: L.Trainer,
+    trial_trainer: L.Trainer,
     seed: int,
 ) -> list[Any]:
     data = data_of(trainer)
@@ -366,38 +398,43 @@ def _first_batches(
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
         for batch in islice(iterator, NUM_DRY_RUN_BATCHES):
-            input_batch = as_module_input(trainer_of_copies, batch)
+            input_batch = as_module_input(trial_trainer, batch)
             # Clones: the loader may reuse its tensors.
             batches.append(tree_map_only(Tensor, torch.clone, input_batch))
     return batches
 
 
-def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
+def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[Tensor, set[str]]:
+    """Return the mean loss, and the names of parameters without a gradient, the same in all batches."""
     module = trainer.lightning_module
-    optimizer = trainer.optimizers[0]
-    clip_limit = trainer.gradient_clip_val
-    clip_algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
     losses = []
-    names_without_gradient = []
+    names_by_batch = []
     for step, batch in enumerate(batches):
-        optimizer.zero_grad()
-        with convert_errors(module), deny_client_attributes(module):
-            arguments = step_arguments(module, batch, step)
-            loss = training_loss(trainer.strategy.training_step(*arguments))
-        loss.backward()
+        losses.append(_take_step(trainer, batch, step))
         names = {name for name, parameter in module.named_parameters() if parameter.grad is None}
-        names_without_gradient.append(names)
-        if clip_limit is not None:
-            trainer.precision_plugin.clip_gradients(optimizer, clip_limit, clip_algorithm)
-        optimizer.step()
-        losses.append(loss.detach())
-    optimizer.zero_grad()
-    for names in names_without_gradient:
-        if names != names_without_gradient[0]:
+        names_by_batch.append(names)
+        if names != names_by_batch[0]:
             raise not_batched_error(
                 module, "which parameters have gradients differs from batch to batch"
             )
-    return losses, names_without_gradient[0]
+    trainer.optimizers[0].zero_grad()
+    return torch.stack(losses).mean(), names_by_batch[0]
+
+
+def _take_step(trainer: L.Trainer, batch: Any, step: int) -> Tensor:
+    """Take an optimizer step on a batch as usual, and return the loss. The gradients remain."""
+    module = trainer.lightning_module
+    optimizer = trainer.optimizers[0]
+    optimizer.zero_grad()
+    with convert_errors(module), deny_client_attributes(module):
+        arguments = step_arguments(module, batch, step)
+        loss = training_loss(trainer.strategy.training_step(*arguments))
+    loss.backward()
+    if trainer.gradient_clip_val is not None:
+        algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
+        trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)
+    optimizer.step()
+    return loss.detach()
 
 
 def _compare(

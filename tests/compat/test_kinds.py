@@ -90,8 +90,8 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
-#: Two optimizers, noise, a network that follows another one, optimization by hand.
-RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation")
+#: Two optimizers, noise, a network that follows another one, optimization by hand, sparse tensors.
+RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation", "sparse-tensors")
 
 
 @pytest.mark.slow

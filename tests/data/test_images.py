@@ -322,6 +322,14 @@ def test_folders_val_and_test_belong_to_the_server(tmp_path):
     assert test_labels.tolist() == [1, 1, 1]  # dogs
 
 
+@pytest.mark.parametrize("held_out_names", [["val"], ["test"], ["val", "test"]])
+def test_image_folders_without_a_client_are_refused(tmp_path, held_out_names):
+    write_image_folders(tmp_path, {name: {"cat": 2, "dog": 2} for name in held_out_names})
+
+    with pytest.raises(ConfigurationError, match="too few clients: none. .*" + held_out_names[-1]):
+        deal(str(tmp_path))
+
+
 def test_test_data_beside_a_folder_of_test_images_are_refused(tmp_path):
     write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}})
     images = torch.zeros(2, 3, 4, 4)
@@ -361,7 +369,7 @@ def test_image_folder_without_splits_is_split(tmp_path):
         ),
         (
             lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"],
-            "have 1 groups",
+            "too few clients: Lyon. .* at least 2 clients",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.predicted_outputs import case_values
+from flsv.functional.shapley.predicted_outputs import PredictionScore, case_values
 from flsv.games import ModelEvaluator
 from flsv.games.output_score import OutputScore
 from flsv.scores.performance import performance_of
@@ -51,7 +51,7 @@ def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
 
 def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
     """The covariance of values between draws of the validation samples."""
-    values = score.case_values(masks, outputs, weights)
+    values = score.scores_by_sample.values(masks, outputs, weights, scoring=score)
     assert values is not None
     return values.covariance()
 
@@ -130,8 +130,7 @@ def test_values_of_the_cases_average_to_the_predicted_values():
         score.scores_by_sample.score(outputs),
         outputs,
         sizes,
-        score.scores_by_sample.score,
-        logits=True,
+        PredictionScore(score.scores_by_sample.score, logits=True),
     )
 
     assert by_case.shape == (CLIENTS, CASES)

@@ -262,6 +262,7 @@ def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options)
         sizes=[directory.sizes[site] for site in range(len(names))],
         contents=[directory.contents[site] for site in range(len(names))],
         dictionary_hash=directory.dictionary_hash,
+        class_names_hash=directory.class_names_hash,
         **options,
     )
 

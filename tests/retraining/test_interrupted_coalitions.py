@@ -104,6 +104,7 @@ def test_progress_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypat
             super().close()
 
     monkeypatch.setattr("flsv.retraining.progress.Tqdm", BarThatNotesItsCounts)
+    monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 

@@ -4,13 +4,17 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
+from itertools import permutations
 
 import joblib
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pandas.testing import assert_frame_equal
+from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch import nn
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 import flsv
 from flsv import FederatedLoop, Reporting
@@ -21,14 +25,15 @@ from flsv.metrics.coalitions.design import coalition_masks
 from helpers import refused
 from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
+from helpers.data import toy_data
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 
 QUIET = Reporting(table=False)
 
 
-def make_trainer(folder, sampler=None, rounds=2):
-    loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=QUIET)
+def make_trainer(folder, sampler=None, rounds=2, reporting=QUIET):
+    loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=reporting)
     return trainer_for(loop, folder, rounds)
 
 
@@ -54,6 +59,73 @@ def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
 
     values = torch.tensor(table["value"])
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
+
+
+def macro_auroc(logits, labels):
+    probabilities = logits.softmax(1)
+    return roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
+
+
+def macro_average_precision(logits, labels):
+    is_of_class = np.eye(logits.shape[1])[labels]
+    return average_precision_score(is_of_class, logits.softmax(1), average="macro")
+
+
+def macro_f1(logits, labels):
+    return f1_score(labels, logits.argmax(1), average="macro")
+
+
+def mean_gains(score_of, num_clients):
+    """The mean of what each client adds to the score of those before it, over all orders of the clients."""
+    orders = list(permutations(range(num_clients)))
+    gains = np.zeros((len(orders), num_clients))
+    for row, order in enumerate(orders):
+        for position, client in enumerate(order):
+            earlier_clients = tuple(sorted(order[:position]))
+            with_client = tuple(sorted(order[: position + 1]))
+            gains[row, client] = score_of(with_client) - score_of(earlier_clients)
+    return gains.mean(axis=0)
+
+
+def three_clients_scored_in_batches():
+    """39 held-out samples in batches of ten: a mean over the batches is another score."""
+    return toy_data((4, 1, 2), server_val=0.3, eval_batch_size=10)
+
+
+@pytest.fixture(scope="module")
+def game_by_fits(tmp_path_factory):
+    make_silent_trainer = partial(
+        make_trainer,
+        tmp_path_factory.mktemp("fits"),
+        reporting=Reporting(table=False, files=False),
+    )
+    return GameByFits(make_silent_trainer, Module(), three_clients_scored_in_batches())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metric", "score_by_sklearn"),
+    [
+        ("auroc", macro_auroc),
+        ("average_precision", macro_average_precision),
+        ("f1", macro_f1),
+        (MulticlassAUROC(3), macro_auroc),
+        (MulticlassF1Score(3), macro_f1),
+    ],
+    ids=["auroc", "average precision", "f1", "AUROC of torchmetrics", "F1 of torchmetrics"],
+)
+def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitions_fit(
+    tmp_path, game_by_fits, metric, score_by_sklearn
+):
+    data = three_clients_scored_in_batches()
+    table = flsv.retrain(make_trainer(tmp_path), Module(), data, seeds=1, metric=metric)
+
+    def score_of(members):
+        return score_by_sklearn(*game_by_fits.outputs(members))
+
+    expected = mean_gains(score_of, num_clients=3)
+    assert len(data.val_dataloader()) == 4
+    np.testing.assert_allclose(table["value"], expected, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -37,6 +37,9 @@ LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 SCORE_MODELS = "flsv.games.client_evaluation:score_models"
 SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
 EVALUATED_BY_CLIENTS = {"metrics": {"sv": PartialFederatedShapley(evaluators="clients")}}
+EVALUATED_BY_F1 = {
+    "metrics": {"sv": PartialFederatedShapley(evaluators="clients", performance="f1")}
+}
 BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
 BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
 MIX_MODELS = "flsv.personalization.fedfomo:mix_models"
@@ -171,11 +174,12 @@ def score_models(server, samples, *arguments, **fields):
     return server.request(SCORE_MODELS, models, *arguments, **fields)
 
 
-def scores_of_six_clients(server):
-    """Request scores of the coalitions of more clients than the run has."""
-    num_clients = 6
-    trained = torch.eye(num_clients, dtype=torch.bool)
-    models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
+def scores_of_coalitions(server, num_clients):
+    """Request scores of the clients' coalitions of none, of one and of all."""
+    singles = torch.eye(num_clients, dtype=torch.bool)
+    empty = torch.zeros(1, num_clients, dtype=torch.bool)
+    trained = torch.cat([empty, singles, ~empty])
+    models = torch.stack([model_that_picks(sample) for sample in range(len(trained))])
     return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
 
 
@@ -244,9 +248,17 @@ REFUSED_ATTEMPTS = {
         EVALUATED_BY_CLIENTS,
         lambda server: [score_models(server, range(9))],
     ),
+    "more scores than coalitions": (
+        EVALUATED_BY_F1,
+        lambda server: [score_models(server, range(10), "f1")],
+    ),
     "coalitions of more clients": (
         EVALUATED_BY_CLIENTS,
-        lambda server: [scores_of_six_clients(server)],
+        lambda server: [scores_of_coalitions(server, num_clients=6)],
+    ),
+    "counts by class of coalitions that are scored by F1": (
+        EVALUATED_BY_F1,
+        lambda server: [scores_of_coalitions(server, NUM_SITES)],
     ),
     "scores by more classes": (
         EVALUATED_BY_CLIENTS,
@@ -363,8 +375,9 @@ COUNTS_OF_EVALUATORS = NUM_SCORINGS * NUM_SCORED_MODELS * COUNTS_PER_MODEL
         (BY_LOSS, NUM_SCORINGS),
         (BY_OTHERS, NUM_SCORINGS),
         (EVALUATED_BY_CLIENTS, COUNTS_OF_EVALUATORS + 2 * COUNTS_OF_EVALUATORS),
+        (EVALUATED_BY_F1, NUM_SCORINGS * NUM_SCORED_MODELS),
     ],
-    ids=["none", "tests", "losses", "others", "evaluators"],
+    ids=["none", "tests", "losses", "others", "evaluators", "evaluators by F1"],
 )
 def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     tmp_path, options, numbers_of_run
@@ -418,6 +431,20 @@ def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, d
     assert server.responded == 2 * NUM_SIZES
 
 
+@pytest.mark.parametrize("data_class", [FederatedDataModule, DataOfAnotherSizeForEachClient])
+def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_class):
+    """An update tells the size of a split of the client id."""
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    data = partial(data_class, SiteData(), OneClient(), splits=splits)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=NUM_SIZES), data)
+    train = partial(server.send, "train", model=server.untrained_model(), continue_from=None)
+
+    replies = [train(client=client, run=f"{client:016x}") for client in range(NUM_SITES)]
+
+    assert [reply.kind for reply in replies] == ["update", "failed", "failed"]
+    assert server.responded == NUM_SIZES
+
+
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     # By all its digits, the loss would be a binary number whose digits are the labels.
@@ -456,6 +483,28 @@ def test_site_tells_no_score_of_the_others_by_classes_if_one_is_rare(tmp_path):
     metric = ContributionEstimation(performance="balanced_accuracy")
     server = CuriousServer(tmp_path, data=make_rare_data, metrics={"fedce": metric})
     assert score_of_others(server, 3, "balanced_accuracy") is None
+
+
+class FloatLabels(OneWeightPerSample):
+    """Its labels are numbers with a point, which may be values to predict, so that the site knows no classes."""
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return super().training_step((inputs, labels.long()), batch_idx)
+
+
+class FloatLabelsServer(CuriousServer):
+    make_module = FloatLabels
+
+
+def test_site_that_does_not_know_its_classes_tells_no_score_of_classes(tmp_path):
+    data = partial(make_data, LABELS_WITH_A_RARE_CLASS.float())
+    server = FloatLabelsServer(tmp_path, data=data, **EVALUATED)
+
+    reply = server.send("test", model=model_that_picks(3))
+
+    assert reply.plain["withheld"] == ["balanced_accuracy", "auroc"]
+    assert reply.plain["auroc"] != reply.plain["auroc"]
 
 
 def test_size_of_a_rare_class_is_not_the_difference_of_reported_sizes(tmp_path):
@@ -558,8 +607,7 @@ def test_failures_and_successes_have_one_error_when_the_budget_is_spent(tmp_path
 def test_request_for_no_scores_counts_since_its_refusal_tells_of_a_rare_class(
     tmp_path, make_site_data
 ):
-    metric = PartialFederatedShapley(evaluators="clients", performance="f1")
-    server = CuriousServer(tmp_path, data=make_site_data, metrics={"sv": metric})
+    server = CuriousServer(tmp_path, data=make_site_data, **EVALUATED_BY_F1)
     no_models = torch.zeros(0, len(server.untrained_model()))
 
     server.request(SCORE_MODELS, no_models, "f1")

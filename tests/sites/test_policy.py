@@ -399,7 +399,10 @@ class SiteDataWithAnyOptions(SiteData):
 
 @pytest.mark.parametrize(
     "name",
-    ["polcy", "Policy", "policy_file", "foldr", "Folder", "max_epsilon", "max-epsilon", "report"],
+    [
+        *("polcy", "Policy", "policy_file", "foldr", "Folder"),
+        *("max_epsilon", "max-epsilon", "epsilon", "Answers", "report"),
+    ],
 )
 def test_misspelt_option_of_the_owner_is_refused_before_the_app_reads_options(
     tmp_path, monkeypatch, name

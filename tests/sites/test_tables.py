@@ -153,8 +153,10 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
 
     assert {packet.kind for packet in federation.requests} == {"handshake"}
     for reply in federation.replies:
-        assert reply.plain.keys() == {"sizes", "contents", "dictionary", "message"}
+        assert reply.plain.keys() == {"sizes", "contents", "dictionary", "class_names", "message"}
         assert reply.plain["dictionary"] == MERGED.hash
+        # The dictionary has the names.
+        assert reply.plain["class_names"] is None
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
     assert directory.dictionary_hash == MERGED.hash

@@ -277,3 +277,24 @@ def test_all_questions_are_in_one_message() -> None:
     message = str(error.value)
     questions = re.findall(r"^  (\w+): ", message, flags=re.MULTILINE)
     assert sorted(questions) == ["came", "insurer", "name"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "contains nothing, .* tables by client, as <client>.csv"),
+        (["val"], "too few clients: none. The server's data in it: val.csv. Expected"),
+        (["test"], "too few clients: none. The server's data in it: test.csv. Expected"),
+        (["val", "test"], "too few clients: none. The server's data in it: val.csv, test.csv. "),
+        (["Lyon", "test"], "too few clients: Lyon.csv. .* at least 2 clients, "),
+        (["train"], "too few clients: train.csv. The server's data in it: none. .* as the source"),
+    ],
+)
+def test_folder_with_tables_of_too_few_clients_is_refused(
+    tmp_path: Path, names: list[str], message: str
+) -> None:
+    for name in names:
+        pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False)
+
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(str(tmp_path), labels="ill")

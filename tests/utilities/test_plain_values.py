@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.utilities.plain_values import digest
+from flsv.utilities.plain_values import are_equal, digest
 
 ZEROS = torch.zeros(4)
 NO_ENTRIES = ZEROS[:0]
@@ -80,3 +80,15 @@ def test_hash_of_a_single_entry_does_not_depend_on_its_stride():
     entry_of_a_column = matrix[2:3, 1]
     same_entry = torch.tensor([7.0])
     assert digest(entry_of_a_column) == digest(same_entry)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("make_sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_sparse_tensors_are_equal_by_their_entries(make_sparse):
+    ring = torch.eye(4).roll(1, 0)
+    sparse = make_sparse(ring)
+
+    assert are_equal(sparse, make_sparse(ring.clone()))
+    for other in (2 * ring, ring.T, ring.double(), torch.eye(5)):
+        assert not are_equal(sparse, make_sparse(other))
+    assert not are_equal(sparse, ring)

@@ -143,6 +143,7 @@ def open_source(
     paths = _paths_by_client(source, reading)
     if paths:
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
+        _check_number_of_clients(source, paths, held_out_paths, is_site=reading.is_alone)
         held_out = _merge_held_out(held_out, held_out_paths)
         return _read_clients(paths, held_out, reading)
 
@@ -177,6 +178,25 @@ def _paths_by_client(source: Any, reading: Reading) -> dict[str, Any]:
             f"{folder} contains the data of each client, so that groups is not used. Remove the argument groups."
         )
     return paths
+
+
+def _check_number_of_clients(
+    folder: str,
+    client_paths: Mapping[str, Any],
+    held_out_paths: Mapping[str, Any],
+    is_site: bool,
+) -> None:
+    min_clients = 1 if is_site else 2
+    if len(client_paths) >= min_clients:
+        return
+    client_names = [path.name for path in client_paths.values()]
+    held_out_names = [path.name for path in held_out_paths.values() if path is not None]
+    raise ConfigurationError(
+        f"{folder} contains the data of too few clients: {listed(client_names) or 'none'}. The server's data in it: "
+        f"{listed(held_out_names) or 'none'}. Expected a table or folder for each of at least {min_clients} clients, "
+        "and perhaps the server's as val and test. If one file or folder contains the data of all clients, give its "
+        "path as the source, and the server's as the arguments val and test."
+    )
 
 
 def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:

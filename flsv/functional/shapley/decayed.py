@@ -80,19 +80,21 @@ def decayed_shapley(
             f"decayed_shapley(threshold={threshold}, decay={decay}): no round counts if the threshold is above decay. "
             "Lower the threshold."
         )
-    num_clients = values.shape[1]
-    sums = values.new_full((num_clients,), torch.nan, dtype=torch.float64)
+    sums = values.new_full(values.shape[1:], torch.nan, dtype=torch.float64)
     for round_index, round_values in enumerate(values):
         factor = round_factor(round_index, decay, threshold)
-        if factor == 0:
-            continue
-        took_part = ~round_values.isnan()
-        shares = round_values[took_part].double()
-        if normalize:
-            shares, _is_skipped, _is_flagged = round_shares(shares)
-        sums_before = sums[took_part].nan_to_num()
-        sums[took_part] = sums_before + factor * shares
+        if factor > 0:
+            _add_shares(sums, round_values, factor, normalize)
     return sums
+
+
+def _add_shares(sums: Tensor, round_values: Tensor, factor: float, normalize: bool) -> None:
+    """Add a round's shares to the ``sums [n]`` of the clients that took part. They are NaN before a first round."""
+    took_part = ~round_values.isnan()
+    shares = round_values[took_part].double()
+    if normalize:
+        shares, _is_skipped, _is_flagged = round_shares(shares)
+    sums[took_part] = sums[took_part].nan_to_num() + factor * shares
 
 
 def round_factor(

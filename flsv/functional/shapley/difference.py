@@ -61,17 +61,12 @@ def difference_shapley(
         tensor([3., 1., 2.], dtype=torch.float64)
     """
     sample_cost = 2 * max(num_players - 1, 1)
-    game = Sampling(
-        "difference_shapley",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=2 + sample_cost,  # with the empty and the grand coalition
-    )
+    minimum = 2 + sample_cost  # with the empty and the grand coalition
+    game = Sampling("difference_shapley", utility, num_players, budget, minimum)
     if game.can_evaluate_all:
         return exact_shapley(utility, num_players)
     strata = _Strata(game, generator)
-    strata.draw_samples(sample_cost=sample_cost)
+    strata.draw_samples(sample_cost)
     return game.estimate(strata.values(), strata.stderr())
 
 
@@ -120,27 +115,22 @@ class _Strata:
         num_samples = 0
         # More samples than the budget has evaluations would only repeat coalitions.
         while num_samples < self.game.budget:
-            num_affordable_passes = self.game.left // cost_of_pass
-            permutations = random_permutations(
-                count=max(num_affordable_passes, 1),
-                num_players=num_inner_sizes,
-                generator=self.generator,
-            )
+            num_passes = max(self.game.left // cost_of_pass, 1)
+            permutations = random_permutations(num_passes, num_inner_sizes, self.generator)
             sizes = permutations.flatten() + 1  # each inner size occurs once per pass
-            coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
-            # [R, 2 (n - 1), n], a row per sample.
-            coalitions = torch.cat([coalitions_with_base, coalitions_with_other], dim=1)
-            # The first samples, whose coalitions the rest of the budget can evaluate.
-            num_affordable = self.game.affordable(coalitions)
-            if num_affordable:
-                self.add(
-                    sizes=sizes[:num_affordable],
-                    coalitions_with_base=coalitions_with_base[:num_affordable],
-                    coalitions_with_other=coalitions_with_other[:num_affordable],
-                )
+            num_affordable = self._add_affordable(sizes)
             num_samples += num_affordable
             if num_affordable < len(sizes):
-                break
+                return
+
+    def _add_affordable(self, sizes: Tensor) -> int:
+        """Draw coalitions of these sizes. Add the first samples, as many as the budget suffices for."""
+        with_base, with_other = self.draw_coalitions(sizes)
+        coalitions = torch.cat([with_base, with_other], dim=1)  # [R, 2 (n - 1), n]
+        count = self.game.affordable(coalitions)
+        if count > 0:
+            self.add(sizes[:count], with_base[:count], with_other[:count])
+        return count
 
     def draw_coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Draw coalitions S of sizes ``[R]`` for each player i. Return S + base player and S + i, both bool ``[R,

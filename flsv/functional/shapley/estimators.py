@@ -60,17 +60,7 @@ def check_estimator(
     arguments: Mapping[str, Any],
 ) -> None:
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
-    names = ["auto", *ESTIMATORS]
-    if not callable(estimator) and estimator not in names:
-        raise ConfigurationError(
-            f"{owner}(estimator={estimator!r}): expected a function or one of {names}."
-        )
-    if callable(estimator):
-        function = estimator
-    elif estimator == "auto":
-        function = ESTIMATORS["surrogate"]
-    else:
-        function = ESTIMATORS[estimator]
+    function = _function_of(owner, estimator)
 
     def additive_game(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
@@ -84,3 +74,17 @@ def check_estimator(
             function(additive_game, num_players, generator=torch.Generator(), **arguments)
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
+
+
+def _function_of(owner: str, estimator: str | Estimator) -> Estimator:
+    """Return the function that takes an estimator's arguments."""
+    if callable(estimator):
+        return estimator
+    if estimator == "auto":
+        return surrogate_shapley
+    if estimator not in ESTIMATORS:
+        names = ["auto", *ESTIMATORS]
+        raise ConfigurationError(
+            f"{owner}(estimator={estimator!r}): expected a function or one of {names}."
+        )
+    return ESTIMATORS[estimator]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
@@ -38,29 +39,36 @@ def all_coalitions(
     return (numbers[:, None] & bits) != 0
 
 
+def coalition_chunks(num_players: int, chunk_size: int) -> Iterator[Tensor]:
+    """Yield the masks of all 2^n coalitions in order, at most ``chunk_size`` at once."""
+    num_coalitions = 2**num_players
+    for begin in range(0, num_coalitions, chunk_size):
+        yield all_coalitions(num_players, begin, min(begin + chunk_size, num_coalitions))
+
+
+def weights_by_size(num_players: int) -> Tensor:
+    """Return the weights of marginal contributions to 0, 1, ..., n - 1 other players, float64 ``[n]``."""
+    counts = [math.comb(num_players - 1, size) for size in range(num_players)]
+    weights = [1 / (num_players * count) for count in counts]
+    return torch.tensor(weights, dtype=torch.float64)
+
+
 def shapley_of_table(table: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
-    # table [2^n, M]: bit i of a row's number says whether player i is a member.
+    # Without bit i of a row's number, the numbers are those below 2^(n-1), in order. So one vector of weights is used
+    # for every player.
     num_players = len(table).bit_length() - 1
-    # Without bit i the numbers are those below 2^(n-1), in order, so one vector of weights is used for every player.
     num_members = torch.zeros(1, dtype=torch.int64)  # the number of one-bits of 0, 1, 2, ...
     for _ in range(num_players - 1):
         num_members = torch.cat([num_members, num_members + 1])
-    counts_by_size = [math.comb(num_players - 1, size) for size in range(num_players)]
-    weights_by_size = [1 / (num_players * count) for count in counts_by_size]
-    weights = torch.tensor(weights_by_size, dtype=torch.float64)
-    weights = weights[num_members]  # of each coalition, [2^(n-1)]
+    weights = weights_by_size(num_players)[num_members]  # [2^(n-1)]
 
     # Viewed as [high bits, bit i, low bits, M], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
     values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
     for player in range(num_players):
-        num_low = 2**player
-        num_high = 2 ** (num_players - 1 - player)
-        utilities = table.view(num_high, 2, num_low, -1)
-        without_player = utilities[:, 0]
-        with_player = utilities[:, 1]
-        marginals = with_player - without_player
+        utilities = table.view(-1, 2, 2**player, table.shape[1])
+        marginals = utilities[:, 1] - utilities[:, 0]
         values[player] = weights @ marginals.reshape(len(weights), -1)
     return values
 
@@ -125,23 +133,14 @@ def exact_shapley(
     """
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives=alternatives)
-    num_coalitions = 2**num_players
-    utilities_of_chunks = []
-    for begin in range(0, num_coalitions, _COALITIONS_PER_CHUNK):
-        end = min(begin + _COALITIONS_PER_CHUNK, num_coalitions)
-        masks = all_coalitions(num_players, begin, end)
-        utilities_of_chunks.append(evaluate(utility, masks))
-
-    if len(utilities_of_chunks) == 1:
-        utilities = utilities_of_chunks[0]  # torch.cat would copy the tensor
-    else:
-        utilities = torch.cat(utilities_of_chunks)
-    table = utilities.reshape(num_coalitions, -1)  # [2^n, M]
+    chunks = coalition_chunks(num_players, _COALITIONS_PER_CHUNK)
+    utilities = torch.cat([evaluate(utility, masks) for masks in chunks])
+    table = utilities.reshape(len(utilities), -1)  # [2^n, M]
     values = shapley_of_table(table.to("cpu", torch.float64))
     values = values.to(result_dtype(utilities))
     if utilities.ndim == 1:
         values = values[:, 0]
-    return ShapleyEstimate(values, torch.zeros_like(values), num_coalitions)
+    return ShapleyEstimate(values, torch.zeros_like(values), len(utilities))
 
 
 def leave_one_out(
@@ -171,13 +170,7 @@ def leave_one_out(
         >>> leave_one_out(glove, 3).values
         tensor([1., 0., 0.])
     """
-    game = Sampling(
-        "leave_one_out",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=num_players + 1,
-    )
+    game = Sampling("leave_one_out", utility, num_players, budget, minimum=num_players + 1)
     grand_coalition = torch.ones(1, num_players, dtype=torch.bool)
     all_but_one = ~torch.eye(num_players, dtype=torch.bool)
     utilities = game(torch.cat([grand_coalition, all_but_one]))

@@ -78,28 +78,30 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     check_num_players(num_players)
     empty_and_grand = torch.zeros(2, num_players, dtype=torch.bool)
     empty_and_grand[1] = True
+    if which == "all":
+        check_enumerable("few_coalitions", num_players, alternatives='Set which="both".')
+        parts = [all_coalitions(num_players)]
+    else:
+        parts = _parts_of_designs(num_players)[which]
+    with_duplicates = torch.cat([empty_and_grand, *parts])
+    position_of_key = first_positions(coalition_keys(with_duplicates))
+    return with_duplicates[list(position_of_key.values())]
+
+
+def _parts_of_designs(num_players: int) -> dict[str, list[Tensor]]:
+    """Return the coalitions of each design besides the empty and the grand one, in parts. Some may occur twice."""
     singles = torch.eye(num_players, dtype=torch.bool)
     low_players, high_players = torch.triu_indices(num_players, num_players, offset=1)
     pairs = singles[low_players] | singles[high_players]
-
-    masks = [empty_and_grand]
-    if which == "all":
-        check_enumerable("few_coalitions", num_players, alternatives='Set which="both".')
-        masks.append(all_coalitions(num_players))
-    else:
-        parts = {
-            "singles": [singles],
-            "pairs": [singles, pairs],
-            "leave-one-out": [~singles],
-            "both": [singles, ~singles],
-            "auto": [singles, ~singles],  # as "both"
-            "pairs+leave-one-out": [singles, pairs, ~singles],
-            "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
-        }
-        masks += parts[which]
-    with_duplicates = torch.cat(masks)  # with two players, a pair is also the grand coalition
-    position_of_key = first_positions(coalition_keys(with_duplicates))
-    return with_duplicates[list(position_of_key.values())]
+    return {
+        "singles": [singles],
+        "pairs": [singles, pairs],
+        "leave-one-out": [~singles],
+        "both": [singles, ~singles],
+        "auto": [singles, ~singles],  # as "both"
+        "pairs+leave-one-out": [singles, pairs, ~singles],
+        "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
+    }
 
 
 @checked
@@ -198,34 +200,39 @@ def _fit_game(
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     mean = utilities.mean()
     scale = float(utilities.std())
-    rounding = TINY * (1 + abs(float(mean)))
-    if scale <= rounding:  # all coalitions have the same utility
+    if scale <= TINY * (1 + abs(float(mean))):  # all coalitions have the same utility
         zeros = torch.zeros(masks.shape[1], dtype=torch.float64)
         return zeros, zeros
-    standardized = (utilities - mean) / scale
-    kernel, kernel_values, prior_variances = _kernel_of_parts(masks)  # [K, K], [K, n], [n]
 
+    kernel, kernel_values, prior_variances = _kernel_of_parts(masks)  # [K, K], [K, n], [n]
+    standardized = (utilities - mean) / scale
+    min_noise = (noise or 0.0) / scale
+    inverse, signal = _most_likely_inverse(kernel, standardized, min_noise)
+
+    # The Gaussian process's posterior mean and standard deviation of each player's value.
+    explained = (kernel_values * (inverse @ kernel_values)).sum(0)
+    unexplained = (prior_variances - explained).clamp_min(0)
+    values = scale * kernel_values.T @ inverse @ standardized
+    return values, scale * (signal * unexplained).sqrt()
+
+
+def _most_likely_inverse(
+    kernel: Tensor,
+    utilities: Tensor,
+    min_noise: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the inverse ``[K, K]`` of the kernel plus the most likely ridge penalty, and the signal variance."""
     # Marginal likelihood in the kernel's eigenvectors, a row for each ridge penalty. A penalty is the noise variance in
     # units of the signal variance, which is the variance of one part.
     eigenvalues, eigenvectors = torch.linalg.eigh(kernel)
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]  # [penalties, K]
-    power = (eigenvectors.T @ standardized).square()
-    signal = (power / spectra).mean(1)
-    signal = signal.clamp_min(TINY)
-    loss = signal.log() + spectra.log().mean(1)
-    noise_variance = PENALTIES * signal * scale**2
-    min_noise = noise or 0.0
-    has_enough_noise = noise_variance >= min_noise**2
-    best_penalty = _index_of_best_penalty(loss, has_enough_noise)
-
-    # The Gaussian process's posterior mean and standard deviation of each player's value.
+    power = (eigenvectors.T @ utilities).square()
+    signals = (power / spectra).mean(1).clamp_min(TINY)
+    losses = signals.log() + spectra.log().mean(1)
+    has_enough_noise = PENALTIES * signals >= min_noise**2
+    best_penalty = _index_of_best_penalty(losses, has_enough_noise)
     inverse = (eigenvectors / spectra[best_penalty]) @ eigenvectors.T
-    solved = inverse @ kernel_values
-    explained = (kernel_values * solved).sum(0)
-    unexplained = (prior_variances - explained).clamp_min(0)
-    variance = signal[best_penalty] * unexplained
-    values = scale * kernel_values.T @ inverse @ standardized
-    return values, scale * variance.sqrt()
+    return inverse, signals[best_penalty]
 
 
 def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -284,18 +291,21 @@ def _check_coalitions(masks: Tensor, utilities: Tensor) -> None:
             f"expected masks bool [K, n] and utilities of K coalitions, got {masks.dtype} {list(masks.shape)} and "
             f"{list(utilities.shape)}."
         )
-    if len(masks.unique(dim=0)) < len(masks):
-        raise ValueError(
-            "a coalition occurs twice in the masks. Average its utilities before the call."
-        )
-    num_players = masks.shape[1]
-    sizes = masks.sum(1).tolist()
-    if 0 not in sizes or num_players not in sizes:
-        raise ValueError(
-            "the empty or the grand coalition is missing in the masks. Evaluate it, too."
-        )
+    _check_required_coalitions(masks)
     is_finite = utilities.isfinite().all(1)
     if not is_finite.all():
         raise ValueError(
             f"the utility of coalitions {masks[~is_finite].int().tolist()} is not finite."
+        )
+
+
+def _check_required_coalitions(masks: Tensor) -> None:
+    if len(masks.unique(dim=0)) < len(masks):
+        raise ValueError(
+            "a coalition occurs twice in the masks. Average its utilities before the call."
+        )
+    sizes = masks.sum(1).tolist()
+    if 0 not in sizes or masks.shape[1] not in sizes:
+        raise ValueError(
+            "the empty or the grand coalition is missing in the masks. Evaluate it, too."
         )

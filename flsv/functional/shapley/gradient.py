@@ -54,25 +54,33 @@ def gradient_shapley(
         raise ValueError(
             f"expected gradient_products [k], but got shape {list(gradient_products.shape)}."
         )
-    dtype = gradient_products.dtype
     slopes = server_lr * gradient_products.double()
     if isinstance(weighting, Tensor):
-        if weighting.shape != slopes.shape:
-            raise ValueError(
-                f"expected fixed weights [{num_clients}], but got shape {list(weighting.shape)}."
-            )
-        return -(weighting.to(slopes) * slopes).to(dtype)
+        values = _values_by_fixed_weights(slopes, weighting)
+    else:
+        values = _values_by_equal_weights(slopes)
+    return values.to(gradient_products.dtype)
 
+
+def _values_by_fixed_weights(slopes: Tensor, weights: Tensor) -> Tensor:
+    if weights.shape != slopes.shape:
+        raise ValueError(
+            f"expected fixed weights [{len(slopes)}], but got shape {list(weights.shape)}."
+        )
+    return -(weights.to(slopes) * slopes)
+
+
+def _values_by_equal_weights(slopes: Tensor) -> Tensor:
     # With weights 1/|S| a client's slope counts for the values of all k clients. With H = 1 + 1/2 + ... + 1/k, its own
     # value has the part H / k of the slope, and each other client's value the part (1 / k - H / k) / (k - 1).
+    num_clients = len(slopes)
     sizes = torch.arange(1, num_clients + 1, dtype=torch.float64)
     own_part = float((1 / sizes).sum()) / num_clients
     if num_clients == 1:
-        return -(own_part * slopes).to(dtype)
+        return -(own_part * slopes)
     other_part = (1 / num_clients - own_part) / (num_clients - 1)
     slopes_of_others = slopes.sum() - slopes
-    values = own_part * slopes + other_part * slopes_of_others
-    return -values.to(dtype)
+    return -(own_part * slopes + other_part * slopes_of_others)
 
 
 @checked

@@ -128,27 +128,30 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     weights = weights.double().cpu()
     cuts = _disjoint_coalitions(trained)  # bool [C, T]
     unions = (cuts.double() @ trained.double()) > 0  # [C, n]
-    # A block of m members replaces m blocks of one player.
-    num_saved = unions.sum(1) - cuts.sum(1)
-
-    non_members = (~masks).double()
-    num_outside = non_members @ unions.double().T  # [K, C]
-    is_inside = num_outside == 0
-    saved = num_saved.masked_fill(~is_inside, -1)
-    is_fewest = saved == saved.amax(1, keepdim=True)
-    num_cuts = is_fewest.sum(1, keepdim=True)
-    parts_of_cuts = is_fewest.double() / num_cuts
+    parts_of_cuts = _parts_of_fewest(masks, cuts, unions)  # [K, C]
 
     totals = masks.double() @ weights
     block_totals = trained.double() @ weights
     parts_of_blocks = parts_of_cuts @ cuts.double()  # [K, T]
     mixing_weights = parts_of_blocks * block_totals / totals[:, None]
+
     part_alone = parts_of_cuts @ (~unions).double()  # [K, n]
     alone_weights = part_alone * coalition_shares(masks, weights)
     is_single = trained.sum(1) == 1
     players = trained[is_single].int().argmax(1)
     mixing_weights[:, is_single] += alone_weights[:, players]
     return mixing_weights
+
+
+def _parts_of_fewest(masks: Tensor, cuts: Tensor, unions: Tensor) -> Tensor:
+    """Return equal weights ``[K, C]`` of all cuts of a coalition into the fewest blocks. Other cuts have 0."""
+    # A block of m members replaces m blocks of one player.
+    num_saved = unions.sum(1) - cuts.sum(1)
+    num_outside = (~masks).double() @ unions.double().T  # [K, C]
+    saved = num_saved.masked_fill(num_outside > 0, -1)
+    is_fewest = saved == saved.amax(1, keepdim=True)
+    num_cuts = is_fewest.sum(1, keepdim=True)
+    return is_fewest.double() / num_cuts
 
 
 def _disjoint_coalitions(trained: Tensor) -> Tensor:
@@ -218,15 +221,9 @@ def _fit_combiner(
     """Fit the combiner's coefficients, float64 ``[4]``, to the trained coalitions' probabilities, without labels."""
     member_features = features(trained.masks).double()
     targets = trained.ordered(trained.outputs).double().softmax(-1)
-    num_players = trained.masks.shape[1]
-    weights = torch.ones(len(trained.masks), dtype=torch.float64)
-    weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
-    weights = weights / weights.sum()
-    weights = weights.to(targets.device)
-
+    weights = _weights_in_loss(trained).to(targets.device)
     # With the first coefficient only, the combiner is the ensemble.
-    first_alone = torch.eye(4, dtype=torch.float64)[0]
-    ensemble_coefficients = first_alone.to(targets.device)
+    ensemble_coefficients = torch.eye(4, dtype=torch.float64)[0].to(targets.device)
     coefficients = ensemble_coefficients.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [coefficients], max_iter=COMBINER_STEPS, line_search_fn="strong_wolfe"
@@ -234,17 +231,30 @@ def _fit_combiner(
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        log_probabilities = F.log_softmax(member_features @ coefficients, dim=-1)
-        cross_entropies = -(targets * log_probabilities).sum(-1)  # [T, V, ...]
-        mean_cross_entropies = cross_entropies.flatten(1).mean(1)
+        cross_entropies = _cross_entropies(member_features @ coefficients, targets)
         squared_distance = (coefficients - ensemble_coefficients).square().sum()
-        total = weights @ mean_cross_entropies + COMBINER_PENALTY * squared_distance
+        total = weights @ cross_entropies + COMBINER_PENALTY * squared_distance
         total.backward()
         return total
 
     with torch.inference_mode(False), torch.enable_grad():
         optimizer.step(loss)
     return coefficients.detach()
+
+
+def _weights_in_loss(trained: TrainedOutputs) -> Tensor:
+    """Return the weight of each trained coalition in the combiner's loss, float64 ``[T]`` with the sum 1."""
+    num_trained, num_players = trained.masks.shape
+    weights = torch.ones(num_trained, dtype=torch.float64)
+    weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
+    return weights / weights.sum()
+
+
+def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropies ``[T]`` over the samples of ``[T, V, ..., M]``."""
+    log_probabilities = F.log_softmax(logits, dim=-1)
+    cross_entropies = -(targets * log_probabilities).sum(-1)  # [T, V, ...]
+    return cross_entropies.flatten(1).mean(1)
 
 
 def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:

@@ -57,21 +57,14 @@ def choose_halvings(
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
     num_players = len(outputs)
-    are_distinct = len(set(names)) == len(names)
-    if len(names) != num_players or not are_distinct:
+    if not len(names) == len(set(names)) == num_players:
         raise ValueError(f"expected {num_players} distinct names, but got {list(names)}.")
     # The computation uses the order of names. The result is in the players' order.
     players_by_name = sorted(range(num_players), key=names.__getitem__)
     order = torch.tensor(players_by_name)
     similarity = output_similarity(outputs[order], logits=logits)
-
-    num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)
-    if num_partitions <= MAX_COMPARED:
-        candidates = _all_first_halves(num_players)
-    else:
-        candidates = _locally_best_halves(similarity, names=sorted(names), seed=seed)
-    costs = _costs(candidates, similarity)
-    cheapest = costs.argsort(stable=True)[:count]
+    candidates = _candidates(similarity, sorted(names), seed)
+    cheapest = _costs(candidates, similarity).argsort(stable=True)[:count]
 
     first_halves = candidates[cheapest]
     halves = torch.stack([first_halves, ~first_halves], 1)  # [count, 2, n], players by name
@@ -80,6 +73,19 @@ def choose_halvings(
     masks[:, order] = halves
     has_several_players = masks.sum(1) > 1
     return masks[has_several_players]
+
+
+def _candidates(
+    similarity: Tensor,
+    names: Sequence[str],
+    seed: int,
+) -> Tensor:
+    """Return the halves to compare, bool ``[P, n]``: all, or the best that are found if there are too many."""
+    num_players = len(names)
+    num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)
+    if num_partitions <= MAX_COMPARED:
+        return _all_first_halves(num_players)
+    return _locally_best_halves(similarity, names, seed)
 
 
 def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
@@ -125,15 +131,13 @@ def _locally_best_halves(
     generator = generator_for(seed, "halvings", *names)
     searches = []
     for _ in range(NUM_STARTS):
-        order = torch.randperm(num_players, generator=generator)
-        members = order[: num_players // 2]
         initial_half = torch.zeros(num_players, dtype=torch.bool)
-        initial_half[members] = True
+        order = torch.randperm(num_players, generator=generator)
+        initial_half[order[: num_players // 2]] = True
         searches.append(_local_optimum(initial_half, similarity))
 
     local_optima = torch.stack(searches)
-    costs = _costs(local_optima, similarity)
-    best_half = local_optima[int(costs.argmin())]
+    best_half = local_optima[_costs(local_optima, similarity).argmin()]
     candidates = torch.cat([local_optima, _exchanges(best_half)])
     if num_players % 2 == 0:
         # Both halves of a partition have this size. It is represented by the half with the first player.

@@ -73,40 +73,47 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T). There is one game for each T in
     ``coalitions [B, n]``.
     """
-    # k depends only on j = |S n T|, s = |S| and t = |T|, so that all members of T have one value, and all others one. A
-    # player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
-    # hypergeometric:
-    #  inside(t) = 1/n sum_s sum_j C(t-1, j) C(n-t, s-j) / C(n-1, s) [k(j+1, s+1, t) - k(j, s, t)]
-    #  outside(t) = 1/n sum_s sum_j C(t, j) C(n-1-t, s-j) / C(n-1, s) [k(j, s+1, t) - k(j, s, t)]
+    # k depends only on j = |S n T|, s = |S| and t = |T|, so that all members of T have one value, and all others one.
     num_players = coalitions.shape[1]
     sizes = coalitions.sum(dim=1)
     inside = torch.zeros(num_players + 1).double()
     outside = torch.zeros(num_players + 1).double()
-    s = torch.arange(num_players).double().unsqueeze(1)
     for size in sizes.unique().tolist():
-        t = torch.tensor(size).double()
-        j = torch.arange(size + 1).double()
-        predecessors = kernel(j, s, t)  # [s, j]
-        if size < num_players:
-            marginal_contribution = kernel(j, s + 1, t) - predecessors
-            probability = _hypergeometric(
-                num_elements=num_players - 1,
-                marked=size,
-                max_hits=size,
-            )
-            outside[size] = (probability * marginal_contribution).sum() / num_players
         if size > 0:
-            marginal_contribution = kernel(j + 1, s + 1, t) - predecessors
-            probability = _hypergeometric(
-                num_elements=num_players - 1,
-                marked=size - 1,
-                max_hits=size,
-            )
-            inside[size] = (probability * marginal_contribution).sum() / num_players
+            inside[size] = _value_of_player(kernel, num_players, size, num_own=1)
+        if size < num_players:
+            outside[size] = _value_of_player(kernel, num_players, size, num_own=0)
 
     value_of_member = inside[sizes].unsqueeze(1)
     value_of_outsider = outside[sizes].unsqueeze(1)
     return torch.where(coalitions, value_of_member, value_of_outsider)
+
+
+def _value_of_player(
+    kernel: Kernel,
+    num_players: int,
+    size: int,
+    num_own: int,
+) -> Tensor:
+    """Return a player's value in the game S -> k(S, T), where T has ``size`` members. ``num_own`` is 1 if the player is
+    one of them, otherwise 0.
+    """
+    # A player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
+    # hypergeometric. With o = num_own the value is
+    #  1/n sum_s sum_j C(t-o, j) C(n-1-t+o, s-j) / C(n-1, s) [k(j+o, s+1, t) - k(j, s, t)]
+    s = torch.arange(num_players).double()
+    s = s.unsqueeze(1)
+    t = torch.tensor(size).double()
+    j = torch.arange(size + 1).double()
+    predecessors = kernel(j, s, t)  # [s, j]
+    marginal_contribution = kernel(j + num_own, s + 1, t) - predecessors
+    probability = _hypergeometric(
+        num_elements=num_players - 1,
+        marked=size - num_own,
+        max_hits=size,
+    )
+    total = (probability * marginal_contribution).sum()
+    return total / num_players
 
 
 @lru_cache(maxsize=128)
@@ -117,22 +124,24 @@ def _hypergeometric(
 ) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
     # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
-    numbers = torch.arange(num_elements + 1).double()
-    num_drawn = numbers.unsqueeze(1)
+    num_drawn = torch.arange(num_elements + 1).double()
+    num_drawn = num_drawn.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
     misses = num_drawn - hits  # [drawn, hits]
     unmarked = num_elements - marked
     is_possible = (hits <= marked) & (misses >= 0) & (misses <= unmarked)
-    log_factorial = torch.lgamma(numbers + 1)
-
-    def log_choose(n: int, k: Tensor) -> Tensor:
-        k = k.clamp(0, n).long()
-        log_quotient = log_factorial[n] - log_factorial[k]
-        return log_quotient - log_factorial[n - k]
-
     log_probability = (
-        log_choose(marked, hits)
-        + log_choose(unmarked, misses)
-        - log_choose(num_elements, num_drawn)
+        _log_choose(marked, hits)
+        + _log_choose(unmarked, misses)
+        - _log_choose(num_elements, num_drawn)
     )
     return torch.where(is_possible, log_probability.exp(), 0.0)
+
+
+def _log_choose(n: int, k: Tensor) -> Tensor:
+    """Return the logarithm of the binomial coefficient of n and k, which is limited to 0 to n."""
+    k = k.clamp(0, n)
+    n_plus_1 = torch.tensor(n + 1).double()
+    log_factorial = torch.lgamma(n_plus_1)
+    log_quotient = log_factorial - torch.lgamma(k + 1)
+    return log_quotient - torch.lgamma(n - k + 1)

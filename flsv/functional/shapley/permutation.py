@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Generator, Tensor
 
@@ -114,26 +116,21 @@ def _fill_truncated(
     truncation: float | Tensor,
 ) -> None:
     """Fill in utilities along permutations until they are close to the grand coalition's."""
-    num_permutations, num_utilities, _ = path_utilities.shape
-    num_players = num_utilities - 1
-    running_permutations = torch.arange(num_permutations)
+    num_players = masks.shape[-1]
+    running = torch.arange(len(path_utilities))  # the permutations that are not truncated
     for size in range(num_players):
-        utilities = path_utilities[
-            running_permutations, size
-        ]  # of the first players of each permutation
+        utilities = path_utilities[running, size]  # of the first players of each permutation
         gap = (grand - utilities).abs()
         is_close = (gap <= truncation).all(dim=1)
-        next_size = size + 1
 
         # The utilities of a truncated permutation stay equal, so that its later players contribute 0.
-        truncated_permutations = running_permutations[is_close]
-        path_utilities[truncated_permutations, next_size:] = utilities[is_close].unsqueeze(1)
-        running_permutations = running_permutations[~is_close]
-        if len(running_permutations) == 0:
-            break
-        if next_size < num_players:
-            larger_coalitions = masks[running_permutations, size]  # the masks begin with size 1
-            path_utilities[running_permutations, next_size] = game(larger_coalitions)
+        truncated = running[is_close]
+        path_utilities[truncated, size + 1 :] = utilities[is_close].unsqueeze(1)
+        running = running[~is_close]
+        if len(running) == 0 or size + 1 == num_players:
+            return
+        larger_coalitions = masks[running, size]  # the masks begin with size 1
+        path_utilities[running, size + 1] = game(larger_coalitions)
 
 
 @checked
@@ -181,94 +178,97 @@ def permutation_shapley(
         >>> permutation_shapley(airport, 3, num_permutations=2000, generator=torch.Generator().manual_seed(0)).values
         tensor([-0.3160, -0.8375, -2.8465])
     """
-    group_size = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players  # no limit: there are no more coalitions
+    group_size = 2 if antithetic else 1
     # The empty and the grand coalition, and in each permutation of a group those of 1 to n - 1 players.
-    cost_of_group = 2 + group_size * (num_players - 1)
-    game = Sampling(
-        "permutation_shapley",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=cost_of_group,
-    )
+    minimum = 2 + group_size * (num_players - 1)
+    game = Sampling("permutation_shapley", utility, num_players, budget, minimum)
     if truncation is None and num_permutations is None and game.can_evaluate_all:
         return exact_shapley(utility, num_players)
 
+    groups = _PermutationGroups(game, group_size, generator, truncation)
     # More permutations than the budget has evaluations only repeat coalitions.
-    max_permutations = game.budget
-    if num_permutations is not None:
-        max_permutations = num_permutations
-    max_groups = (max_permutations + group_size - 1) // group_size  # rounded up
-    moments, num_distinct = _sample_permutations(
-        game, group_size, max_groups, generator, truncation
-    )
-    stderr = moments.stderr
-    # Repetitions of a group do not count as further samples.
-    is_one_sample = num_distinct < 2 and num_players > 2
-    if is_one_sample:
-        stderr = torch.full_like(stderr, torch.nan)
-    return game.estimate(moments.mean, stderr)
+    groups.draw_samples(max_permutations=num_permutations or game.budget)
+    return game.estimate(groups.moments.mean, groups.stderr())
 
 
-def _sample_permutations(
-    game: Sampling,
-    group_size: int,
-    max_groups: int,
-    generator: Generator | None,
-    truncation: float | None,
-) -> tuple[Moments, int]:
-    """Sample up to ``max_groups`` groups of permutations. Return the moments of their means, and the number of distinct
-    groups.
-    """
-    moments = Moments()
-    distinct_permutations = set[tuple[int, ...]]()
-    num_players = game.num_players
-    cost_of_group = max(group_size * (num_players - 1), 1)
-    max_batch = max(_COALITIONS_PER_BATCH // cost_of_group, 1)
-    num_affordable = 0
-    game.empty_and_grand()
-    while moments.count < max_groups:
-        # The budget suffices for `num_safe` groups even if all their coalitions are new. Further groups may fit, too.
-        num_safe = max_groups
-        if game.budget < 2**num_players:
-            num_safe = game.left // cost_of_group
-        batch_size = max(num_safe, 2 * num_affordable, _MIN_BATCH)
-        batch_size = min(batch_size, max_groups - moments.count, max_batch)
-        permutations = random_permutations(batch_size, num_players, generator)
-        if group_size == 2:
-            pairs = torch.stack([permutations, permutations.flip(1)], dim=1)  # [batch, 2, n]
-            permutations = pairs.flatten(0, 1)
+@dataclass
+class _PermutationGroups:
+    """Samples of Shapley values, one for each drawn group: a permutation, or an antithetic pair."""
 
-        num_affordable = batch_size
-        if batch_size > num_safe:
-            coalitions = prefixes(permutations).view(batch_size, -1, num_players)
-            num_affordable = game.affordable(coalitions)
-        if num_affordable > 0:
-            affordable_permutations = permutations[: num_affordable * group_size]
-            samples = marginals_along(game, affordable_permutations, truncation)
-            samples = samples.view(-1, group_size, *samples.shape[1:])
-            moments.add(samples.mean(dim=1))
-            distinct_permutations |= _representatives(affordable_permutations, group_size)
-        # Without truncation the number of evaluations is exact, so sampling ends at the first group beyond the budget.
-        is_used_up = num_affordable == 0
-        exceeds_budget = truncation is None and num_affordable < batch_size
-        if is_used_up or exceeds_budget:
-            break
-    return moments, len(distinct_permutations)
+    game: Sampling
+    group_size: int
+    generator: Generator | None
+    truncation: float | None
+    moments: Moments = field(default_factory=Moments)
+    distinct_groups: set[tuple[int, ...]] = field(default_factory=set)
+
+    @property
+    def cost_of_group(self) -> int:
+        """Count the coalitions of a group, but the empty and the grand one."""
+        return max(self.group_size * (self.game.num_players - 1), 1)
+
+    def draw_samples(self, max_permutations: int) -> None:
+        """Sample groups until they have ``max_permutations``, rounded up, or the budget is spent."""
+        max_groups = (max_permutations + self.group_size - 1) // self.group_size
+        max_batch = max(_COALITIONS_PER_BATCH // self.cost_of_group, 1)
+        num_sampled = 0
+        self.game.empty_and_grand()
+        while self.moments.count < max_groups:
+            batch_size = max(self._num_safe_groups(max_groups), 2 * num_sampled, _MIN_BATCH)
+            batch_size = min(batch_size, max_groups - self.moments.count, max_batch)
+            groups = self._draw_groups(batch_size)
+            num_sampled = self.game.affordable(_coalitions_of_groups(groups))
+            if num_sampled > 0:
+                self._add(groups[:num_sampled])
+            if _is_budget_spent(num_sampled, batch_size, self.truncation):
+                break
+
+    def _num_safe_groups(self, max_groups: int) -> int:
+        """Return for how many groups the budget suffices even if all their coalitions are new. Further ones may fit."""
+        if self.game.budget >= 2**self.game.num_players:
+            return max_groups
+        return self.game.left // self.cost_of_group
+
+    def _draw_groups(self, count: int) -> Tensor:
+        """Draw groups of permutations, int ``[count, group_size, n]``."""
+        permutations = random_permutations(count, self.game.num_players, self.generator)
+        if self.group_size == 1:
+            return permutations[:, None]
+        reversed_permutations = permutations.flip(1)
+        return torch.stack([permutations, reversed_permutations], dim=1)
+
+    def _add(self, groups: Tensor) -> None:
+        """Add the mean marginal contributions of each group."""
+        permutations = groups.flatten(0, 1)
+        samples = marginals_along(self.game, permutations, self.truncation)
+        samples_by_group = samples.unflatten(0, groups.shape[:2])
+        self.moments.add(samples_by_group.mean(dim=1))
+        # Both permutations of a pair are drawn equally often. The one with the lower first player represents it.
+        for group in groups.tolist():
+            self.distinct_groups.add(min(map(tuple, group)))
+
+    def stderr(self) -> Tensor:
+        """Compute the standard errors ``[n, M]``. NaN below two distinct groups, since repetitions tell nothing new."""
+        if len(self.distinct_groups) < 2 and self.game.num_players > 2:
+            return torch.full_like(self.moments.mean, torch.nan)
+        return self.moments.stderr
 
 
-def _representatives(
-    permutations: Tensor,
-    group_size: int,
-) -> set[tuple[int, ...]]:
-    """Return one permutation of each group, the one with the lower first player."""
-    representatives = permutations[::group_size]
-    if group_size == 2:
-        is_ascending = representatives[:, :1] <= representatives[:, -1:]
-        representatives = representatives.where(is_ascending, representatives.flip(1))
-    return set(map(tuple, representatives.tolist()))
+def _coalitions_of_groups(groups: Tensor) -> Tensor:
+    """Return the proper prefixes of each group's permutations, bool ``[G, K, n]``."""
+    coalitions = prefixes(groups.flatten(0, 1))
+    return coalitions.unflatten(0, groups.shape[:2]).flatten(1, 2)
+
+
+def _is_budget_spent(num_affordable: int, num_drawn: int, truncation: object) -> bool:
+    """Return whether sampling ends after a batch of which only ``num_affordable`` fitted into the budget."""
+    if (
+        truncation is None
+    ):  # the number of evaluations is exact: the next ones would exceed the budget
+        return num_affordable < num_drawn
+    return num_affordable == 0
 
 
 _MIN_PERMUTATIONS = 30
@@ -321,45 +321,52 @@ def gtg_shapley(
         >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
         (tensor([0., 0., 0., 0.]), 2)
     """
-    game = Sampling(
-        "gtg_shapley",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=num_players + 1,
-    )
+    game = Sampling("gtg_shapley", utility, num_players, budget, minimum=num_players + 1)
     empty, grand = game.empty_and_grand()
     magnitude = torch.maximum(grand.abs(), empty.abs())
-    if round_truncation is not None:
-        is_small = (grand - empty).abs() <= round_truncation * magnitude
-        if is_small.all():
-            zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
-            return game.estimate(zeros, torch.full_like(zeros, torch.nan))
+    gap = (grand - empty).abs()
+    if round_truncation is not None and (gap <= round_truncation * magnitude).all():
+        zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
+        return game.estimate(zeros, torch.full_like(zeros, torch.nan))
 
     tolerance = None
     if truncation is not None:
         tolerance = truncation * magnitude
-    cost_of_cycle = max(num_players * (num_players - 1), 1)
-    samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
-    leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < game.budget:  # more permutations than evaluations only repeat coalitions
-        num_cycles = 1
-        if convergence is None:
-            num_cycles = max(game.left // cost_of_cycle, 1)
-        permutations = _guided_permutations(num_players, num_cycles, generator)
+    samples, leaders = _sample_guided(game, tolerance, convergence, generator)
+    stderr = _stderr_of_mean(samples, leaders)
+    return game.estimate(samples.mean(dim=0), stderr)
+
+
+def _sample_guided(
+    game: Sampling,
+    tolerance: Tensor | None,
+    convergence: float | None,
+    generator: Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Return marginal contributions ``[P, n, M]`` along guided permutations, and who comes first in each, ``[P]``."""
+    samples: list[Tensor] = []
+    leaders: list[Tensor] = []
+    while sum(map(len, leaders)) < game.budget:  # more permutations only repeat coalitions
+        num_cycles = _num_cycles(game, convergence)
+        permutations = _guided_permutations(game.num_players, num_cycles, generator)
         num_affordable = game.affordable(prefixes(permutations))
         if num_affordable > 0:
-            affordable_permutations = permutations[:num_affordable]
-            marginals = marginals_along(game, affordable_permutations, tolerance)
-            samples = torch.cat([samples, marginals])
-            leaders = torch.cat([leaders, affordable_permutations[:, 0]])
-        is_used_up = num_affordable == 0
-        exceeds_budget = truncation is None and num_affordable < len(permutations)
-        if is_used_up or exceeds_budget:
+            permutations_used = permutations[:num_affordable]
+            samples.append(marginals_along(game, permutations_used, tolerance))
+            leaders.append(permutations_used[:, 0])
+        if _is_budget_spent(num_affordable, len(permutations), tolerance):
             break
-        if convergence is not None and _has_converged(samples, convergence):
+        if convergence is not None and _has_converged(torch.cat(samples), convergence):
             break
-    return game.estimate(samples.mean(dim=0), _stderr_of_mean(samples, leaders))
+    return torch.cat(samples), torch.cat(leaders)
+
+
+def _num_cycles(game: Sampling, convergence: float | None) -> int:
+    """Return how many cycles of n permutations to draw at once: one if convergence is checked after each."""
+    if convergence is not None:
+        return 1
+    cost_of_cycle = max(game.num_players * (game.num_players - 1), 1)
+    return max(game.left // cost_of_cycle, 1)
 
 
 def _guided_permutations(
@@ -402,7 +409,7 @@ def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
     num_led = torch.bincount(leaders, minlength=num_players)
     has_led = num_led > 0
     degrees_of_freedom = count - int(has_led.sum())
-    if count < 2 or degrees_of_freedom < 2:
+    if degrees_of_freedom < 2:
         error = 0.0 if num_players == 1 else torch.nan  # the value of a single player is exact
         return torch.full(samples.shape[1:], error, dtype=torch.float64)
 
@@ -412,13 +419,20 @@ def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
     means = totals / divisors
     squares = (samples - means[leaders]).square()
     pooled_variance = squares.sum(dim=0) / degrees_of_freedom
-    variance_of_mean = pooled_variance / count
+    variance = pooled_variance / count
+    if has_led.all():
+        variance = variance + _variance_of_last_cycle(means, count)
+    return variance.sqrt()
 
+
+def _variance_of_last_cycle(means: Tensor, count: int) -> Tensor:
+    """Return what an incomplete last cycle adds to the variance, from the leaders' ``means [n, n, M]``."""
+    num_players = len(means)
     num_in_last_cycle = count % num_players  # r
-    if num_in_last_cycle > 0 and has_led.all():
-        # In each cycle every player leads once. The last cycle has r of the n leaders, drawn without replacement. The
-        # sum of r means has the variance s^2 r (1 - r / n), with s^2 the variance between the leaders' means.
-        share_missing = 1 - num_in_last_cycle / num_players
-        variance_of_sum = means.var(dim=0) * num_in_last_cycle * share_missing
-        variance_of_mean = variance_of_mean + variance_of_sum / count**2
-    return variance_of_mean.sqrt()
+    if num_in_last_cycle == 0:
+        return torch.zeros(())
+    # In each cycle every player leads once. The last cycle has r of the n leaders, drawn without replacement. The sum
+    # of r means has the variance s^2 r (1 - r / n), with s^2 the variance between the leaders' means.
+    share_missing = 1 - num_in_last_cycle / num_players
+    variance_of_sum = means.var(dim=0) * num_in_last_cycle * share_missing
+    return variance_of_sum / count**2

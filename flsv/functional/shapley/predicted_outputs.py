@@ -30,21 +30,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
+from flsv.functional.shapley.exact import (
+    coalition_chunks,
+    exact_shapley,
+    shapley_of_table,
+    weights_by_size,
+)
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.halving_games import halving_predictions
 from flsv.functional.shapley.halvings import has_halvings
-from flsv.functional.shapley.mixtures import (
-    Prediction,
-    TrainedOutputs,
-    ensemble,
-    interpolation,
-)
+from flsv.functional.shapley.mixtures import Prediction, TrainedOutputs, ensemble, interpolation
 from flsv.functional.shapley.surrogate import joint_shapley
 
 #: Up to this number of players all 2^n coalitions are predicted. With more players so many coalitions are drawn.
@@ -73,6 +72,24 @@ class PredictedValues(ShapleyEstimate):
     """
 
     disagreement: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionScore:
+    """How coalitions are scored by their predicted outputs.
+
+    Attributes:
+        score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
+        logits: whether the outputs are logits.
+        is_bounded: whether predictions are limited to the range of the trained coalitions' outputs.
+        order: int64 ``[V]``, the order of the samples in the outputs that ``score`` gets. None: that of the outputs of
+            the trained coalitions.
+    """
+
+    score: Score
+    logits: bool
+    is_bounded: bool = False
+    order: Tensor | None = None
 
 
 def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
@@ -109,41 +126,23 @@ class PredictedGame:
         utilities: Tensor,
         outputs: Tensor,
         weights: Tensor,
-        score: Score,
-        *,
-        logits: bool,
-        bounded: bool = False,
-        order: Tensor | None = None,
+        scoring: PredictionScore,
     ) -> None:
         utilities = torch.as_tensor(utilities).detach()
         utilities = utilities.double().cpu()
         _check_trained(trained, utilities, outputs, weights)
-
         rows = utilities.reshape(len(trained), -1)
         self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
-        self._score = score
-        num_outputs = max(1, outputs[0].numel())
-        max_coalitions = MAX_OUTPUTS_PER_CHUNK // num_outputs
-        self._coalitions_per_chunk = max(
-            OUTPUTS_PER_CHUNK // num_outputs,
-            min(MIN_COALITIONS_PER_CHUNK, max_coalitions),
-            1,
-        )
+        self._score = scoring.score
+        self._coalitions_per_chunk = _coalitions_per_chunk(outputs[0].numel())
 
-        has_members = trained.any(1)
-        trained_outputs = TrainedOutputs(
-            masks=trained[has_members].cpu(),
-            outputs=outputs[has_members.to(outputs.device)],
-            weights=weights,
-            logits=logits,
-            order=order,
-        )
-        self._predictions = predictions_for(trained_outputs)
+        members = _outputs_with_members(trained, outputs, weights, scoring)
+        self._predictions = predictions_for(members)
         self.num_predictions = len(self._predictions)
         # The range of each sample's outputs, which no prediction leaves.
         self._range = None
-        if bounded:
-            self._range = trained_outputs.ordered(trained_outputs.outputs).aminmax(dim=0)
+        if scoring.is_bounded:
+            self._range = members.ordered(members.outputs).aminmax(dim=0)
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
@@ -173,6 +172,31 @@ class PredictedGame:
             scores = self._score(outputs)
             utilities.append(scores.double().cpu())
         return torch.stack(utilities, 1)
+
+
+def _coalitions_per_chunk(num_outputs: int) -> int:
+    """Return how many coalitions of ``num_outputs`` are predicted at once."""
+    num_outputs = max(1, num_outputs)
+    max_coalitions = MAX_OUTPUTS_PER_CHUNK // num_outputs
+    min_coalitions = min(MIN_COALITIONS_PER_CHUNK, max_coalitions)
+    return max(OUTPUTS_PER_CHUNK // num_outputs, min_coalitions, 1)
+
+
+def _outputs_with_members(
+    trained: Tensor,
+    outputs: Tensor,
+    weights: Tensor,
+    scoring: PredictionScore,
+) -> TrainedOutputs:
+    """Return the outputs of all trained coalitions but the empty one."""
+    has_members = trained.any(1)
+    return TrainedOutputs(
+        masks=trained[has_members].cpu(),
+        outputs=outputs[has_members.to(outputs.device)],
+        weights=weights,
+        logits=scoring.logits,
+        order=scoring.order,
+    )
 
 
 def _check_trained(
@@ -245,8 +269,7 @@ def predicted_shapley(
         utilities=[torch.as_tensor(utilities)],
         outputs=[outputs],
         weights=weights,
-        score=score,
-        logits=logits,
+        scoring=PredictionScore(score, logits),
         generator=generator,
     )
     return values
@@ -254,34 +277,20 @@ def predicted_shapley(
 
 def values_of_rounds(
     trained: Tensor,
-    *,
     utilities: Sequence[Tensor],
     outputs: Iterable[Tensor],
     weights: Tensor,
-    score: Score,
-    logits: bool,
-    bounded: bool = False,
-    order: Tensor | None = None,
+    scoring: PredictionScore,
     generator: Generator | None = None,
 ) -> list[PredictedValues]:
     """Compute the values of :func:`predicted_shapley` after each of several rounds, from the ``utilities`` and
     ``outputs`` of each round.
-
-    Args:
-        bounded: whether predictions are limited to the range of the trained coalitions' outputs.
-        order: int64 ``[V]``, the order of the samples in the outputs that ``score`` gets. None: that of ``outputs``.
     """
     num_players = trained.shape[1]
-    make_game = partial(
-        PredictedGame,
-        trained,
-        weights=weights,
-        score=score,
-        logits=logits,
-        bounded=bounded,
-        order=order,
+    games = (
+        PredictedGame(trained, round_utilities, round_outputs, weights, scoring)
+        for round_utilities, round_outputs in zip(utilities, outputs)
     )
-    games = map(make_game, utilities, outputs)
     if num_players <= MAX_PREDICTED_PLAYERS:
         estimates = [exact_shapley(game, num_players) for game in games]
     else:
@@ -302,20 +311,17 @@ def _joint_estimates(
         # This is called once, with all coalitions. So each game is made, played and forgotten.
         return torch.cat([game(masks) for game in games], dim=1)
 
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
     # With 100 players its error is a fifth of that of permutation sampling with 65,536 coalitions.
     estimate = joint_shapley(
         utility,
         num_players,
         budget=NUM_DRAWN_COALITIONS,
-        generator=generator,
+        generator=generator or torch.Generator().manual_seed(0),
         num_parts=num_games,
     )
-    values_and_stderr = zip(
-        estimate.values.chunk(num_games, 1), estimate.stderr.chunk(num_games, 1)
-    )
-    return [ShapleyEstimate(*parts, estimate.evaluations) for parts in values_and_stderr]
+    values = estimate.values.chunk(num_games, 1)
+    errors = estimate.stderr.chunk(num_games, 1)
+    return [ShapleyEstimate(*columns, estimate.evaluations) for columns in zip(values, errors)]
 
 
 def case_values(
@@ -323,11 +329,7 @@ def case_values(
     utilities: Tensor,
     outputs: Tensor,
     weights: Tensor,
-    score: Score,
-    *,
-    logits: bool,
-    bounded: bool = False,
-    order: Tensor | None = None,
+    scoring: PredictionScore,
 ) -> Tensor:
     """Compute the Shapley values of R games at once, float64 ``[n, R]``.
 
@@ -336,30 +338,14 @@ def case_values(
         utilities: ``[T, R]``, their utilities in each game.
         outputs: ``[T, V, ...]``, their models' outputs, see :func:`predicted_shapley`.
         weights: ``[n]``, the clients' weights in the federation's average.
-        score: a function from outputs ``[c, V, ...]`` to utilities ``[c, R]``, such as one for each sample.
-        logits: whether the outputs are logits.
-        bounded: see :func:`values_of_rounds`.
-        order: see :func:`values_of_rounds`.
+        scoring: the scores ``[c, R]`` of outputs, such as one for each sample.
     """
-    num_players = trained.shape[1]
-    game = PredictedGame(
-        trained,
-        utilities,
-        outputs,
-        weights=weights,
-        score=score,
-        logits=logits,
-        bounded=bounded,
-        order=order,
-    )
-
+    game = PredictedGame(trained, utilities, outputs, weights, scoring)
     num_games = utilities.shape[1]
+    num_players = trained.shape[1]
     values = torch.zeros(num_players, num_games, dtype=torch.float64)
-    coalitions_per_chunk = max(1, UTILITIES_PER_CHUNK // (game.num_predictions * num_games))
-    num_coalitions = 2**num_players
-    for begin in range(0, num_coalitions, coalitions_per_chunk):
-        end = min(begin + coalitions_per_chunk, num_coalitions)
-        masks = all_coalitions(num_players, begin, end)
+    chunk_size = max(1, UTILITIES_PER_CHUNK // (game.num_predictions * num_games))
+    for masks in coalition_chunks(num_players, chunk_size):
         predictions = game(masks).view(len(masks), game.num_predictions, num_games)
         values += _shapley_weights(masks).T @ predictions.mean(1)
     return values
@@ -367,11 +353,8 @@ def case_values(
 
 def _shapley_weights(masks: Tensor) -> Tensor:
     """Return the weight of each coalition's utility in each player's Shapley value, float64 ``[K, n]``."""
-    num_players = masks.shape[1]
     sizes_of_others = masks.sum(1, keepdim=True) - masks.long()
-    counts_by_size = [math.comb(num_players - 1, size) for size in range(num_players)]
-    weights_by_size = [1 / (num_players * count) for count in counts_by_size]
-    weights = torch.tensor(weights_by_size, dtype=torch.float64)[sizes_of_others]
+    weights = weights_by_size(masks.shape[1])[sizes_of_others]
     return torch.where(masks, weights, -weights)
 
 
@@ -384,10 +367,7 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     return _mean_of_predictions(estimate, tables.shape[2:])
 
 
-def _mean_of_predictions(
-    estimate: ShapleyEstimate,
-    game_shape: Sequence[int],
-) -> PredictedValues:
+def _mean_of_predictions(estimate: ShapleyEstimate, game_shape: Sequence[int]) -> PredictedValues:
     """Average the values ``[n, P * M]`` of a game by P predictions. The game has the shape ``[M]``, or ``[]`` if M is
     1.
     """

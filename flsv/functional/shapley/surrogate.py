@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -249,7 +250,10 @@ class Surrogate:
         return self.kernel.shapley().T @ self.coefficients
 
 
-def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surrogate, Tensor]:
+def fit_surrogate(
+    kernels: list[ScaledKernel],
+    utilities: Tensor,
+) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[K, M]``.
 
     One of the ``kernels`` and the ridge penalty maximize the marginal likelihood of the utilities ``[K, M]``.
@@ -257,31 +261,17 @@ def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surro
     mean = utilities.mean(dim=0)
     deviation = utilities.std(dim=0)
     # A constant column has only a mean.
-    tolerance = TINY * (1 + mean.abs())
-    is_constant = ~(deviation > tolerance)
+    is_constant = ~(deviation > TINY * (1 + mean.abs()))
     divisors = deviation.masked_fill(is_constant, torch.inf)
-    centered = utilities - mean
-    y = centered / divisors
+    y = (utilities - mean) / divisors
     scale = divisors.masked_fill(divisors.isinf(), 0)
 
     fits = [_fit_ridge(kernel, y) for kernel in kernels]
     best_fit = min(fits, key=lambda fit: fit.loss)
-    vectors = best_fit.kernel.eigenvectors  # [K, K]
-    coordinates = (vectors.T @ y) / best_fit.eigenvalues.unsqueeze(1)
-    dual = vectors @ coordinates  # [K, M]
-
-    # A coalition's leave-one-out residual is its dual coefficient divided by its element of the inverse's diagonal.
-    squares = vectors.square() / best_fit.eigenvalues
-    diagonal_of_inverse = squares.sum(dim=1, keepdim=True)
-    leave_one_out_residuals = dual / diagonal_of_inverse
-
-    total = dual.sum(dim=0)
-    surrogate = Surrogate(
-        best_fit.kernel,
-        coefficients=dual * scale,
-        offset=mean + CONSTANT_VARIANCE * total * scale,
-    )
-    return surrogate, leave_one_out_residuals * scale
+    dual = best_fit.dual_coefficients(y)
+    offset = mean + CONSTANT_VARIANCE * dual.sum(dim=0) * scale
+    surrogate = Surrogate(best_fit.kernel, dual * scale, offset)
+    return surrogate, best_fit.leave_one_out_residuals(dual) * scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,6 +281,17 @@ class _RidgeFit:
     loss: float
     kernel: ScaledKernel
     eigenvalues: Tensor
+
+    def dual_coefficients(self, y: Tensor) -> Tensor:
+        """Compute the coefficients ``[K, M]`` of the kernel's functions."""
+        vectors = self.kernel.eigenvectors  # [K, K]
+        coordinates = (vectors.T @ y) / self.eigenvalues.unsqueeze(1)
+        return vectors @ coordinates
+
+    def leave_one_out_residuals(self, dual: Tensor) -> Tensor:
+        """Compute residuals ``[K, M]``: dual coefficients, divided by the diagonal of the inverse matrix."""
+        squares = self.kernel.eigenvectors.square() / self.eigenvalues
+        return dual / squares.sum(dim=1, keepdim=True)
 
 
 def _fit_ridge(kernel: ScaledKernel, y: Tensor) -> _RidgeFit:
@@ -356,29 +357,34 @@ def adjusted_values(
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
     # KernelSHAP with the expectation of its matrix in place of the sampled one (as in Witter, Liu and Musco, arXiv
     # 2506.11849, 2025). The residuals are those of the coalitions used in the fit, which biases towards the surrogate.
-    n = sample.num_players
     fitted_halves = _masks_to_fit(sample.strata)
-    halves = torch.cat(fitted_halves)
-    masks = _with_complements(halves)
-    empty_and_grand = masks[:2]
+    masks = _with_complements(torch.cat(fitted_halves))
     surrogate = JointSurrogate(masks, utility(masks), num_parts)
+    empty_and_grand = masks[:2]
     empty_residual, grand_residual = utility(empty_and_grand) - surrogate(empty_and_grand)
-    values = surrogate.shapley() + (grand_residual - empty_residual) / n
+    values = surrogate.shapley() + (grand_residual - empty_residual) / sample.num_players
 
-    # A pair's residual is that of a coalition minus that of its complement.
-    of_halves, of_complements = surrogate.residuals[len(empty_and_grand) :].chunk(2)
-    residuals_of_pairs = of_halves - of_complements
-    residuals_by_stratum = residuals_of_pairs.split([len(half) for half in fitted_halves])
     variance = torch.zeros(())
-    for stratum, fitted_residuals in zip(sample.strata, residuals_by_stratum, strict=True):
+    residuals_left_out = _residuals_of_pairs(surrogate, fitted_halves)
+    for stratum, fitted_residuals in zip(sample.strata, residuals_left_out, strict=True):
         residuals = utility(stratum.masks) - utility(~stratum.masks)  # [m, M]
         residuals = residuals - surrogate(stratum.masks) + surrogate(~stratum.masks)
         values = values + _terms_of_pairs(stratum, residuals).mean(dim=0)
-
         # The errors are computed from leave-one-out residuals.
         residuals[: len(fitted_residuals)] = fitted_residuals
         variance = variance + _variance_of_stratum(stratum, residuals)
     return values, variance.sqrt().expand_as(values)
+
+
+def _residuals_of_pairs(
+    surrogate: JointSurrogate,
+    halves: list[Tensor],
+) -> Sequence[Tensor]:
+    """Return the leave-one-out residuals of each stratum's fitted pairs: a half's minus its complement's."""
+    residuals = surrogate.residuals[2:]  # without the empty and the grand coalition
+    of_halves, of_complements = residuals.chunk(2)
+    sizes = [len(half) for half in halves]
+    return (of_halves - of_complements).split(sizes)
 
 
 def _terms_of_pairs(stratum: Stratum, residuals: Tensor) -> Tensor:
@@ -459,12 +465,7 @@ def surrogate_shapley(
         >>> (sampled.values - exact_shapley(utility, 12).values).abs().max() < 0.01
         tensor(True)
     """
-    return joint_shapley(
-        utility,
-        num_players,
-        budget=budget,
-        generator=generator,
-    )
+    return joint_shapley(utility, num_players, budget=budget, generator=generator)
 
 
 def joint_shapley(
@@ -481,13 +482,8 @@ def joint_shapley(
     """
     sample = PairedSample(num_players, generator)
     # Besides the sampled pairs, the empty and the grand coalition are evaluated.
-    game = Sampling(
-        "surrogate_shapley",
-        utility,
-        num_players=num_players,
-        budget=budget,
-        minimum=2 + 2 * sample.min_num_pairs,
-    )
+    minimum = 2 + 2 * sample.min_num_pairs
+    game = Sampling("surrogate_shapley", utility, num_players, budget, minimum)
     if game.can_evaluate_all or num_players <= 2:
         return exact_shapley(utility, num_players)
     num_pairs = (game.budget - 2) // 2

@@ -283,8 +283,10 @@ def label_embedding(
         _check_num_features(x.shape[1])
     if statistics is None:
         statistics = class_statistics(x, y, covariance=covariance)
-    classes = statistics.index(y)
-    scale = label_weight**0.5
+    return _embedded(x, statistics, statistics.index(y), scale=label_weight**0.5)
+
+
+def _embedded(x: Tensor, statistics: ClassStatistics, classes: Tensor, scale: float) -> Tensor:
     means = statistics.means[classes]
     parts = [x, scale * means.to(x)]
     if statistics.deviations is not None:

@@ -107,10 +107,9 @@ def _potentials(
     # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
     # entropy's bias towards the samples' center (Feydy et al., AISTATS 2019).
     _check_size(cost)
-    m, m2 = cost.shape
     largest = float(cost.max())
     if largest == 0:
-        return cost.new_zeros(m), cost.new_zeros(m2)
+        return cost.new_zeros(cost.shape[0]), cost.new_zeros(cost.shape[1])
 
     # Costs are relative to the largest one, so that float32 suffices at any scale of the data.
     relative_cost = cost.div_(largest)
@@ -120,9 +119,7 @@ def _potentials(
     f, g = _approach(relative_cost, plan, final_eps)
     f, g = _converge(relative_cost, plan, f, g, final_eps, finish)
     shift = (g.mean() - f.mean()) / 2
-    potential = largest * (f + shift)
-    potential2 = largest * (g - shift)
-    return potential.to(cost.dtype), potential2.to(cost.dtype)
+    return (largest * (f + shift)).to(cost.dtype), (largest * (g - shift)).to(cost.dtype)
 
 
 def _approach(cost: Tensor, plan: Tensor, final_eps: float) -> tuple[Tensor, Tensor]:
@@ -160,13 +157,17 @@ def _converge(
         g = g + eps * v
         iterations_left -= steps
     if error >= MAX_ERROR:
-        warnings.warn(
-            f"The potentials of optimal transport have not converged after {MAX_FINAL_ITERATIONS} iterations. Their "
-            f"error may be {error:.0e} eps instead of {MAX_ERROR:.0e} eps, since the regularization is small "
-            f"({eps:.1e} of the largest cost). Raise eps (blur), or scale the features down.",
-            stacklevel=5,
-        )
+        _warn_of_error(error, eps)
     return f, g
+
+
+def _warn_of_error(error: float, eps: float) -> None:
+    warnings.warn(
+        f"The potentials of optimal transport have not converged after {MAX_FINAL_ITERATIONS} iterations. Their "
+        f"error may be {error:.0e} eps instead of {MAX_ERROR:.0e} eps, since the regularization is small "
+        f"({eps:.1e} of the largest cost). Raise eps (blur), or scale the features down.",
+        stacklevel=6,
+    )
 
 
 def _check_size(cost: Tensor) -> None:
@@ -235,36 +236,48 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     :func:`_scale_both`.
     """
     # u and v are the logarithms of the factors.
-    m, m2 = plan.shape
-    u = plan.new_zeros(m)
-    v = plan.new_zeros(m2)
-    omega = 1.0
-    max_omega = MAX_OMEGA
-    previous_step_size = math.inf
+    u = plan.new_zeros(plan.shape[0])
+    v = plan.new_zeros(plan.shape[1])
+    relaxation = _Relaxation()
     error = math.inf
     steps = 0
     while steps < iterations:
-        next_u, next_v, step_size = _over_relaxed(plan, u, v, omega)
+        next_u, next_v, step_size = _over_relaxed(plan, u, v, relaxation.omega)
         steps += ITERATIONS_PER_CHECK
         if not math.isfinite(step_size):
-            # Far from the limit, over-relaxation can diverge. With omega = 1 it cannot.
-            max_omega = 1 + (omega - 1) / 2
-            omega = 1.0
-            previous_step_size = math.inf
+            relaxation.restart()
             continue
-
         u, v = next_u, next_v
-        rate = (step_size / previous_step_size) ** (1 / ITERATIONS_PER_CHECK)
-        rate = max(rate, omega - 1)
-        # The remaining steps are a geometric series.
-        error = step_size / (1 - rate) if rate < 1 else math.inf
+        error = relaxation.adapt(step_size)
         largest = float(torch.cat([u, v]).abs().max())
         if error < MAX_ERROR or largest > MAX_LOG_SCALING:
             break
-        if omega - 1 < rate < 1:
-            omega = _faster_omega(omega, rate, max_omega)
-        previous_step_size = step_size
     return u, v, steps, error
+
+
+class _Relaxation:
+    """The factor omega of over-relaxed updates, adapted to the rate at which their steps become smaller."""
+
+    omega = 1.0
+    max_omega = MAX_OMEGA
+    step_size = math.inf
+
+    def restart(self) -> None:
+        """Begin again after steps that diverged. Far from the limit this happens, but never with omega = 1."""
+        self.max_omega = 1 + (self.omega - 1) / 2
+        self.omega = 1.0
+        self.step_size = math.inf
+
+    def adapt(self, step_size: float) -> float:
+        """Adapt omega to the size of the latest step. Return the error, the sum of the steps that remain."""
+        rate = (step_size / self.step_size) ** (1 / ITERATIONS_PER_CHECK)
+        rate = max(rate, self.omega - 1)
+        self.step_size = step_size
+        if rate >= 1:
+            return math.inf
+        if rate > self.omega - 1:
+            self.omega = _faster_omega(self.omega, rate, self.max_omega)
+        return step_size / (1 - rate)  # the remaining steps are a geometric series
 
 
 def _over_relaxed(
@@ -369,25 +382,36 @@ def client_values(
     points = label_embedding(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
-    num_features = x.shape[1]
-    if y is not None or gamma.shape[1] < num_features:
+    if y is not None or gamma.shape[1] < x.shape[1]:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
+    return calibrated_gradient(_gradient_of_samples(x, y, points, gamma, part, blur))
 
-    cost = squared_costs(x, gamma[:, :num_features])
+
+def _gradient_of_samples(
+    x: Tensor,
+    y: Tensor | None,
+    points: Tensor,
+    gamma: Tensor,
+    part: Part,
+    blur: float,
+) -> Tensor:
+    """Compute how fast the distance to ``gamma`` grows with each sample's mass, ``[m]``, up to a constant factor."""
+    cost = squared_costs(x, gamma[:, : x.shape[1]])
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps)
     del cost  # frees [m, m2], before another matrix is made
-    gradient = torch.zeros_like(feature_potential)  # [m]
+    gradient = torch.zeros_like(feature_potential)
     if part != "labels":
         gradient = feature_potential - self_potential(squared_costs(x, x), eps)
-    if part != "features" and y is not None:
-        # With the same eps for both costs, the labels' part is the difference of their potentials.
-        labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps)
-        label_gradient = labeled_potential - feature_potential
-        if part == "both":
-            label_gradient = LABEL_EMPHASIS * label_gradient
-        gradient = _centered_by_class(gradient + label_gradient, y)
-    return calibrated_gradient(gradient)
+    if part == "features" or y is None:
+        return gradient
+
+    # With the same eps for both costs, the labels' part is the difference of their potentials.
+    labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps)
+    label_gradient = labeled_potential - feature_potential
+    if part == "both":
+        label_gradient = LABEL_EMPHASIS * label_gradient
+    return _centered_by_class(gradient + label_gradient, y)
 
 
 def _centered_by_class(gradient: Tensor, y: Tensor) -> Tensor:

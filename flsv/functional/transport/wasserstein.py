@@ -371,15 +371,19 @@ def wasserstein_barycenter(
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
     for _ in range(iterations):
-        next_center = torch.zeros_like(center)
         for index, client in enumerate(clients):
             gammas[index], distances[index] = _next_gamma(client, gammas[index], center, p)
-            # X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
-            plan_of_center, _ = matching(center, gammas[index], p)
-            weight = shares[index].to(center) * support
-            next_center += weight * (plan_of_center @ gammas[index])
-        center = next_center
+        center = _next_center(center, gammas, shares, p)
     return FederatedBarycenter(center, distances)
+
+
+def _next_center(center: Tensor, gammas: Sequence[Tensor], shares: Tensor, p: float) -> Tensor:
+    # X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
+    next_center = torch.zeros_like(center)
+    for gamma, share in zip(gammas, shares):
+        plan, _ = matching(center, gamma, p)
+        next_center += share.to(center) * len(center) * (plan @ gamma)
+    return next_center
 
 
 def _next_gamma(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any, ClassVar
 
@@ -294,20 +294,7 @@ class ClientContext:
         private_tensors = self.space.read_private(module)
         states_of_metrics = metric_states(module)
 
-        instruction = self.instruction
-        # Random numbers are derived from the seed and this tuple.
-        purpose = (
-            "second model",
-            instruction.round_index,
-            instruction.client_id,
-            self._num_second_steps,
-        )
-        self._num_second_steps += 1
-        with (
-            isolated_rngs(instruction.seed, *purpose),
-            discarded_logs(module),
-            torch.enable_grad(),
-        ):
+        with self._isolated_rngs(), discarded_logs(module), torch.enable_grad():
             snapshot = ModuleSnapshot(module)  # with its patched methods
             try:
                 yield
@@ -317,6 +304,15 @@ class ClientContext:
                 self.space.write(module, vector)
                 self.space.write_private(module, private_tensors)
                 put_metric_states(states_of_metrics)
+
+    def _isolated_rngs(self) -> AbstractContextManager[None]:
+        """Return a context with random numbers of its own for the next call of :meth:`step`."""
+        instruction = self.instruction
+        call_index = self._num_second_steps
+        self._num_second_steps += 1
+        # Random numbers are derived from the seed and this tuple.
+        purpose = "second model", instruction.round_index, instruction.client_id, call_index
+        return isolated_rngs(instruction.seed, *purpose)
 
 
 def _upload_unchanged(vector: Tensor, initial_model: Tensor, name: str) -> Tensor:

@@ -115,27 +115,13 @@ class SCAFFOLD(ClientAlgorithm):
         return {LEARNING_RATE_SUM: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
-        updates = round.client_updates  # [k, P]
-        lr_sums = round.reports[LEARNING_RATE_SUM].to(updates)[:, None]  # [k, 1]
-        variate = self._variate.to(updates)  # [P]
-        # An update is impossible with a sum of 0 or less. The gradient becomes infinite, and is excluded below.
-        non_negative_sums = lr_sums.clamp_min(0)
-        gradients_of_movers = updates / -non_negative_sums
-        # A client whose learning rates were all 0 has no update, and keeps its variate.
-        has_not_moved = (lr_sums == 0) & (updates == 0)
-        mean_gradients = torch.where(has_not_moved, variate, gradients_of_movers)
-
+        variate = self._variate.to(round.client_updates)  # [P]
+        mean_gradients = _mean_gradients(round, variate)
         origin = variate.new_zeros(1)
         norms = distances(mean_gradients, origin)  # [k], in float64 without a copy of the matrix
-        are_too_large = large_updates(norms)
-        excluded_clients = round.client_ids[are_too_large]
-        for client in on_host(excluded_clients):
-            warnings.warn(
-                f"{client_called(client, self._names)} reports learning rates that do not fit its update. The "
-                "server's control variate excludes this client in this round.",
-                stacklevel=2,
-            )
-        mean_gradients[are_too_large] = variate
+        is_excluded = large_updates(norms)
+        self._warn_of(round.client_ids[is_excluded])
+        mean_gradients[is_excluded] = variate
 
         if self._aggregator.robust:
             # A robust aggregator averages the gradients as if they were models.
@@ -145,3 +131,23 @@ class SCAFFOLD(ClientAlgorithm):
             mean = mean_gradients.mean(0)
         share_of_clients = len(round) / self._num_clients
         self._variate = variate + share_of_clients * (mean - variate)
+
+    def _warn_of(self, clients: Tensor) -> None:
+        for client in on_host(clients):
+            warnings.warn(
+                f"{client_called(client, self._names)} reports learning rates that do not fit its update. The "
+                "server's control variate excludes this client in this round.",
+                stacklevel=3,
+            )
+
+
+def _mean_gradients(round: Round, variate: Tensor) -> Tensor:
+    """Compute each client's mean gradient over its steps, ``[k, P]``: ``variate`` for a client that has not moved."""
+    updates = round.client_updates  # [k, P]
+    lr_sums = round.reports[LEARNING_RATE_SUM].to(updates)[:, None]  # [k, 1]
+    # An update is impossible with a sum of 0 or less. The gradient becomes infinite, and is excluded.
+    non_negative_sums = lr_sums.clamp_min(0)
+    gradients_of_movers = updates / -non_negative_sums
+    # A client whose learning rates were all 0 has no update, and keeps its variate.
+    has_not_moved = (lr_sums == 0) & (updates == 0)
+    return torch.where(has_not_moved, variate, gradients_of_movers)

@@ -15,7 +15,11 @@ from flsv.functional.shapley.mixtures import (
     coalition_shares,
     interpolation_weights,
 )
-from flsv.functional.shapley.predicted_outputs import PredictedGame, has_complete_sizes
+from flsv.functional.shapley.predicted_outputs import (
+    PredictedGame,
+    PredictionScore,
+    has_complete_sizes,
+)
 from helpers import make_generator
 
 NUM_SAMPLES = 60
@@ -231,7 +235,7 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
 
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
-    game = PredictedGame(trained, utilities, outputs, sizes, accuracy, logits=True)
+    game = PredictedGame(trained, utilities, outputs, sizes, PredictionScore(accuracy, logits=True))
     exact = exact_shapley(game, 17).values.mean(1)
 
     assert estimate.evaluations <= 2**14

@@ -1,0 +1,260 @@
+"""The display of the work after a run: a bar in a terminal, and log lines elsewhere."""
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+import termios
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from flsv.metrics import ShadowShapley
+from flsv.retraining import progress as progress_module
+from flsv.retraining.progress import PAUSE_SECONDS, Progress
+from helpers.fits import plain_trainer
+from helpers.hidden_state import Base, fit_valued
+
+TITLE = "Groups of clients"
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def monotonic(self):
+        return self.seconds
+
+    __call__ = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the log lines and of tqdm, which redraws a bar at most ten times per second."""
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
+
+
+class Terminal:
+    """A terminal, and what is written into it."""
+
+    def __init__(self):
+        self._descriptor, screen = pty.openpty()
+        os.set_blocking(self._descriptor, False)
+        termios.tcsetwinsize(screen, (24, 80))  # tqdm draws nothing into a terminal of no columns
+        self.stream = os.fdopen(screen, "w")
+
+    def read(self):
+        self.stream.flush()
+        try:
+            return os.read(self._descriptor, 65536).decode()
+        except BlockingIOError:
+            return ""
+
+    def close(self):
+        self.stream.close()
+        os.close(self._descriptor)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    terminal = Terminal()
+    yield terminal
+    monkeypatch.undo()
+    terminal.close()
+
+
+@pytest.fixture
+def log_lines():
+    """The lines of flsv that Lightning logs, which a pipe gets as they are."""
+    messages = []
+
+    class Collects(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    def is_of_flsv(record):
+        return record.getMessage().startswith("flsv: ")
+
+    handler = Collects()
+    handler.addFilter(is_of_flsv)
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def make_progress(tmp_path, clock):
+    with ExitStack() as bars:  # a bar that is left open moves later bars to lines below it
+
+        def make(total, shows_bars=True):
+            trainer = plain_trainer(tmp_path, enable_progress_bar=shows_bars)
+            progress = Progress(trainer, total, TITLE)
+            bars.push(progress)
+            return progress
+
+        yield make
+
+
+@pytest.fixture
+def make_progress_in_terminal(make_progress, terminal, monkeypatch):
+    """It is a fixture's function, since pytest takes standard error over when a test is called."""
+
+    def make(total, shows_bars=True):
+        monkeypatch.setattr(sys, "stderr", terminal.stream)
+        return make_progress(total, shows_bars)
+
+    return make
+
+
+def test_bar_is_drawn_in_a_terminal_from_the_first_step_on(
+    make_progress_in_terminal, terminal, clock
+):
+    progress = make_progress_in_terminal(total=4)
+
+    assert terminal.read() == ""
+
+    progress()
+
+    assert f"{TITLE}: " in terminal.read()
+
+
+def test_bar_is_drawn_before_the_first_step_inside_of_a_with_statement(
+    make_progress_in_terminal, terminal, clock
+):
+    with make_progress_in_terminal(total=4):
+        assert f"{TITLE}:   0%" in terminal.read()
+
+
+def test_bar_moves_with_each_step_that_takes_long(make_progress_in_terminal, terminal, clock):
+    with make_progress_in_terminal(total=4) as progress:
+        terminal.read()
+        for percent in (25, 50, 75):
+            clock.seconds += 9.0
+            progress()
+            assert f"{TITLE}:  {percent}%" in terminal.read()
+
+
+def test_bar_leaves_an_empty_line_after_the_last_step(make_progress_in_terminal, terminal, clock):
+    progress = make_progress_in_terminal(total=2)
+    progress()
+    terminal.read()
+
+    clock.seconds += 1.0
+    progress()
+
+    *_, blanks, rest_of_line = terminal.read().split("\r")
+    assert blanks.strip() == ""
+    assert len(blanks) > len(TITLE)
+    assert rest_of_line == ""
+
+
+def test_bar_leaves_an_empty_line_after_an_error(make_progress_in_terminal, terminal, clock):
+    with suppress(KeyboardInterrupt), make_progress_in_terminal(total=2) as progress:
+        progress()
+        terminal.read()
+        raise KeyboardInterrupt
+
+    *_, blanks, rest_of_line = terminal.read().split("\r")
+    assert blanks.strip() == ""
+    assert len(blanks) > len(TITLE)
+    assert rest_of_line == ""
+
+
+def test_bar_in_a_terminal_stands_in_place_of_log_lines(
+    make_progress_in_terminal, clock, log_lines
+):
+    progress = make_progress_in_terminal(total=4)
+
+    for _ in range(4):
+        clock.seconds += PAUSE_SECONDS
+        progress()
+
+    assert log_lines == []
+
+
+def test_trainer_without_bars_logs_lines_in_a_terminal(
+    make_progress_in_terminal, terminal, clock, log_lines
+):
+    progress = make_progress_in_terminal(total=4, shows_bars=False)
+
+    clock.seconds += PAUSE_SECONDS
+    progress()
+
+    assert log_lines == [f"flsv: {TITLE}: 1 of 4 are done."]
+    assert TITLE not in terminal.read()
+
+
+def test_log_line_is_written_ten_seconds_after_the_work_began_and_not_before(
+    make_progress, capsys, clock, log_lines
+):
+    progress = make_progress(total=4)
+
+    clock.seconds += PAUSE_SECONDS - 0.1
+    progress()
+    assert log_lines == []
+
+    clock.seconds += 0.1
+    progress()
+    assert log_lines == [f"flsv: {TITLE}: 2 of 4 are done."]
+    assert capsys.readouterr().err == ""
+
+
+def test_log_lines_of_short_steps_are_ten_seconds_apart(make_progress, clock, log_lines):
+    seconds_of_lines = []
+    with make_progress(total=200) as progress:
+        for _ in range(200):
+            clock.seconds += 0.5
+            num_lines = len(log_lines)
+            progress()
+            if len(log_lines) > num_lines:
+                seconds_of_lines.append(clock.seconds - 1000.0)
+
+    assert seconds_of_lines == [10.0 * number for number in range(1, 11)]
+
+
+#: A fit of three clients whose log lines have no pause.
+FIT_IN_A_PROCESS = """
+from flsv.retraining import progress
+progress.PAUSE_SECONDS = 0.0
+from helpers.hidden_state import Base, fit_valued
+fit_valued("{folder}", Base(), enable_progress_bar=True)
+"""
+
+
+@pytest.mark.slow
+def test_pipe_gets_whole_lines_of_the_work_after_a_run(tmp_path):
+    process = subprocess.run(
+        [sys.executable, "-c", FIT_IN_A_PROCESS.format(folder=tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=True,
+    )
+
+    assert "\r" not in process.stderr
+    lines = process.stderr.splitlines()
+    groups = [line for line in lines if TITLE in line]
+    assert groups == [f"flsv: {TITLE}: {number} of 3 are done." for number in (1, 2, 3)]
+    assert any(line.startswith("flsv: Values of clients: ") for line in lines)
+
+
+@pytest.mark.slow
+def test_bars_of_singles_and_of_halves_count_the_trainings_that_each_has(
+    tmp_path, clock, log_lines, monkeypatch
+):
+    monkeypatch.setattr(progress_module, "PAUSE_SECONDS", 0.0)
+
+    fit_valued(tmp_path, Base(), metric=ShadowShapley(coalitions="halves"))
+
+    lines = [line for line in log_lines if "of clients: " in line and "Values" not in line]
+    assert lines == [
+        *(f"flsv: {TITLE}: {number} of 3 are done." for number in (1, 2, 3)),
+        "flsv: Halves of clients: 1 of 1 are done.",  # the other half is a client alone
+    ]
