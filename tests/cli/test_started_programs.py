@@ -66,8 +66,8 @@ COMMANDS = {
 }
 
 
-#: In one round of 27 batches, without those of coalitions.
-NUM_BATCHES_OF_RUN = 27
+#: Of clients with 4, 7 and 11 batches, in one round. What coalitions print stays out of the log.
+NUM_BATCHES_OF_RUN = 4 + 7 + 11
 
 
 def values_in_this_process(folder, monkeypatch, program, *arguments):
