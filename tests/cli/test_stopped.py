@@ -86,7 +86,8 @@ def test_terminated_fit_of_torchrun_can_be_resumed(tmp_path):
 
     assert status == 0, output
     assert f"Resuming from {run_folder / 'checkpoints'}" in output
-    assert last_round_in_table(run_folder) == num_rounds - 1
+    resumed_run = run_folder.with_name("version_1")
+    assert last_round_in_table(resumed_run) == num_rounds - 1
 
 
 def receive_in_del_method(signal_number):
