@@ -17,7 +17,7 @@ if not RequirementCache("flwr"):
         "tests/outside/server_app.py",
     ]
 if not RequirementCache("nvflare"):
-    collect_ignore_glob += ["flsv/sites/nvflare.py", "tests/helpers/nvflare_jobs.py"]
+    collect_ignore_glob += ["flsv/sites/nvflare.py", "tests/sites/nvflare/jobs.py"]
 
 gc.disable()  # while they are imported
 

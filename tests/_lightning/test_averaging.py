@@ -9,8 +9,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import fit, plain_trainer, state_vector
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit, plain_trainer, state_vector
 from helpers.models import Plain
 
 averaging = pytest.importorskip(

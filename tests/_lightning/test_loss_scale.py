@@ -6,8 +6,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
-from helpers.fits import fit, fit_and_save, state_vector
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit, fit_and_save, state_vector
 
 
 def make_half_precision():

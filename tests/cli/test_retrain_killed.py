@@ -34,7 +34,7 @@ def run_command(folder, *arguments):
 def uninterrupted_run(tmp_path_factory):
     """The folder of a run and its retraining."""
     folder = tmp_path_factory.mktemp("whole")
-    model = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
+    model = {"class_path": "zoo.configured.DigitsThatWait"}
     config = write_config_of_two_rounds(folder / "fed.yaml", model=model)
     run_command(folder, "fit", "--config", str(config))
     run_command(folder, *RETRAIN)

@@ -41,7 +41,7 @@ def fit_with_all_coalitions(folder):
     """Fit a run that trains all coalitions for its metric, ``shadow``."""
     arguments = {"performance": "negative_loss", "coalitions": "all"}
     shadow = {"class_path": "ShadowShapley", "init_args": arguments}
-    model = {"class_path": "helpers.coalition_kinds.DigitsPlateau"}
+    model = {"class_path": "zoo.configured.DigitsPlateau"}
     config = write_config_of_two_rounds(folder / "fed.yaml", {"shadow": shadow}, model=model)
     return fit_by_command(folder, config)
 
@@ -231,7 +231,7 @@ def test_retrain_by_the_server_is_refused_if_only_clients_have_validation_sample
 
 @pytest.mark.slow
 def test_retrain_of_a_module_with_class_state_warns_against_payment(tmp_path):
-    model = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
+    model = {"class_path": "zoo.configured.DigitsCountsSteps"}
     config = write_config_of_two_rounds(tmp_path / "federation.yaml", model=model)
     fit = ["fit", "--config", str(config)]
     retrain_run = ["retrain", "lightning_logs/version_0", *QUICKLY]

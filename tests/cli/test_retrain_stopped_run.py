@@ -13,7 +13,7 @@ from helpers.retrained import retrained_values
 from helpers.runs import fit_by_command, read_output, write_config
 
 REPORTING = {"table": False, "figures": 0}
-ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
+ONE_CYCLE = {"class_path": "zoo.configured.DigitsOneCycle"}
 #: No round is better than the first, which ends the run after the second.
 STOPPING = {
     "class_path": "EarlyStopping",

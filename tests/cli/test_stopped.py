@@ -5,11 +5,11 @@ import signal
 import time
 
 import pytest
+from engines.ranks import AGENT, IMPORT_PATH, run_command
 from torch.distributed.launcher.api import elastic_launch
 
 from flsv.cli.command import Terminated, terminable
 from helpers.forked import Forked
-from helpers.ranks import AGENT, IMPORT_PATH, run_command
 from helpers.runs import QUIET, write_config
 
 pytestmark = pytest.mark.slow

@@ -54,8 +54,8 @@ SHORTHANDS = [
     ["--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks+=RichModelSummary"],
     ["--trainer.callbacks=RichModelSummary", "--trainer.callbacks.max_depth=2"],
     ["--trainer.callbacks+=RichModelSummary", "--trainer.callbacks.max_depth=2"],
-    ["--trainer.callbacks=helpers.own_callbacks.WithoutArguments"],
-    ["--trainer.callbacks=[{class_path: helpers.own_callbacks.WithoutArguments}]"],
+    ["--trainer.callbacks=cli.own_callbacks.WithoutArguments"],
+    ["--trainer.callbacks=[{class_path: cli.own_callbacks.WithoutArguments}]"],
     ["--trainer.callbacks=[]"],
     ["--trainer.callbacks=null"],
     ["--trainer.logger=false"],
@@ -149,7 +149,7 @@ def test_configuration_of_a_resumed_run_is_read_by_commands_that_resume_none(fit
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "callbacks",
-    ["[{class_path: DeviceStatsMonitor}]", "helpers.own_callbacks.WritesBesideItsLog"],
+    ["[{class_path: DeviceStatsMonitor}]", "cli.own_callbacks.WritesBesideItsLog"],
     ids=["needs a logger", "writes beside its log"],
 )
 def test_run_with_callbacks_that_need_its_logger_is_retrained(callbacks, tmp_path, capsys):

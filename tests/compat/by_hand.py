@@ -1,4 +1,4 @@
-"""Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
+"""Federated averaging by hand with a Lightning Trainer per client and round.
 
 It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
 own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
@@ -17,10 +17,10 @@ import lightning as L
 import torch
 
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
-from helpers.fits import plain_trainer
-from helpers.loops_by_hand import Batches, average_models
+from helpers.fits import ListLoader, plain_trainer
+from helpers.loops_by_hand import average_models, federate
+from zoo.program import SEED
 
-SEED = 5
 #: Of two clients.
 COALITIONS = [(), (0,), (1,), (0, 1)]
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
@@ -42,27 +42,27 @@ class ClientBatches:
     """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
     def __init__(self, data, round_index, client):
-        self._data = data
-        self._client = client
-        self._visit = (round_index, client)
-        self._epochs = itertools.count()
+        self.data = data
+        self.round_index = round_index
+        self.client = client
+        self.epochs = itertools.count()
 
     def __len__(self):
-        return len(self._data.client_loader(self._client, "train"))
+        return len(self.data.client_loader(self.client, "train"))
 
     def __iter__(self):
-        epoch = next(self._epochs)
-        key = (*self._visit, epoch)
+        epoch = next(self.epochs)
+        key = (self.round_index, self.client, epoch)
         stream = generator_for(SEED, "shuffle", *key)
 
         with isolated_rngs(SEED, "first batch", *key):
-            loader = self._data.client_loader(self._client, "train", generator=stream)
+            loader = self.data.client_loader(self.client, "train", generator=stream)
             batches = iter(loader)
             first_batch = next(batches)
 
         if epoch == 0:
             # What the transfer hooks draw for the first batch comes before the training's own.
-            seed_global_rngs(SEED, "transfer", *self._visit)
+            seed_global_rngs(SEED, "transfer", self.round_index, self.client)
 
         yield first_batch
         yield from batches
@@ -87,73 +87,63 @@ class OneRound(L.Callback):
         trainer.should_stop = self._epochs_to_go == 0
 
 
-def fedavg_by_hand(
-    module,
-    source,
-    data,
-    folder,
-    rounds,
-    callbacks=list,
-    epochs=1,
-    members=None,
-    **trainer,
-):
-    """Every client takes part in every round, or some of them; ``data`` says who has which samples, ``source`` is the
-    project's own data module, of which copies give a client's batches in place of all. The last global model, and the
-    rounds."""
+def fedavg_by_trainers(program, folder, rounds, epochs=1, members=None):
+    """Train a program's clients, or some of them, in every round. Return the last global model, and the rounds."""
+    source = program.samples()
+    data = program.data()
     data.setup("fit")
-    if members is None:
-        members = range(data.num_clients)
-    server = copy.deepcopy(module)
+    clients = list(range(data.num_clients) if members is None else members)
+    sizes = [float(data.num_samples[client]) for client in clients]
     history = []
-    for r in range(rounds):
-        trained = []
-        for client in members:
-            model = copy.deepcopy(server)
-            path = folder / f"by_hand_{client}.ckpt"
-            if r:
-                checkpoint = torch.load(path, weights_only=False)
-                checkpoint["state_dict"] = server.state_dict()
-                for state in checkpoint["optimizer_states"]:
-                    state["state"] = {}
-                    for group in state["param_groups"]:
-                        group.pop("step", None)  # which timm's optimizers count there
-                torch.save(checkpoint, path)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                client_trainer = plain_trainer(
-                    folder,
-                    rounds * epochs,
-                    callbacks=[OneRound(r, client, epochs), *callbacks()],
-                    **{"limit_val_batches": 0, **trainer},
-                )
-                client_source = copy.copy(source)
-                client_source.train_dataloader = partial(ClientBatches, data, r, client)
-                client_trainer.fit(
-                    model,
-                    datamodule=client_source,
-                    ckpt_path=path if r else None,
-                    **WHOLE,
-                )
-            client_trainer.save_checkpoint(path)
-            model.trainer = None
-            trained.append(model)
-        sizes = [float(data.num_samples[client]) for client in members]
+
+    def visit(model, round_index, client):
+        checkpoint = folder / f"by_hand_{client}.ckpt"
+        is_first = round_index == 0
+        if not is_first:
+            begin_anew_with(model, checkpoint)
+        trainer = plain_trainer(
+            folder,
+            rounds * epochs,
+            callbacks=[OneRound(round_index, client, epochs), *program.callbacks()],
+            **{"limit_val_batches": 0, **program.trainer},
+        )
+        client_source = copy.copy(source)
+        client_source.train_dataloader = partial(ClientBatches, data, round_index, client)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ckpt_path = None if is_first else checkpoint
+            trainer.fit(model, datamodule=client_source, ckpt_path=ckpt_path, **WHOLE)
+        trainer.save_checkpoint(checkpoint)
+        model.trainer = None
+
+    def combine(server, models):
+        trained = [*models.values()]
         history.append(HandRound(server, trained, sizes))
-        server = average_models(trained, sizes)
+        return average_models(trained, sizes)
 
-    return server, history
+    return federate(program.module(), [clients] * rounds, visit, combine), history
 
 
-def coalition_values(round, measure, weights):
-    """The Shapley values of a round's two clients, whose models are averaged by these weights."""
+def begin_anew_with(model, path):
+    """Put a model into a checkpoint, and take the optimizers' states out of it."""
+    checkpoint = torch.load(path, weights_only=False)
+    checkpoint["state_dict"] = model.state_dict()
+    for state in checkpoint["optimizer_states"]:
+        state["state"] = {}
+        for group in state["param_groups"]:
+            group.pop("step", None)  # which timm's optimizers count there
+    torch.save(checkpoint, path)
+
+
+def coalition_values(round, measure):
+    """The Shapley values of a round's two clients, whose models are averaged by their sizes."""
     worth = {}
     for members in COALITIONS:
         model = copy.deepcopy(round.model)
         if members:
             # Counters and what is not saved are the round's own in every coalition.
             chosen = [round.clients[i] for i in members]
-            mean = average_models(chosen, [weights[i] for i in members]).state_dict()
+            mean = average_models(chosen, [round.sizes[i] for i in members]).state_dict()
             for name, value in model.state_dict().items():
                 if not value.is_floating_point():
                     mean[name] = value
@@ -178,7 +168,7 @@ def validate_with_trainer(module, source, name, **trainer):
         loaders = [loaders]
 
     # Batches that are there already: a DataLoader draws from the global generator when it starts.
-    batches = [Batches(list(loader)) for loader in loaders]
+    batches = [ListLoader(list(loader)) for loader in loaders]
     validated_source.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")

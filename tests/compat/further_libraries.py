@@ -1,10 +1,9 @@
-"""Modules and data of libraries of forecasting, EEG, tables, uncertainty and spikes: `KINDS` by the library's name."""
+"""Modules and data of libraries of forecasting, EEG, tables, uncertainty and spikes, by the library's name."""
 
 from functools import partial
 
 import lightning as L
 import torch
-from compat.base import Kind, make_stripes
 from compat.libraries import (
     BATCH_SIZE,
     NUM_TRAINING,
@@ -19,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from helpers import make_generator
 from helpers.models import sgd
+from zoo.program import Program, make_stripes
 
 INPUT_LENGTH, OUTPUT_LENGTH = 8, 4
 
@@ -267,12 +267,12 @@ class Spiking(Wrapped):
         return nn.functional.cross_entropy(outputs, y)
 
 
-KINDS = {
-    "darts": Kind(make_windows_module, make_windows_data),
-    "neuralforecast": Kind(make_panel_module, make_panel_data, logged="ptl/val_loss"),
-    "braindecode": Kind(make_recordings_module, partial(load, make_recordings)),
-    "torch_uncertainty": Kind(make_routine, partial(load, make_stripes), logged="val/cls/NLL"),
-    "pytorch_tabular": Kind(make_table_module, make_table_data, logged="valid_loss"),
-    "gpytorch": Kind(GaussianProcess, partial(load, make_curve)),
-    "snntorch": Kind(Spiking, partial(load, make_stripes)),
+PROGRAMS = {
+    "darts": Program(make_windows_module, make_windows_data),
+    "neuralforecast": Program(make_panel_module, make_panel_data, logged="ptl/val_loss"),
+    "braindecode": Program(make_recordings_module, partial(load, make_recordings)),
+    "torch_uncertainty": Program(make_routine, partial(load, make_stripes), logged="val/cls/NLL"),
+    "pytorch_tabular": Program(make_table_module, make_table_data, logged="valid_loss"),
+    "gpytorch": Program(GaussianProcess, partial(load, make_curve)),
+    "snntorch": Program(Spiking, partial(load, make_stripes)),
 }

@@ -1,16 +1,16 @@
-"""Modules and data of public libraries, as their pages have them, on little data: `KINDS` by the library's name."""
+"""Modules and data of public libraries, as their pages have them, on little data, by the library's name."""
 
 from functools import partial
 
 import lightning as L
 import numpy as np
 import torch
-from compat.base import Kind, Sets, make_stripes
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, StackDataset
 
 from helpers import make_generator
 from helpers.models import sgd
+from zoo.program import Program, Sets, make_stripes
 
 NUM_TRAINING, NUM_VALIDATION = 24, 8
 BATCH_SIZE = 8
@@ -420,20 +420,20 @@ class Detection(Wrapped):
         self.network.eval()
 
 
-KINDS = {
-    "scvi": Kind(
+PROGRAMS = {
+    "scvi": Program(
         make_cells_module, partial(load, make_cells), logged="validation_loss", tolerance=5e-6
     ),
-    "chemprop": Kind(make_molecules_module, make_molecules_data),
-    "monai": Kind(Segmentation, make_scans_data),
-    "torch_geometric": Kind(GraphClassification, make_graphs_data),
-    "pytorch_forecasting": Kind(
+    "chemprop": Program(make_molecules_module, make_molecules_data),
+    "monai": Program(Segmentation, make_scans_data),
+    "torch_geometric": Program(GraphClassification, make_graphs_data),
+    "pytorch_forecasting": Program(
         make_series_module, make_series_data, callbacks=lambda: [ResetsLoss()]
     ),
-    "lightly": Kind(Contrastive, partial(load, make_stripes)),
-    "transformers": Kind(TextClassification, partial(load, make_texts)),
+    "lightly": Program(Contrastive, partial(load, make_stripes)),
+    "transformers": Program(TextClassification, partial(load, make_texts)),
     # In double precision it is 1e-12: the losses' sums over few boxes round.
-    "torchvision": Kind(
+    "torchvision": Program(
         Detection, partial(load, make_photos, collate_fn=put_into_lists), tolerance=1e-5
     ),
 }

@@ -1,26 +1,38 @@
-"""One kind of module trained twice: in a federation, and by hand."""
+"""One program trained twice: in a federation, and by hand."""
 
 import warnings
 from dataclasses import dataclass
 
 import lightning as L
 import torch
-from compat.base import Kind, make_federated_data
-from compat.by_hand import SEED, HandRound, coalition_values, fedavg_by_hand, validate_with_trainer
+from compat.by_hand import HandRound, coalition_values, fedavg_by_trainers, validate_with_trainer
 
 from flsv import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
-from helpers.fits import plain_trainer
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, plain_trainer
+from zoo.program import SEED, Program, Small, make_images
 
 ROUNDS = 2
+DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
+
+
+def make_small_program(module=Small, *callbacks, **trainer):
+    """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
+    return Program(
+        module,
+        make_images,
+        callbacks=lambda: [make() for make in callbacks],
+        trainer={**DOUBLE, **trainer},
+        tolerance=1e-12,
+        clients=(2, 3),
+    )
 
 
 @dataclass(frozen=True)
 class Pair:
     """The same training twice: by the loop, and by hand, with its rounds."""
 
-    kind: Kind
+    program: Program
     module: L.LightningModule
     loop: FederatedLoop
     expected: L.LightningModule
@@ -28,7 +40,7 @@ class Pair:
 
     def check(self):
         """The first round's clients are the same to the bit, the last global model is to rounding."""
-        tolerance = self.kind.tolerance
+        tolerance = self.program.tolerance
         first_round, second_round = self.history[:2]
         vectors = self.loop.aggregator.rounds[0].client_vectors
         for vector, client in zip(vectors, first_round.clients, strict=True):
@@ -57,58 +69,51 @@ class Pair:
 
     def check_values(self):
         """The Shapley values of the last round are those of averages of all coalitions, which a Trainer validates."""
-        kind = self.kind
+        program = self.program
         last_round = self.history[-1]
-        source = kind.data()
+        source = program.samples()
 
         def negative_loss(model):
-            return -validate_with_trainer(model, source, kind.logged, **kind.trainer)
+            return -validate_with_trainer(model, source, program.logged, **program.trainer)
 
-        expected = coalition_values(last_round, negative_loss, last_round.sizes)
+        expected = coalition_values(last_round, negative_loss)
         values = self.loop.contributions["value"].double()
 
         assert expected.abs().max() > 1e-4
-        torch.testing.assert_close(values, expected, rtol=kind.tolerance, atol=kind.tolerance)
+        torch.testing.assert_close(values, expected, rtol=program.tolerance, atol=program.tolerance)
 
 
-def train_with_values(kind, folder):
+def train_with_values(program, folder):
     """Train twice. The federation evaluates coalitions in every round."""
     metric = PartialFederatedShapley(
-        performance=kind.logged, mode="min", weighting="samples", estimator="exact"
+        performance=program.logged, mode="min", weighting="samples", estimator="exact"
     )
-    return train_both_ways(kind, folder, metrics={"value": metric})
+    return train_both_ways(program, folder, metrics={"value": metric})
 
 
-def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
+def train_both_ways(program, folder, rounds=ROUNDS, **loop):
     """Train twice."""
-    module, federation = train_federated(kind, folder, rounds, aggregator=KeepsRounds(), **loop)
+    module, federation = train_federated(program, folder, rounds, aggregator=KeepsRounds(), **loop)
 
-    expected, history = fedavg_by_hand(
-        kind.module(),
-        kind.data(),
-        make_federated_data(kind),
-        folder,
-        rounds,
-        kind.callbacks,
-        epochs=loop.get("local_epochs", 1),
-        **kind.trainer,
+    expected, history = fedavg_by_trainers(
+        program, folder, rounds, epochs=loop.get("local_epochs", 1)
     )
-    return Pair(kind, module, federation, expected, history)
+    return Pair(program, module, federation, expected, history)
 
 
-def train_federated(kind, folder, rounds=ROUNDS, *, is_first=True, **loop):
+def train_federated(program, folder, rounds=ROUNDS, *, is_first=True, **loop):
     """Train in a federation, which is the first callback, or the last."""
-    module = kind.module()
+    module = program.module()
     federation = FederatedLoop(seed=SEED, **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        callbacks = list(kind.callbacks())
+        callbacks = list(program.callbacks())
         if is_first:
             callbacks.insert(0, federation)
         else:
             callbacks.append(federation)
-        trainer = plain_trainer(folder, rounds, callbacks=callbacks, **kind.trainer)
-        trainer.fit(module, make_federated_data(kind))
+        trainer = plain_trainer(folder, rounds, callbacks=callbacks, **program.trainer)
+        trainer.fit(module, program.data())
 
     return module, federation
 

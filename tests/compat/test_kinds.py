@@ -1,20 +1,17 @@
-"""Every kind of module, as it is, in a federation: it trains, is scored and retrained as by hand, and resumes.
+"""Every program of module, as it is, in a federation: it trains, is scored and retrained as by hand, and resumes.
 
 Modules of public libraries are tested in an environment of their own (``make libraries``).
 """
 
 import json
-from functools import partial
 
 import lightning as L
 import pytest
 import torch
-from compat import further_libraries, kinds, libraries
-from compat.base import make_federated_data
+from compat import further_libraries, libraries
 from compat.by_hand import (
     COALITIONS,
-    SEED,
-    fedavg_by_hand,
+    fedavg_by_trainers,
     shapley_values_of_two,
     validate_with_trainer,
 )
@@ -24,26 +21,28 @@ import flsv
 from flsv import FederatedLoop
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers.fits import assert_resumes, plain_trainer
+from zoo.program import SEED
+from zoo.table import ROWS, rows_with
 
-LIBRARIES = {**libraries.KINDS, **further_libraries.KINDS}
-KINDS = {**kinds.KINDS, **LIBRARIES}
+LIBRARIES = {**libraries.PROGRAMS, **further_libraries.PROGRAMS}
 OF_LIBRARIES = [
     pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in LIBRARIES
 ]
 
 
-def kind_if_installed(name):
-    if name in LIBRARIES:
-        flsv.import_as_lightning()
-        pytest.importorskip(name)
-    return KINDS[name]
+def program_if_installed(name):
+    if name in ROWS:
+        return ROWS[name].program
+    flsv.import_as_lightning()
+    pytest.importorskip(name)
+    return LIBRARIES[name]
 
 
-@pytest.fixture(scope="module", params=[*kinds.KINDS, *OF_LIBRARIES])
+@pytest.fixture(scope="module", params=[*rows_with("by_hand"), *OF_LIBRARIES])
 def pair(request, tmp_path_factory):
     """The same training in a federation that evaluates coalitions every round, and by hand."""
     name = request.param
-    return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
+    return train_with_values(program_if_installed(name), tmp_path_factory.mktemp(name))
 
 
 @pytest.mark.fast_rows("hooks")
@@ -72,14 +71,14 @@ def buffer_contents(module):
     return contents
 
 
-@pytest.mark.parametrize("name", ["wgan-spectral-norm", "byol", "hooks", "sparse-tensors"])
+@pytest.mark.parametrize("name", rows_with("keeps_buffers"))
 def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path, name):
-    kind = KINDS[name]
+    program = ROWS[name].program
     watch = WatchesBuffers()
     loop = FederatedLoop(seed=SEED)
-    callbacks = [watch, loop, *kind.callbacks()]
-    trainer = plain_trainer(tmp_path, rounds=1, callbacks=callbacks, **kind.trainer)
-    trainer.fit(kind.module(), make_federated_data(kind))
+    callbacks = [watch, loop, *program.callbacks()]
+    trainer = plain_trainer(tmp_path, rounds=1, callbacks=callbacks, **program.trainer)
+    trainer.fit(program.module(), program.data())
 
     at_start, before_first_batch = watch.contents
     assert {name: before_first_batch[name] for name in at_start} == at_start
@@ -90,58 +89,41 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
-#: Two optimizers, noise, a network that follows another one, optimization by hand, sparse tensors.
-RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation", "sparse-tensors")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RETRAINED, *OF_LIBRARIES])
+@pytest.mark.parametrize("name", [*rows_with("retrained_by_hand"), *OF_LIBRARIES])
 def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
     """And what compares all clients' second training with the run doubts nothing."""
-    kind = kind_if_installed(name)
+    program = program_if_installed(name)
     metric = ShadowShapley(
         coalitions="all",
-        performance=kind.logged,
+        performance=program.logged,
         mode="min",
     )
-    _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
+    _, loop = train_federated(program, tmp_path, metrics={"value": metric})
 
     worth = {}
     for members in COALITIONS:
-        model = kind.module()
+        model = program.module()
         if members:
-            model, _ = fedavg_by_hand(
-                model,
-                kind.data(),
-                make_federated_data(kind),
-                tmp_path,
-                ROUNDS,
-                kind.callbacks,
-                members=members,
-            )
-        worth[members] = -validate_with_trainer(model, kind.data(), kind.logged)
+            model, _ = fedavg_by_trainers(program, tmp_path, ROUNDS, members=members)
+        worth[members] = -validate_with_trainer(model, program.samples(), program.logged)
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["events"] == []
     torch.testing.assert_close(
         loop.contributions["value"],
         shapley_values_of_two(worth),
         rtol=1e-5,
-        atol=kind.tolerance,
+        atol=program.tolerance,
     )
 
 
-#: State in odd places: two optimizers, a network that follows, frozen layers, hooks.
-RESUMED = ("wgan-spectral-norm", "byol", "backbone-finetuning", "hooks")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", rows_with("resumes"))
 def test_kind_of_module_resumes_bitwise(tmp_path, name):
-    kind = KINDS[name]
+    program = ROWS[name].program
 
     def loop():
-        value = PartialFederatedShapley(performance=kind.logged, mode="min")
+        value = PartialFederatedShapley(performance=program.logged, mode="min")
         return FederatedLoop(metrics={"value": value}, optimizer_state="persist", seed=SEED)
 
-    make_data = partial(make_federated_data, kind)
-    assert_resumes(loop, tmp_path, kind.module, make_data, callbacks=kind.callbacks)
+    assert_resumes(loop, tmp_path, program.module, program.data, callbacks=program.callbacks)

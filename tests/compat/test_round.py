@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from compat.base import Kind, Small, make_federated_data, make_images
-from compat.by_hand import SEED
 from compat.runs import train_federated
 from lightning.pytorch import callbacks as cb
 from torch.optim import lr_scheduler
@@ -12,14 +10,15 @@ from torch.utils.data import DataLoader
 from flsv import FederatedLoop, Reporting
 from flsv.data.loaders import TensorBatches
 from helpers.fits import SavesInHooks, plain_trainer
+from zoo.program import SEED, Program, Small, make_images
 
-#: Batches of the two clients, see :func:`make_small_kind`.
+#: Batches of the two clients, see :func:`make_small_program`.
 LENGTHS = (3, 4)
 ROUNDS = 3
 
 
-def make_small_kind(**options):
-    return Kind(Small, make_images, clients=(2, 3), **options)
+def make_small_program(**options):
+    return Program(Small, make_images, clients=(2, 3), **options)
 
 
 def saved_files(folder):
@@ -43,8 +42,8 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     alone_folder = tmp_path / "one"
     federation_folder = tmp_path / "many"
     options = {"enable_checkpointing": True}
-    kind = make_small_kind(callbacks=lambda: saving(federation_folder), trainer=options)
-    train_federated(kind, tmp_path, ROUNDS)
+    program = make_small_program(callbacks=lambda: saving(federation_folder), trainer=options)
+    train_federated(program, tmp_path, ROUNDS)
 
     x, y = make_images().train.tensors
     batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)]
@@ -134,7 +133,7 @@ def fit_and_read_model(folder, optimizer_state, callbacks, ckpt_path=None):
         accumulate_grad_batches=2,
     )
     module = ChangesWithinARound()
-    trainer.fit(module, make_federated_data(make_small_kind()), ckpt_path=ckpt_path)
+    trainer.fit(module, make_small_program().data(), ckpt_path=ckpt_path)
     batch_norm = module.net[2]
     tensors = [
         *module.parameters(),
@@ -178,9 +177,9 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
         return iterate(loader)
 
     monkeypatch.setattr(TensorBatches, "__iter__", record_and_iterate)
-    kind = make_small_kind(trainer={"limit_val_batches": 0})
+    program = make_small_program(trainer={"limit_val_batches": 0})
 
-    train_federated(kind, tmp_path, ROUNDS)
+    train_federated(program, tmp_path, ROUNDS)
 
     assert lengths == [*LENGTHS] * ROUNDS
 
@@ -193,11 +192,11 @@ def test_progress_bar_counts_the_batches_of_the_round(tmp_path):
             super().on_train_batch_end(*hook)
             progress.append((self.train_progress_bar.n, self.train_progress_bar.total))
 
-    kind = make_small_kind(
+    program = make_small_program(
         callbacks=lambda: [Bar()],
         trainer={"enable_progress_bar": True},
     )
-    train_federated(kind, tmp_path, ROUNDS)
+    train_federated(program, tmp_path, ROUNDS)
 
     steps = sum(LENGTHS)
     assert progress == [(step, steps) for step in range(1, steps + 1)] * ROUNDS

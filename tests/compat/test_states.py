@@ -17,77 +17,83 @@ from flsv.metrics import PartialFederatedShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
-from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
-from helpers.fits import assert_resumes, fit, fit_and_save, state_vector
-from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
-from helpers.kinds_of_attributes import CarriesState, FourGenerators
-from helpers.kinds_of_modules import ChangesItself, add_layer, hook_forward, stop_tracking
-from helpers.loops_by_hand import KeepsRounds
-
-KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
-TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
+from helpers import refused, warns
+from helpers.fits import KeepsRounds, assert_resumes, fit, fit_and_save, state_vector
+from zoo.attributes import CarriesState, DrawsFromFourGenerators
+from zoo.networks import ChangesItself, add_layer, hook_forward, stop_tracking
+from zoo.program import RATE, SEED, Base, fit_program, make_data, with_three_clients
+from zoo.table import ROWS, rows_with
 
 
-def update_of_client_2(kind, folder, cohort):
-    """Client 2's update in the first of two rounds."""
+def first_update_of_client_2(program, folder, cohort):
     recorder = KeepsRounds()
-    two_rounds = replace(kind, rounds=2)
-    fit_kind(two_rounds, folder, aggregator=recorder, sampler=FixedCohort(cohort))
+    two_rounds = replace(program, rounds=2)
+    fit_program(two_rounds, folder, aggregator=recorder, sampler=FixedCohort(cohort))
     return recorder.rounds[0].client_vectors[-1]
 
 
 @pytest.mark.fast_rows("a teacher in a list", "a carried*", "a structure*", "a closure")
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", rows_with("update"))
 def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_path, name):
-    kind = KINDS[name]
+    row = ROWS[name]
     updates = []
     for cohort in ([2], [0, 1, 2]):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            update = update_of_client_2(kind, tmp_path, cohort)
+            update = first_update_of_client_2(row.program, tmp_path, cohort)
         updates.append(update)
 
         messages = " ".join(str(warning.message) for warning in caught)
         named_paths = re.findall(
             r"flsv: training changes (.*?) of \w+. All clients share", messages
         )
-        assert named_paths == ([kind.passes] if kind.passes else [])
+        assert named_paths == ([row.passes] if row.passes else [])
 
-    assert torch.equal(*updates) == (kind.outcome == "right")
+    update_alone, update_in_company = updates
+    is_own = torch.equal(update_alone, update_in_company)
+    assert is_own == (row.update == "own")
 
 
-def make_module_that_validates_by_steps(kind):
-    """The module, whose validation changes its state as its training does."""
-    module = kind.module()
+def make_module_that_validates_by_steps(make_module):
+    """Make a module, whose validation changes its state as its training does."""
+    module = make_module()
 
     def validation_step(batch, batch_idx):
         loss = module.training_step(batch, batch_idx)
         module.log("val_loss", loss)
 
-    if module.automatic_optimization:
-        module.validation_step = validation_step
+    module.validation_step = validation_step
     return module
 
 
-@pytest.mark.fast_rows("an open file")
-@pytest.mark.parametrize("name", KINDS)
-def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, name):
-    kind = KINDS[name]
-    validating_kind = replace(
-        kind, module=partial(make_module_that_validates_by_steps, kind), rounds=2
-    )
-    metric = PartialFederatedShapley(performance="val_loss", mode="min")
-    metrics = {"value": metric}
+def program_that_validates_by_steps(name):
+    program = ROWS[name].program
+    make_module = partial(make_module_that_validates_by_steps, program.module)
+    return replace(program, module=make_module, rounds=2)
 
-    if kind.message:
-        with refused(kind.message):
-            fit_kind(validating_kind, tmp_path, metrics=metrics)
-        return
+
+def score_by_logged_value():
+    return {"value": PartialFederatedShapley(performance="val_loss", mode="min")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rows_with("scored", "left alone"))
+def test_scoring_by_a_logged_value_changes_no_training(tmp_path, name):
+    program = program_that_validates_by_steps(name)
 
     with restored_program():
-        _, scored = fit_kind(validating_kind, tmp_path, metrics=metrics)
-    _, plain = fit_kind(validating_kind, tmp_path)
+        _, scored = fit_program(program, tmp_path, metrics=score_by_logged_value())
+    _, plain = fit_program(program, tmp_path)
+
     assert torch.equal(state_vector(scored), state_vector(plain))
+
+
+@pytest.mark.parametrize("name", rows_with("scored", "refused"))
+def test_scoring_a_module_that_cannot_be_copied_by_a_logged_value_is_refused(tmp_path, name):
+    program = program_that_validates_by_steps(name)
+
+    with refused(ROWS[name].refusal):
+        fit_program(program, tmp_path, metrics=score_by_logged_value())
 
 
 class ChangesPartsOfTheRun(Base):
@@ -119,14 +125,13 @@ class ChangesPartsOfTheRun(Base):
 
 @pytest.mark.slow
 def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_path):
-    kind = Kind(ChangesPartsOfTheRun)
-    by_loss = PartialFederatedShapley(performance="val_loss", mode="min")
+    program = with_three_clients(ChangesPartsOfTheRun)
 
-    _, scored = fit_kind(kind, tmp_path, metrics={"value": by_loss})
-    _, plain = fit_kind(kind, tmp_path)
+    _, scored = fit_program(program, tmp_path, metrics=score_by_logged_value())
+    _, plain = fit_program(program, tmp_path)
 
     assert scored.rates == plain.rates
-    assert len(set(plain.rates)) == kind.rounds
+    assert len(set(plain.rates)) == program.rounds
     num_validations = plain.trainer.datamodule.num_validations
     assert scored.trainer.datamodule.num_validations == num_validations
 
@@ -136,7 +141,7 @@ def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_pa
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    "module", [CarriesState, FourGenerators, partial(ChangesItself, stop_tracking)]
+    "module", [CarriesState, DrawsFromFourGenerators, partial(ChangesItself, stop_tracking)]
 )
 def test_state_of_a_module_resumes_bitwise(tmp_path, module):
     assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, module, make_data)
@@ -154,7 +159,7 @@ def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path):
 # ---- random generators
 
 
-class Draws(FourGenerators):
+class Draws(DrawsFromFourGenerators):
     """Records what its generators draw in each client's first step."""
 
     def __init__(self):

@@ -5,8 +5,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, make_images, make_small_kind
-from compat.runs import train_both_ways, train_federated
+from compat.runs import make_small_program, train_both_ways, train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import PyTorchProfiler
@@ -15,10 +14,11 @@ from torch.optim import lr_scheduler
 
 from helpers import refused
 from helpers.fits import read_logged_metrics
+from zoo.program import Program, Small, make_images
 
 
-def make_rounded_kind(precision, tolerance):
-    return Kind(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
+def make_rounded_program(precision, tolerance):
+    return Program(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
 
 
 class RateByRound(Small):
@@ -73,29 +73,31 @@ class ActsOnBatches(cb.Callback):
 
 AS_BY_HAND = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
-    "precision-64-true": make_small_kind(),
-    "precision-bf16-mixed": make_rounded_kind("bf16-mixed", 1e-6),
-    "precision-16-mixed-on-a-cpu": make_rounded_kind("16-mixed", 1e-6),
-    "precision-bf16-true": make_rounded_kind("bf16-true", 1e-2),
-    "clipping-by-value": make_small_kind(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
-    "plateau-by-step": make_small_kind(PlateauByStep),
-    "every-second-epoch": make_small_kind(
+    "precision-64-true": make_small_program(),
+    "precision-bf16-mixed": make_rounded_program("bf16-mixed", 1e-6),
+    "precision-16-mixed-on-a-cpu": make_rounded_program("16-mixed", 1e-6),
+    "precision-bf16-true": make_rounded_program("bf16-true", 1e-2),
+    "clipping-by-value": make_small_program(
+        gradient_clip_val=0.01, gradient_clip_algorithm="value"
+    ),
+    "plateau-by-step": make_small_program(PlateauByStep),
+    "every-second-epoch": make_small_program(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=0.5), "epoch", 2)
     ),
-    "lbfgs": make_small_kind(
+    "lbfgs": make_small_program(
         partial(Small, optimizer=partial(torch.optim.LBFGS, lr=1e-2, max_iter=3))
     ),
-    "fused-optimizer": make_small_kind(
+    "fused-optimizer": make_small_program(
         partial(Small, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))
     ),
-    "together": make_small_kind(gradient_clip_val=0.1, accumulate_grad_batches=3),
-    "rate-by-round": make_small_kind(RateByRound),
-    "weights-by-a-callback": make_small_kind(
+    "together": make_small_program(gradient_clip_val=0.1, accumulate_grad_batches=3),
+    "rate-by-round": make_small_program(RateByRound),
+    "weights-by-a-callback": make_small_program(
         Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink_head)
     ),
-    "batch-callback": make_small_kind(Small, ActsOnBatches),
-    "hooks-when-configured": make_small_kind(HooksWhenConfigured),
-    "accumulation-by-a-callback": make_small_kind(
+    "batch-callback": make_small_program(Small, ActsOnBatches),
+    "hooks-when-configured": make_small_program(HooksWhenConfigured),
+    "accumulation-by-a-callback": make_small_program(
         Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})
     ),
 }
@@ -109,8 +111,8 @@ def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
 
 def test_callback_before_the_loop_acts_on_the_training_client_and_gets_its_hooks_back(tmp_path):
     callback = ActsOnBatches()
-    kind = make_small_kind(Small, lambda: callback)
-    train_both_ways(kind, tmp_path, is_first=False).check()
+    program = make_small_program(Small, lambda: callback)
+    train_both_ways(program, tmp_path, is_first=False).check()
     assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()
 
 
@@ -119,7 +121,7 @@ def test_callback_before_the_loop_acts_on_the_training_client_and_gets_its_hooks
 
 @pytest.fixture(scope="module")
 def plain_state(tmp_path_factory):
-    module, _ = train_federated(Kind(Small, make_images), tmp_path_factory.mktemp("plain"))
+    module, _ = train_federated(Program(Small, make_images), tmp_path_factory.mktemp("plain"))
     return module.state_dict()
 
 
@@ -166,7 +168,9 @@ CHANGES_NOTHING = {
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
 def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, option):
     assert_same_bits(
-        tmp_path, Kind(Small, make_images, trainer=CHANGES_NOTHING[option](tmp_path)), plain_state
+        tmp_path,
+        Program(Small, make_images, trainer=CHANGES_NOTHING[option](tmp_path)),
+        plain_state,
     )
 
 
@@ -201,9 +205,9 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
         "logger": CSVLogger(tmp_path),
         "log_every_n_steps": 1,
     }
-    kind = Kind(Small, make_images, lambda: callbacks, options)
+    program = Program(Small, make_images, lambda: callbacks, options)
 
-    trainer = assert_same_bits(tmp_path, kind, plain_state, is_first=loop_is_first)
+    trainer = assert_same_bits(tmp_path, program, plain_state, is_first=loop_is_first)
     printed = "".join(capsys.readouterr())
     assert "2/2" in printed
     assert "3/2" not in printed
@@ -211,8 +215,8 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(folder, kind, expected, **options):
-    module, loop = train_federated(kind, folder, **options)
+def assert_same_bits(folder, program, expected, **options):
+    module, loop = train_federated(program, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()
     assert state.keys() == expected.keys()
@@ -221,19 +225,19 @@ def assert_same_bits(folder, kind, expected, **options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("program", "message"),
     [
-        (make_small_kind(limit_train_batches=0), "limit_train_batches=0: no client would train"),
-        (make_small_kind(max_steps=9), "max_steps=9"),
+        (make_small_program(limit_train_batches=0), "limit_train_batches=0: no client would train"),
+        (make_small_program(max_steps=9), "max_steps=9"),
         (
-            make_small_kind(Small, partial(cb.StochasticWeightAveraging, 1e-2, 0.5)),
+            make_small_program(Small, partial(cb.StochasticWeightAveraging, 1e-2, 0.5)),
             "StochasticWeightAveraging",
         ),
     ],
 )
-def test_trainer_option_that_rounds_cannot_follow_is_refused(tmp_path, kind, message):
+def test_trainer_option_that_rounds_cannot_follow_is_refused(tmp_path, program, message):
     with refused(message):
-        train_federated(kind, tmp_path)
+        train_federated(program, tmp_path)
 
 
 # ---- beside training
@@ -241,7 +245,7 @@ def test_trainer_option_that_rounds_cannot_follow_is_refused(tmp_path, kind, mes
 
 def test_validate_test_and_predict_see_the_global_model(tmp_path):
     """Of the trainer that has trained it, and of one that knows nothing of a federation."""
-    module, loop = train_federated(Kind(Small, make_images), tmp_path)
+    module, loop = train_federated(Program(Small, make_images), tmp_path)
     data = make_images()
     data.test_dataloader = data.val_dataloader
     data.predict_dataloader = data.val_dataloader
@@ -297,8 +301,8 @@ class Notes(Small):
 
 def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(tmp_path):
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
-    kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
-    module, _ = train_federated(kind, tmp_path)
+    program = Program(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
+    module, _ = train_federated(program, tmp_path)
 
     rounds = 2
     batches_of_clients = (3, 4)  # of 8 samples

@@ -3,28 +3,15 @@
 from functools import partial
 
 import torch
-from compat.base import DOUBLE, Small, make_federated_data, make_images, make_small_kind
-from compat.by_hand import fedavg_by_hand, validate_with_trainer
-from compat.runs import train_both_ways, train_federated
+from compat.by_hand import fedavg_by_trainers, validate_with_trainer
+from compat.runs import DOUBLE, make_small_program, train_both_ways, train_federated
 from torch.optim import lr_scheduler
 
 from helpers.loops_by_hand import assert_same_state
 from helpers.models import sgd
+from zoo.program import Small, make_images
 
 ROUNDS = 3
-
-
-def train_by_hand(kind, folder, rounds, **how):
-    options = {**kind.trainer, **how}
-    return fedavg_by_hand(
-        kind.module(),
-        kind.data(),
-        make_federated_data(kind),
-        folder,
-        rounds,
-        kind.callbacks,
-        **options,
-    )[0]
 
 
 # ---- a schedule that follows a validated value
@@ -71,8 +58,8 @@ def train_with_plateau_by_hand(folder):
     for round_index in range(ROUNDS):
         rates.append(optimizer.param_groups[0]["lr"])
         # From the first round on, at the rates so far.
-        kind = make_small_kind(partial(AtRates, rates))
-        module = train_by_hand(kind, folder, round_index + 1)
+        program = make_small_program(partial(AtRates, rates))
+        module, _ = fedavg_by_trainers(program, folder, rounds=round_index + 1)
         schedule.step(validate_with_trainer(module, make_images(), "val_loss", **DOUBLE))
     return module, rates
 
@@ -80,7 +67,7 @@ def train_with_plateau_by_hand(folder):
 def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     expected, rates = train_with_plateau_by_hand(tmp_path)
 
-    module, _ = train_federated(make_small_kind(Watching), tmp_path, ROUNDS)
+    module, _ = train_federated(make_small_program(Watching), tmp_path, ROUNDS)
 
     batches_of_round = 3 + 4  # of the two clients
     rates_of_batches = []
@@ -101,8 +88,8 @@ def make_scheduled_module():
 
 def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(tmp_path):
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
-    kind = make_small_kind(make_scheduled_module, accumulate_grad_batches=2)
-    pair = train_both_ways(kind, tmp_path, local_epochs=2)
+    program = make_small_program(make_scheduled_module, accumulate_grad_batches=2)
+    pair = train_both_ways(program, tmp_path, local_epochs=2)
     pair.check()
     steps_of_epoch = 2 + 2  # of the two clients
     assert pair.module.trainer.global_step == 2 * 2 * steps_of_epoch

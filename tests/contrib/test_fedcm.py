@@ -22,11 +22,8 @@ from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
     assert_same_state,
-    average_models,
-    cohorts_by_hand,
     copy_parameters,
-    federate,
-    load_batches,
+    fedavg_by_hand,
     set_parameters,
 )
 from helpers.models import Plain, network
@@ -43,42 +40,40 @@ def make_data(proportions):
     return data
 
 
-def train_by_hand(client, local_batches, direction):
-    """Local steps in place. Their number."""
-    num_steps = 0
-    for features, labels in local_batches:
-        loss = nn.functional.cross_entropy(client(features), labels)
-        gradients = torch.autograd.grad(loss, list(client.parameters()))
-        with torch.no_grad():
-            for parameter, gradient, momentum in zip(client.parameters(), gradients, direction):
-                parameter -= LR * (ALPHA * gradient + (1 - ALPHA) * momentum)
-        num_steps += 1
-
-    return num_steps
+def step_with_momentum(model, batch, direction):
+    features, labels = batch
+    loss = nn.functional.cross_entropy(model(features), labels)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient, momentum in zip(model.parameters(), gradients, direction):
+            parameter -= LR * (ALPHA * gradient + (1 - ALPHA) * momentum)
 
 
 def fedcm_by_hand(net, data, weighting, server_lr):
     """The global model after the last round, and the next round's direction."""
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
-    steps = {}
+    num_steps = {}
+    is_uniform = weighting == "uniform"
 
-    def visit(model, round_index, client):
-        batches = load_batches(data, round_index, client)
-        steps[client] = train_by_hand(model, batches, direction)
+    def train(model, visit):
+        for batch in visit.batches:
+            step_with_momentum(model, batch, direction)
+        num_steps[visit.client] = len(visit.batches)
 
-    def combine(server, models):
-        sizes = [float(data.num_samples[client]) for client in models]
-        if weighting == "uniform":
-            sizes = [1.0] * len(models)
-        mean = average_models([*models.values()], sizes)
-        mean_steps = sum(size * steps[client] for size, client in zip(sizes, models)) / sum(sizes)
+    def merge(server, models, mean):
+        sizes = {
+            client: 1.0 if is_uniform else float(data.num_samples[client]) for client in models
+        }
+        weighted_steps = [size * num_steps[client] for client, size in sizes.items()]
+        mean_steps = sum(weighted_steps) / sum(sizes.values())
+
         anchors = copy_parameters(server)
         update = [new - anchor for new, anchor in zip(copy_parameters(mean), anchors)]
         direction[:] = [-moved / (mean_steps * LR) for moved in update]
         set_parameters(mean, [old + server_lr * moved for old, moved in zip(anchors, update)])
         return mean
 
-    server = federate(net, cohorts_by_hand(), visit, combine)
+    server, _ = fedavg_by_hand(net, train, data=data, uniform=is_uniform, merge=merge)
     return server, torch.cat([part.flatten() for part in direction])
 
 

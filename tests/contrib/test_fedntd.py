@@ -10,13 +10,13 @@ from torch import nn
 from flsv.contrib.fedntd import FedNTD
 from flsv.testing import parametrize_with_checks
 from helpers import refused
-from helpers.fits import fit
+from helpers.fits import fit, make_loop_of_three_clients
 from helpers.loops_by_hand import (
     assert_same_state,
-    make_loop_of_three_clients,
+    cohorts_by_hand,
+    fedavg_by_hand,
     make_unequal_data,
-    train_sharing_by_hand,
-    train_with_loss,
+    take_steps,
 )
 from helpers.models import Plain, network
 
@@ -35,23 +35,25 @@ def not_true_distillation(logits, global_logits, y):
     return TAU**2 * torch.stack(divergences).mean()
 
 
-def train_by_hand(client, epochs, accumulated):
-    teacher = copy.deepcopy(client).eval()
+def train_by_distillation(model, visit, window):
+    teacher = copy.deepcopy(model).eval()
 
-    def loss(x, y):
-        logits = client(x)
+    def compute_loss(x, y):
+        logits = model(x)
         term = not_true_distillation(logits, teacher(x).detach(), y)
         return nn.functional.cross_entropy(logits, y) + BETA * term
 
-    train_with_loss(client, epochs, loss, LR, accumulated)
+    optimizer = sgd(model.parameters())
+    for epoch in visit.epochs:
+        take_steps(optimizer, compute_loss, epoch, window)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(("batch_norm", "accumulated"), [(True, 1), (False, 2)])
 def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
     net = network(batch_norm)
-    train = partial(train_by_hand, accumulated=accumulated)
-    expected, _ = train_sharing_by_hand(net, (), train, rounds=2)
+    train = partial(train_by_distillation, window=accumulated)
+    expected, _ = fedavg_by_hand(net, train, cohorts=cohorts_by_hand(rounds=2))
 
     module = Plain(copy.deepcopy(net), sgd)
     fit(

@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
+from contrib.in_run import fit_in_run, in_run_values_by_hand, make_in_run_data, make_in_run_loop
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -18,16 +19,8 @@ from flsv.metrics import ClassSpecificShapley, ContributionMetric
 from flsv.testing import parametrize_with_checks
 from helpers import refused
 from helpers.data import CLASSES, toy_sets
-from helpers.fits import fit, state_vector
-from helpers.loops_by_hand import (
-    SEED,
-    KeepsRounds,
-    fit_in_run,
-    in_run_values_by_hand,
-    make_in_run_data,
-    make_in_run_loop,
-    make_network_without_norm,
-)
+from helpers.fits import KeepsRounds, fit, state_vector
+from helpers.loops_by_hand import SEED, make_network_without_norm
 from helpers.models import Plain, adam, make_sgd, network
 from helpers.runs import read_rows
 
@@ -69,12 +62,12 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 dealt,
                 round,
                 client,
-                0.1,
-                momentum,
-                window,
-                epochs,
-                limit,
-                every,
+                lr=0.1,
+                momentum=momentum,
+                window=window,
+                epochs=epochs,
+                limit=limit,
+                every=every,
             )
             assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += round_values

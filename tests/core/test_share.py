@@ -14,16 +14,20 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, PartialFed
 from flsv.sampling import FixedCohort
 from helpers import refused, warns
 from helpers.data import CLASSES, toy_data
-from helpers.fits import client_tensors, fit, fit_and_save
+from helpers.fits import (
+    assert_private_parts,
+    client_tensors,
+    fit,
+    fit_and_save,
+    make_loop_of_three_clients,
+)
 from helpers.loops_by_hand import (
     ROUNDS,
-    assert_private_parts,
     assert_same_state,
     cohort_of_round,
-    make_loop_of_three_clients,
-    make_sgd_training,
+    fedavg_by_hand,
     make_unequal_data,
-    train_sharing_by_hand,
+    train_by_sgd,
 )
 from helpers.models import Plain, loop_of, network
 
@@ -71,7 +75,7 @@ def assert_clients_are_evaluated_with_their_own_part(federated, data, global_mod
 def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, share, private):
     net = network()
     assert set(private) <= net.state_dict().keys()
-    expected, private_parts = train_sharing_by_hand(net, private, make_sgd_training())
+    expected, private_parts = fedavg_by_hand(net, train_by_sgd, private=private)
     federated = make_loop_of_three_clients(share=share, evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net))
     data = make_unequal_data()

@@ -8,7 +8,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from contrib.in_run import fit_in_run, in_run_values_by_hand, make_in_run_loop
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
 from flsv import FederatedLoop
@@ -19,17 +20,10 @@ from flsv.data.loaders import TensorBatches
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_sets
-from helpers.fits import fit
-from helpers.loops_by_hand import (
-    SEED,
-    KeepsRounds,
-    fit_in_run,
-    in_run_values_by_hand,
-    make_in_run_loop,
-    make_network_without_norm,
-)
+from helpers.fits import KeepsRounds, fit
+from helpers.loops_by_hand import SEED, cross_entropy_of, make_network_without_norm, take_steps
 from helpers.models import Plain
-from helpers.tasks import Items as TaskItems
+from zoo.tasks import Items as TaskItems
 
 TRAIN = toy_sets()[0]
 SAMPLES = len(TRAIN)
@@ -93,17 +87,13 @@ def draw_by_torch(
     return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=BATCH, sampler=sampler))
 
 
-def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
+def train_on(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     model = make_network_without_norm()
     space = ParameterSpace(model)
     space.write(model, model_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-
-    for x, y in (batch for epoch in epochs for batch in epoch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
+    for batches in epochs:
+        take_steps(optimizer, cross_entropy_of(model), batches)
     return space.read(model)
 
 
@@ -145,7 +135,7 @@ def test_each_client_draws_its_samples_by_weight(
                 )
                 epochs.append(batches)
             assert round.num_steps[client] == sum(map(len, epochs))
-            expected = train_by_hand(round.global_vector, epochs)
+            expected = train_on(round.global_vector, epochs)
             assert torch.equal(round.client_vectors[client], expected)
 
 

@@ -4,6 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engines.federations_on_ranks import RANK_CASES
+from engines.ranks import (
+    AGENT,
+    Group,
+    run_and_die,
+    run_script,
+)
 from torch.distributed.launcher.api import elastic_launch
 
 from flsv.engines.ranks import FederatedStrategy, meet
@@ -12,13 +19,6 @@ from helpers import refused
 from helpers.fits import fit, state_vector
 from helpers.forked import Forked
 from helpers.ports import free_ports
-from helpers.rank_federations import RANK_CASES
-from helpers.ranks import (
-    AGENT,
-    Group,
-    run_and_die,
-    run_script,
-)
 from helpers.runs import find_differences
 
 #: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.

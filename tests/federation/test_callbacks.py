@@ -20,10 +20,15 @@ from flsv.server.checks import check_callbacks
 from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import fit, plain_trainer, read_logged_metrics, state_vector
-from helpers.models import Logs, Plain
+from helpers.models import Plain
 
 
-class LogsValidationSteps(Logs):
+class LogsLossesOfSteps(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         x, y = batch
@@ -32,7 +37,7 @@ class LogsValidationSteps(Logs):
 
 
 def test_loggers_have_the_round_as_x_axis(tmp_path):
-    module = LogsValidationSteps()
+    module = LogsLossesOfSteps()
     data = toy_data(server_val=0.3, eval_batch_size=8)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, module, data, logger=CSVLogger(tmp_path))

@@ -14,8 +14,8 @@ from flsv.functional import class_specific_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
 from flsv.sampling import FixedCohort
-from helpers.fits import fit, make_shapfed_loop
-from helpers.loops_by_hand import SEED, KeepsRounds
+from helpers.fits import KeepsRounds, fit, make_shapfed_loop
+from helpers.loops_by_hand import SEED
 from helpers.models import Plain
 
 

@@ -7,18 +7,78 @@ from functools import partial, wraps
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, OnExceptionCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv import FederatedLoop
+from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
+from flsv.metrics import ClassSpecificShapley
+from flsv.personalization import Personalizer
 from flsv.results.run_table import CSV
+from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import SavesInHooks, StopInRound, fit_with_everything, state_vector, trainer_for
+from helpers.fits import (
+    SavesInHooks,
+    StopInRound,
+    fit,
+    make_checkpoint_callback,
+    state_vector,
+    trainer_for,
+)
 from helpers.forked import Forked
-from helpers.models import Plain
+from helpers.models import Plain, adam, network
 from helpers.runs import read_rows
+
+
+class AveragesWithOwnModel(Personalizer):
+    """Half the global model, half the client's own."""
+
+    def personalize(self, round, contributions, models):
+        mixtures = {}
+        for client, model in zip(round.client_ids.tolist(), round.client_vectors):
+            mixtures[client] = (model + round.server_vector) / 2
+        return mixtures
+
+
+class LogsNoise(Plain):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_noise", torch.rand(()))
+
+    def on_train_epoch_start(self):
+        self.log("epoch_noise", torch.rand(()))
+
+
+def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley(momentum=0.7)},
+        personalizer=AveragesWithOwnModel(),
+        sampler=UniformSampler(3),
+        optimizer_state="persist",
+        evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(figures=4),
+        local_epochs=2,
+        seed=11,
+    )
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
+    module = LogsNoise(network(dropout=0.3), adam, scheduler, interval="step")
+    early_stopping = EarlyStopping("val_acc", mode="max", patience=100)
+
+    fit(
+        loop,
+        folder,
+        module,
+        toy_data((4, 2, 3, 3, 2)),
+        rounds,
+        ckpt_path,
+        logger=TensorBoardLogger(folder, name="", version="log"),
+        enable_checkpointing=True,
+        callbacks=[*callbacks, early_stopping, make_checkpoint_callback(folder)],
+    )
+    return loop, module
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.sites import RemoteFederation, Site, agreement
 from helpers import make_generator
 from helpers.fits import trainer_for
-from helpers.loops_by_hand import average_models, federate
+from helpers.loops_by_hand import average_models, cross_entropy_of, federate, take_steps
 from helpers.models import network, sgd
 from helpers.sites import SiteTransport, data_at_sites, gather_sites
 
@@ -97,32 +97,21 @@ def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
 
     def visit(model, round_index, client):
         begin = first_beat(client, round_index)
-        rows = torch.arange(begin, begin + SIZES[client]) % SAMPLES
-        batches = list(rows.split(BATCH)[:batches_of_pass])
+        end = begin + SIZES[client]
+        rows = torch.arange(begin, end) % SAMPLES
+        rows_by_batch = rows.split(BATCH)[:batches_of_pass]
+        batches = [(X[batch_rows], Y[batch_rows]) for batch_rows in rows_by_batch]
         if steps is not None:
-            batches = [*batches, *batches][:steps]
-
+            two_passes = [*batches, *batches]
+            batches = two_passes[:steps]
         optimizer = sgd(model.parameters())
-        for rows_of_batch in batches:
-            optimizer.zero_grad()
-            loss_of(
-                model,
-                (X[rows_of_batch], Y[rows_of_batch]),
-            ).backward()
-            optimizer.step()
+        take_steps(optimizer, cross_entropy_of(model), batches)
 
     def combine(server, models):
-        return average_models(
-            [*models.values()],
-            [SIZES[client] for client in models],
-        )
+        sizes = [SIZES[client] for client in models]
+        return average_models([*models.values()], sizes)
 
-    return federate(
-        network(batch_norm=False),
-        [members] * ROUNDS,
-        visit,
-        combine,
-    )
+    return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
 
 
 def assert_trained_as(module, expected):
@@ -149,9 +138,8 @@ def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
     module = Project()
     data = make_data()
 
-    trainer = trainer_for(
-        make_loop(local_epochs=work), tmp_path, ROUNDS, limit_train_batches=batches_of_pass
-    )
+    loop = make_loop(local_epochs=work)
+    trainer = trainer_for(loop, tmp_path, ROUNDS, limit_train_batches=batches_of_pass)
     trainer.fit(module, data)
 
     assert data.num_samples.tolist() == list(SIZES)

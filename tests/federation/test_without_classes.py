@@ -18,7 +18,7 @@ from flsv.metrics import (
 from helpers import make_generator, refused
 from helpers.fits import state_vector, trainer_for
 from helpers.runs import read_rows
-from helpers.tasks import GraphNet, Graphs, Kind, LanguageModel, Regression
+from zoo.tasks import GraphNet, Graphs, LanguageModel, Regression, Task
 
 N = 60
 
@@ -26,7 +26,7 @@ N = 60
 class Texts(LanguageModel):
     """Batches have no targets beside the text."""
 
-    validation_step = Kind.validation_step
+    validation_step = Task.validation_step
 
     def loss(self, batch):
         return super().loss((batch[0][:, :-1], batch[0][:, 1:]))

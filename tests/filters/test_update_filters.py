@@ -31,8 +31,7 @@ from flsv.results import open_run, read_run
 from flsv.results.round_result import invalid_updates_in
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import fit, make_shapfed_loop, state_vector
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit, make_shapfed_loop, state_vector
 from helpers.models import Diverges, Plain, network, sgd
 from helpers.pages import text_of_page
 

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from games.all_coalitions import partition_in_three
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torchmetrics.classification import BinaryAUROC
@@ -35,9 +36,9 @@ from flsv.sampling import FixedCohort
 from helpers import make_generator, refused
 from helpers.coalitions_by_hand import GameByFits
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
-from helpers.fits import fit, make_untrainable, partition_in_three, trainer_for
+from helpers.fits import fit, make_untrainable, trainer_for
 from helpers.models import Plain, network
-from helpers.tasks import Segmentation
+from zoo.tasks import Segmentation
 
 HELD = {"server_val": 0.0, "client_val": 0.4, "client_test": 0.0}
 CLIENTS = (4, 1, 2, 3)

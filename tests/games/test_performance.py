@@ -9,6 +9,7 @@ import pytest
 import sklearn.metrics
 import torch
 import torchmetrics
+from games.all_coalitions import partition_in_three, play_all_coalitions
 from torch import Tensor, nn
 
 from flsv import Reporting
@@ -21,15 +22,15 @@ from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, 
 from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
-from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions
-from helpers.tasks import (
+from helpers.fits import fit, make_untrainable
+from zoo.tasks import (
     Glue,
-    Kind,
     Multilabel,
     OneLogit,
     Regression,
     Segmentation,
     SeveralLoaders,
+    Task,
 )
 
 METRICS = [
@@ -80,7 +81,7 @@ class GlueWithForward(Glue):
 ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
-class NoValidation(Kind):
+class NoValidation(Task):
     validation_step = L.LightningModule.validation_step
 
 

@@ -8,6 +8,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from games.all_coalitions import (
+    MASKS,
+    partition_in_three,
+    play_all_coalitions,
+    validate_with_lightning,
+)
 from lightning.pytorch.loggers import CSVLogger
 
 from flsv._lightning.validation_run import store_batches
@@ -17,15 +23,9 @@ from flsv.games import ValidatedModels
 from flsv.metrics import GradientShapley, PartialFederatedShapley
 from helpers import make_generator, refused
 from helpers.data import toy_data
-from helpers.fits import (
-    MASKS,
-    fit,
-    partition_in_three,
-    play_all_coalitions,
-    validate_with_lightning,
-)
+from helpers.fits import fit
 from helpers.models import Plain
-from helpers.tasks import (
+from zoo.tasks import (
     VAE,
     Autoencoder,
     Hooked,

@@ -1,8 +1,6 @@
 """Fits of a moment: started, resumed, compared, looked into."""
 
-import copy
 import csv
-import itertools
 import os
 import signal
 import warnings
@@ -10,20 +8,16 @@ from functools import partial
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
-from flsv import ClientEvaluation, Reporting
-from flsv.aggregation import ShapFedWA
-from flsv.core.parameter_space import ParameterSpace
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, LeaveOneOut
-from flsv.personalization import Personalizer
+from flsv.metrics import ClassSpecificShapley
 from flsv.sampling import ClientSampler, UniformSampler
 from helpers.data import toy_data
-from helpers.models import Plain, Plainest, adam, network
+from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDING, SEED
+from helpers.models import Plain
 
 
 def trainer_for(
@@ -94,14 +88,10 @@ def validation_loss(module, space, vector, data):
 
 def state_vector(module):
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
-    parameters = [name for name, _ in module.named_parameters()]
-    return flatten_state(module.state_dict(), parameters)
-
-
-def flatten_state(state, parameters):
-    names = list(parameters)
+    state = module.state_dict()
+    names = [name for name, _ in module.named_parameters()]
     for name, tensor in state.items():
-        if name not in parameters and tensor.is_floating_point():
+        if name not in names and tensor.is_floating_point():
             names.append(name)
     return torch.cat([state[name].reshape(-1).double() for name in names])
 
@@ -123,6 +113,49 @@ def client_tensors(loop):
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
 
 
+def assert_private_parts(loop, private_parts, prefix="net."):
+    """The clients' states hold these parts of the model and nothing else, to rounding."""
+    expected_states = {}
+    for client, part in private_parts.items():
+        if part:
+            expected_states[client] = {
+                f"module.{prefix}{name}": value for name, value in part.items()
+            }
+
+    states = client_tensors(loop)
+    assert states.keys() == expected_states.keys()
+    for client, expected_state in expected_states.items():
+        torch.testing.assert_close(states[client], expected_state, rtol=ROUNDING, atol=ROUNDING)
+
+
+class KeepsRounds(FedAvg):
+    """Keeps each round with the clients' models."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.rounds = []
+
+    def end_round(self, round):
+        self.rounds.append(round)
+
+
+class ListLoader:
+    """A loader of these batches: Lightning takes a list for several loaders."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
+def make_loop_of_three_clients(**options):
+    return FederatedLoop(sampler=UniformSampler(3), local_epochs=LOCAL_EPOCHS, seed=SEED, **options)
+
+
 class Cohorts(ClientSampler):
     """Draws these clients in the rounds, one cohort after the other."""
 
@@ -136,121 +169,13 @@ class Cohorts(ClientSampler):
         return torch.ones(num_clients)
 
 
-#: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
-SIZES = (31, 11, 21, 10, 7)
-
-
-def make_engine_loop(engine, **kwargs):
-    return FederatedLoop(engine=engine, seed=3, **kwargs)
-
-
-def fit_by_both_engines(
-    folder,
-    make=Plainest,
-    data=None,
-    rounds=3,
-    trainer=None,
-    engine="vmap",
-    tolerance=1e-5,
-    **kwargs,
-):
-    make_data = data or partial(toy_data, SIZES)
-    trainer_options = trainer or {}
-
-    def fit_by(kind, name):
-        """Fit once. Arguments that are partial functions make an object for each fit."""
-        arguments = {}
-        for argument, value in kwargs.items():
-            arguments[argument] = value() if isinstance(value, partial) else value
-        loop = make_engine_loop(kind, **arguments)
-        module = fit(loop, folder / name, make(), make_data(), rounds, **trainer_options)
-        return loop, module
-
-    sequential_loop, sequential_module = fit_by("sequential", "sequential")
-    other_loop, other_module = fit_by(engine, "other")
-
-    assert_close = partial(
-        torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
-    assert_close(state_vector(other_module), state_vector(sequential_module))
-    assert other_module.trainer.global_step == sequential_module.trainer.global_step
-    assert_close(facts_of(other_loop), facts_of(sequential_loop))
-    return sequential_loop, other_loop
-
-
-def facts_of(loop):
-    """What a fit leaves in its loop."""
-    return {
-        "contributions": dict(loop.contribution_metrics.contributions),
-        "weights": loop.weights,
-        "participations": loop.participations,
-        "client_scores": dict(loop.client_scores),
-        "starts": loop.state.starts,
-        "tensors": client_tensors(loop),
-        "trained": loop.trained,
-    }
-
-
-MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
-
-
-class KeepsGames(LeaveOneOut):
-    """Plays all coalitions, and keeps each round with the coalitions' utilities."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.__dict__["games"] = []
-
-    @property
-    def round_fields(self):
-        return {**super().round_fields, "generator": self.keep_round}
-
-    def keep_round(self, round):
-        self.games.append([round])
-        return round.generator("x")
-
-    def update(self, client_ids, utility, generator=None, round_index=0):
-        self.games[-1].append(utility(MASKS))
-        super().update(client_ids, utility, generator, round_index)
-
-
-def partition_in_three(data):
-    return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
-
-
-def play_all_coalitions(folder, module, data, rounds=1, **measures):
-    """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
-    metric = KeepsGames(**measures)
-    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
-    fit(loop, folder, module, data, rounds=rounds)
-
-    round, utilities = metric.games[-1]
-    models = []
-    for mask in MASKS:
-        if mask.any():
-            mean = round.client_vectors[mask].double().mean(0)
-            models.append(mean.float())
-        else:
-            models.append(round.global_vector)
-    return utilities, models
-
-
-def validate_with_lightning(module, vector, data, folder):
-    """By Lightning: the vector set into a copy, ``trainer.validate``."""
-    copied = copy.deepcopy(module)
-    ParameterSpace(copied).write(copied, vector)
-    trainer = plain_trainer(folder)
-    trainer.validate(copied, data, verbose=False)
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
 def make_untrainable(kind):
-    class Never(kind):
+    class FailsIfTrained(kind):
         def training_step(self, batch, batch_idx):
             raise AssertionError("training had started")
 
-    Never.__name__ = kind.__name__
-    return Never()
+    FailsIfTrained.__name__ = kind.__name__
+    return FailsIfTrained()
 
 
 def assert_resumes(
@@ -262,48 +187,39 @@ def assert_resumes(
     callbacks=list,
     **options,
 ):
-    """The two end alike to the bit. Gives the first.
+    """Assert that a fit that is resumed after the first rounds ends bitwise as an uninterrupted one, whose loop is
+    returned.
 
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
     """
-    whole = make()
-    half = make()
-    remainder = make()
     first_rounds, all_rounds = rounds
-    uninterrupted = fit(
-        whole,
-        folder / "whole",
-        module(),
-        data(),
-        rounds=all_rounds,
-        callbacks=callbacks(),
-        **options,
-    )
 
-    path = fit_and_save(
-        half, folder, module(), data(), first_rounds, callbacks=callbacks(), **options
-    )
-    torch.load(path, weights_only=True)
-    resumed = fit(
-        remainder,
-        folder,
-        module(),
-        data(),
-        all_rounds,
-        path,
-        callbacks=callbacks(),
-        **options,
-    )
+    def fit_by(fit_function, loop, run_folder, num_rounds, **arguments):
+        return fit_function(
+            loop,
+            run_folder,
+            module(),
+            data(),
+            num_rounds,
+            callbacks=callbacks(),
+            **arguments,
+            **options,
+        )
 
-    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
+    uninterrupted_loop = make()
+    uninterrupted_module = fit_by(fit, uninterrupted_loop, folder / "whole", all_rounds)
+    checkpoint = fit_by(fit_and_save, make(), folder, first_rounds)
+    torch.load(checkpoint, weights_only=True)
+    resumed_loop = make()
+    resumed_module = fit_by(fit, resumed_loop, folder, all_rounds, ckpt_path=checkpoint)
 
-    state = remainder.state_dict()
-    expected_state = whole.state_dict()
-
+    assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
+    state = resumed_loop.state_dict()
+    expected_state = uninterrupted_loop.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
         assert same_values(state[name], expected_state[name]), name
 
-    return whole
+    return uninterrupted_loop
 
 
 def same_values(value, expected):
@@ -321,25 +237,6 @@ def same_values(value, expected):
     return value == expected
 
 
-class Mixture(Personalizer):
-    """Half the global model, half the client's own."""
-
-    def personalize(self, round, contributions, models):
-        mixtures = {}
-        for client, model in zip(round.client_ids.tolist(), round.client_vectors):
-            mixtures[client] = (model + round.server_vector) / 2
-        return mixtures
-
-
-class Noisy(Plain):
-    def validation_step(self, batch, batch_idx):
-        super().validation_step(batch, batch_idx)
-        self.log("val_noise", torch.rand(()))
-
-    def on_train_epoch_start(self):
-        self.log("epoch_noise", torch.rand(()))
-
-
 class InRound(Callback):
     """Knows the number, from 0, of the present batch among all of the round."""
 
@@ -348,7 +245,7 @@ class InRound(Callback):
     def on_train_epoch_start(self, trainer, module):
         self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
-    def place(self, trainer):
+    def batch_of_round(self, trainer):
         return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
@@ -361,9 +258,11 @@ class SavesInHooks(Callback):
             setattr(self, name, partial(self.save, name))
 
     def save(self, name, trainer, *_, **__):
-        if trainer.current_epoch == 1:
-            batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
-            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
+        if trainer.current_epoch != 1:
+            return
+        is_of_round = "epoch" in name
+        batch = "all" if is_of_round else trainer.fit_loop.total_batch_idx
+        trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
 class StopInRound(InRound):
@@ -375,37 +274,9 @@ class StopInRound(InRound):
         self.error = error
 
     def on_train_batch_end(self, trainer, module, *args):
-        if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:
-            if self.error is not None:
-                raise self.error("stopped by the test")
+        position = (trainer.current_epoch, self.batch_of_round(trainer))
+        if position != (self.round_index, self.batch):
+            return
+        if self.error is None:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):
-    loop = FederatedLoop(
-        ShapFedWA("cssv"),
-        {"cssv": ClassSpecificShapley(momentum=0.7)},
-        personalizer=Mixture(),
-        sampler=UniformSampler(3),
-        optimizer_state="persist",
-        evaluation=ClientEvaluation(every=2),
-        reporting=Reporting(figures=4),
-        local_epochs=2,
-        seed=11,
-    )
-    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
-    module = Noisy(network(dropout=0.3), adam, scheduler, interval="step")
-    early_stopping = EarlyStopping("val_acc", mode="max", patience=100)
-
-    fit(
-        loop,
-        folder,
-        module,
-        toy_data((4, 2, 3, 3, 2)),
-        rounds,
-        ckpt_path,
-        logger=TensorBoardLogger(folder, name="", version="log"),
-        enable_checkpointing=True,
-        callbacks=[*callbacks, early_stopping, make_checkpoint_callback(folder)],
-    )
-    return loop, module
+        raise self.error("stopped by the test")

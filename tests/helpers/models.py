@@ -58,13 +58,16 @@ class Plain(L.LightningModule):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def validation_step(self, batch, batch_idx):
+    def share_of_hits(self, batch):
         x, y = batch
-        self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
+        is_right = self(x).argmax(-1) == y
+        return is_right.float().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_acc", self.share_of_hits(batch))
 
     def test_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("test_acc", (self(x).argmax(-1) == y).float().mean())
+        self.log("test_acc", self.share_of_hits(batch))
 
     def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
@@ -91,19 +94,6 @@ class Plainest(Plain):
         super().__init__(network(batch_norm=False), optimizer, **kwargs)
 
 
-class Logs(Plain):
-    """Logs per batch and per epoch, and its own ``step`` where it is told to."""
-
-    own_step = False
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_loss", loss, on_step=True, on_epoch=True)
-        if self.own_step:
-            self.log("step", 100.0 + self.trainer.current_epoch, on_step=False, on_epoch=True)
-        return loss
-
-
 class LogsByRound(Plain):
     """Logs a value of each round under a name. None: nothing."""
 
@@ -126,16 +116,13 @@ class Diverges(Plain):
 
     def training_step(self, batch, batch_idx):
         loop = loop_of(self)
-        broken = (loop.round_index, loop.current_client) in self.failing
-        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
+        loss = super().training_step(batch, batch_idx)
+        if (loop.round_index, loop.current_client) in self.failing:
+            return loss * float("nan")
+        return loss
 
 
 def loop_of(module):
-    (loop,) = [
-        callback for callback in module.trainer.callbacks if isinstance(callback, FederatedLoop)
-    ]
+    callbacks = module.trainer.callbacks
+    (loop,) = [callback for callback in callbacks if isinstance(callback, FederatedLoop)]
     return loop
-
-
-class OfOtherPackage(nn.Linear):
-    __module__ = "pytorch_lightning.core.module"

@@ -17,6 +17,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import yaml
 
 import flsv
@@ -50,11 +51,6 @@ QUOTED = {
 ONLY_READ = ("--trainer.strategy", "gpu")
 
 
-def without_indents(text):
-    """The lines of a text from their first character on: a page shows the inside of a function without its indents."""
-    return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
 class Block(NamedTuple):
     language: str
     title: str | None
@@ -72,104 +68,146 @@ def blocks_of_page(page):
 
 def split_commands(text):
     """The commands of a shell block, as lists of words, without comments and prompts."""
-    lines = text.replace("\\\n", " ").splitlines()
-    words = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
-    return [command for command in words if command]
+    commands = []
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in line.split(" && "):
+            words = shlex.split(part, comments=True)
+            if words:
+                commands.append(words)
+    return commands
+
+
+def commands_of(page_blocks):
+    commands = []
+    for block in page_blocks:
+        if block.language == "bash":
+            commands += split_commands(block.text)
+    return commands
 
 
 def run_page(page, run=None):
     """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
     page_blocks = blocks_of_page(page)
-    called = [
-        command
-        for block in page_blocks
-        if block.language == "bash"
-        for command in split_commands(block.text)
-    ]
-    scope = {"__name__": "__page__"}
+    commands = commands_of(page_blocks)
+    namespace = {"__name__": "__page__"}
     for block in page_blocks:
         if block.title in QUOTED:
-            quoted_file = QUOTED[block.title].read_text()
-            assert without_indents(block.text) in without_indents(quoted_file), (
-                f"{block.title} does not say so (any more)"
-            )
+            check_quotation(block)
             continue
         if block.title is not None:
-            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.title).write_text(block.text)
-        if block.language == "python" and ["python", block.title] not in [
-            words[:2] for words in called
-        ]:
-            exec(compile(block.text, block.title or "<page>", "exec"), scope)
-        elif block.language == "yaml":
-            assert isinstance(yaml.safe_load(block.text), dict), block.text
-            assert block.title, (
-                f"a configuration without a title, so that no command can name it:\n{block.text}"
-            )
-            names = {block.title, block.title.removesuffix(".yaml")}
-            assert any(names & set(words) for words in called), f"{block.title}: no command runs it"
-        elif block.language == "bash":
-            for command in split_commands(block.text):
-                (run or run_command)(command)
-        elif block.language == "toml":
-            assert block.title, f"a file without a title:\n{block.text}"
-            SitePolicy.read(Path(block.title))
-        else:
-            # "py": a part of the code, which does not run alone
-            assert block.language in ("python", "py", "text", "csv", "markdown"), block.language
+            write_file(block)
+        run_block(block, commands, namespace, run or run_command)
 
     return len(page_blocks)
+
+
+def run_block(block, commands, namespace, run):
+    """Run a block of Python or of commands, and check one of another language."""
+    if block.language == "python":
+        is_run_by_command = ["python", block.title] in [command[:2] for command in commands]
+        if not is_run_by_command:
+            exec(compile(block.text, block.title or "<page>", "exec"), namespace)
+    elif block.language == "bash":
+        for command in split_commands(block.text):
+            run(command)
+    elif block.language == "yaml":
+        check_configuration(block, commands)
+    elif block.language == "toml":
+        assert block.title, f"a file without a title:\n{block.text}"
+        SitePolicy.read(Path(block.title))
+    else:
+        # "py": a part of the code, which does not run alone
+        assert block.language in ("py", "text", "csv", "markdown"), block.language
+
+
+def without_indents(text):
+    """The lines of a text from their first character on: a page shows the inside of a function without its indents."""
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def check_quotation(block):
+    quoted_file = QUOTED[block.title].read_text()
+    is_quoted = without_indents(block.text) in without_indents(quoted_file)
+    assert is_quoted, f"{block.title} does not say so (any more)"
+
+
+def write_file(block):
+    path = Path(block.title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text)
+
+
+def check_configuration(block, commands):
+    """Check that a configuration can be read, and that a command names it."""
+    assert isinstance(yaml.safe_load(block.text), dict), block.text
+    assert block.title, f"a configuration without a title, which no command names:\n{block.text}"
+
+    names = {block.title, block.title.removesuffix(".yaml")}
+    is_named = any(names & set(command) for command in commands)
+    assert is_named, f"{block.title}: no command runs it"
 
 
 def run_command(command):
     """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
     if ">" in command[-2:-1]:
-        with open(command[-1], "w") as file, redirect_stdout(file):
-            run_command(command[:-2])
-        assert Path(command[-1]).read_text()
-    elif command[0] == "flsv" and not any(
-        " ".join(command).startswith(prefix) for prefix in NOT_RUN
-    ):
-        try:
-            status = main(_quiet(command[1:]))
-        except SystemExit as stopped:  # of --print_config and --help
-            status = stopped.code
-        assert not status, command
-    elif command[0] == "python" and command[1].endswith(".py"):
-        arguments = sys.argv
-        sys.argv = command[1:]
-        status = None
-        script = Path(command[1])
-        if script.parts[0] == "tools":
-            script = ROOT / script
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as stopped:
-            status = stopped.code
-        finally:
-            sys.argv = arguments
-        assert not status, command
-    elif command[0] == "pytest" and Path(command[-1]).exists():
-        paths = {**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])}
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", command[-1]],
-            env=paths,
-            check=True,
-        )
-    elif command[0] == "ssh-keygen":
-        if shutil.which(command[0]):
+        *words, _, file_name = command
+        with open(file_name, "w") as file, redirect_stdout(file):
+            run_command(words)
+        assert Path(file_name).read_text()
+        return
+
+    program, *arguments = command
+    line = " ".join(command)
+    if any(line.startswith(prefix) for prefix in NOT_RUN):
+        return
+    if program == "flsv":
+        check_status(command, lambda: main(make_quiet(arguments)))
+    elif program == "python" and arguments[0].endswith(".py"):
+        check_status(command, lambda: run_script(arguments))
+    elif program == "pytest" and Path(arguments[-1]).exists():
+        run_tests(arguments[-1])
+    elif program == "ssh-keygen":
+        if shutil.which(program):
             subprocess.run([*map(os.path.expanduser, command)], check=True)
     else:
-        assert any(" ".join(command).startswith(prefix) for prefix in NOT_RUN), (
-            f"{command} is neither run nor listed"
-        )
+        raise AssertionError(f"{command} is neither run nor listed")
 
 
-def _quiet(arguments):
-    if arguments[0] == "fit" and any(word in " ".join(arguments) for word in ONLY_READ):
+def check_status(command, run):
+    try:
+        status = run()
+    except SystemExit as exit_request:  # of --print_config, --help and scripts
+        status = exit_request.code
+    assert not status, command
+
+
+def make_quiet(arguments):
+    """Return arguments of flsv without a progress bar, or without a run where it needs what a test has not got."""
+    subcommand = arguments[0]
+    line = " ".join(arguments)
+    if subcommand == "fit" and any(word in line for word in ONLY_READ):
         return [*arguments, "--print_config"]
-    return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict") else [])]
+    if subcommand in ("fit", "validate", "test", "predict"):
+        return [*arguments, *QUIET]
+    return arguments
+
+
+def run_script(arguments):
+    script = Path(arguments[0])
+    if script.parts[0] == "tools":
+        script = ROOT / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", arguments)
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def run_tests(path):
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
+        env={**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])},
+        check=True,
+    )
 
 
 def text_of_page(page):

@@ -38,45 +38,50 @@ def add_retrained_runs(
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
     without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
     record = json.loads((folder / "run.json").read_text())
-    names = record["clients"]
-    by_metric = {"value": values}
-    performances = {"value": measure}
-    for name, row in (other_values or {}).items():
-        by_metric[f"by_{name}"] = row
-        performances[f"by_{name}"] = name
-    paid_in = {}
-    for metric, row in by_metric.items():
-        paid_in[metric] = {
-            "by": performances[metric],
+    values_by_metric = {"value": values}
+    measures = {"value": measure}
+    for other_measure, client_values in (other_values or {}).items():
+        values_by_metric[f"by_{other_measure}"] = client_values
+        measures[f"by_{other_measure}"] = other_measure
+
+    record["events"] = []
+    record["metrics"] = {}
+    record["paid_in"] = {}
+    evaluators = "clients" if measure.startswith("clients'") else "server"
+    for metric, client_values in values_by_metric.items():
+        record["metrics"][metric] = {**CLASS, "evaluators": evaluators}
+        record["paid_in"][metric] = {
+            "by": measures[metric],
             "start": 0.1,
-            "end": 0.1 + sum(row),
+            "end": 0.1 + sum(client_values),
             "source": "outputs",
-            "stderr": [0.0] * len(row),
+            "stderr": [0.0] * len(client_values),
             **facts,
         }
-    evaluators = "clients" if measure.startswith("clients'") else "server"
-    record |= {
-        "metrics": {metric: {**CLASS, "evaluators": evaluators} for metric in by_metric},
-        "paid_in": paid_in,
-        "events": [],
-    }
+
+    rows = rows_with_intervals(values_by_metric, record["clients"], rounds - 1, half_width)
     lines = ["run,folder"]
     for seed in seeds:
         run = folder / "retrained" / f"seed_{seed}"
         run.mkdir(parents=True)
         settings = {**record["settings"], "federation_seed": seed}
         (run / "run.json").write_text(json.dumps({**record, "settings": settings}))
-        rows = []
-        for metric, row in by_metric.items():
-            for client, value in enumerate(row):
-                if math.isnan(value):
-                    continue
-                interval = [value - half_width, value + half_width]
-                rows.append([rounds - 1, metric, client, "", value, names[client], "", *interval])
         save_csv(run / "contributions.csv", [SCHEMA, *rows])
         lines.append(f"seed_{seed},seed_{seed}")
     (folder / "retrained" / "runs.csv").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def rows_with_intervals(values_by_metric, names, round_index, half_width):
+    """Rows of ``contributions.csv``, with an interval of this half width around each value."""
+    rows = []
+    for metric, client_values in values_by_metric.items():
+        for client, value in enumerate(client_values):
+            if math.isnan(value):
+                continue
+            interval = [value - half_width, value + half_width]
+            rows.append([round_index, metric, client, "", value, names[client], "", *interval])
+    return rows
 
 
 def make_trained(folder: Path, evaluators="server", **game) -> Path:

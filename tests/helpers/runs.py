@@ -21,38 +21,53 @@ NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
 
 def value_of_cell(client, column, round_index):
-    """Every one is another, with digits that are nowhere else."""
-    return round(
-        math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6
-    )
+    """A value with digits that are nowhere else; column 0 is that of all classes."""
+    limit = math.sin(1.7 * client + 0.9 * column)
+    approach = 1 - 0.5**round_index
+    return round(limit * approach + 0.0137 * client + 0.001, 6)
 
 
-def make_run(
-    folder,
-    clients=4,
-    classes=3,
-    rounds=5,
-    names=None,
-    ended=True,
-    stderr=True,
-):
-    """Make the folder of a run with one metric, ``cssv``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    client_names = names
-    if names is None:
-        has_names = clients <= len(NAMES)
-        client_names = NAMES[:clients] if has_names else tuple(map(str, range(clients)))
+def names_of_clients(num_clients):
+    if num_clients <= len(NAMES):
+        return NAMES[:num_clients]
+    return tuple(str(client) for client in range(num_clients))
 
-    rows = []
-    for r in range(rounds):
-        for i in range(clients):
-            rows.append([r, "cssv", i, "", value_of_cell(i, 0, r)])
-            rows += [[r, "cssv", i, j, value_of_cell(i, j, r)] for j in range(classes)]
-            rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
-            rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
 
-    write_rows(folder, rows, client_names)
-    record = {
+def rows_of_client(client, round_index, num_clients, num_classes, stderr):
+    """Rows of a client in a round: round, metric, client, class and value."""
+    rows = [[round_index, "cssv", client, "", value_of_cell(client, 0, round_index)]]
+    for label in range(num_classes):
+        value = value_of_cell(client, label, round_index)
+        rows.append([round_index, "cssv", client, label, value])
+    if stderr:
+        rows.append([round_index, "cssv/stderr", client, "", 0.01 + 0.00123 * client])
+
+    sum_of_ranks = num_clients * (num_clients + 1) / 2
+    weight = round((client + 1) / sum_of_ranks, 6)
+    rows.append([round_index, "weight", client, "", weight])
+    return rows
+
+
+CSSV = {
+    "class": "ClassSpecificShapley",
+    "about": "Class-specific values.",
+    "guide": {"unit": "cosine", "sign": "more is better."},
+    "per_class": True,
+    "columns": None,
+    "higher_is_better": True,
+    "to_pay_by": False,
+}
+
+
+def make_record(names, num_classes, rounds):
+    """What ``run.json`` has before the end of a run."""
+    clients = range(len(names))
+    hashes = {str(client): f"{client:02d}" * 8 for client in clients}
+    class_counts = []
+    for client in clients:
+        class_counts.append([1100 * (client + 1) + label for label in range(num_classes)])
+
+    return {
         "version": RECORD_VERSION,
         "started": "2026-01-02T03:04:05+00:00",
         "first_round": 0,
@@ -60,40 +75,37 @@ def make_run(
         "module": "ClassifierClient",
         "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
         "rounds": rounds,
-        "clients": list(client_names),
-        "classes": [f"class {j}" for j in range(classes)],
-        "samples": [100 + 7 * i for i in range(clients)],
-        "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
+        "clients": list(names),
+        "classes": [f"class {label}" for label in range(num_classes)],
+        "samples": [100 + 7 * client for client in clients],
+        "class_counts": class_counts,
         "validation": None,
         "events": [],
-        "metrics": {
-            "cssv": {
-                "class": "ClassSpecificShapley",
-                "about": "Class-specific values.",
-                "guide": {"unit": "cosine", "sign": "more is better."},
-                "per_class": True,
-                "columns": None,
-                "higher_is_better": True,
-                "to_pay_by": False,
-            }
-        },
+        "metrics": {"cssv": CSSV},
         "settings": {
-            "uploads": f"[SignFlip(clients={list(client_names[1:2])})]",
+            "uploads": f"[SignFlip(clients={list(names[1:2])})]",
             "federation_seed": 77123,
         },
-        "hashes": {
-            "server": "feedfacefeedface",
-            **{str(i): f"{i:02d}" * 8 for i in range(clients)},
-        },
+        "hashes": {"server": "feedfacefeedface", **hashes},
         "fingerprint": {},
     }
-    if ended:
-        record |= {
-            "ended": "2026-01-02T04:04:05+00:00",
-            "rounds_done": rounds,
-            "logged": {"val_accuracy": 0.875},
-        }
 
+
+def make_run(folder, clients=4, classes=3, rounds=5, names=None, ended=True, stderr=True):
+    """Make the folder of a run with one metric, ``cssv``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client_names = names_of_clients(clients) if names is None else names
+    rows = []
+    for round_index in range(rounds):
+        for client in range(clients):
+            rows += rows_of_client(client, round_index, clients, classes, stderr)
+    write_rows(folder, rows, client_names)
+
+    record = make_record(client_names, classes, rounds)
+    if ended:
+        record["ended"] = "2026-01-02T04:04:05+00:00"
+        record["rounds_done"] = rounds
+        record["logged"] = {"val_accuracy": 0.875}
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
@@ -113,65 +125,51 @@ def make_fault_event(client, times, num_rounds, failure="large_averaged"):
 def write_rows(folder, rows, names=NAMES):
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
     lines = []
-    for *row, class_number, value in rows:
-        class_name = "" if class_number == "" else f"class {class_number}"
-        lines.append([*row, class_number, value, names[row[2]], class_name, "", ""])
+    for round_index, metric, client, label, value in rows:
+        class_name = "" if label == "" else f"class {label}"
+        no_interval = ["", ""]
+        name = names[client]
+        lines.append([round_index, metric, client, label, value, name, class_name, *no_interval])
     save_csv(folder / "contributions.csv", [SCHEMA, *lines])
 
 
-def make_game(
-    folder,
-    values,
-    initial=0.25,
-    measure="accuracy",
-    rounds=3,
-    **facts,
-):
+def make_game(folder, values, initial=0.25, measure="accuracy", rounds=3, **facts):
     """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into
-    ``run.json``."""
-    clients = len(next(iter(values.values())))
-    make_run(folder, clients=clients, stderr=False)
-    record = json.loads((folder / "run.json").read_text())
+    ``run.json``. A client without a value has NaN."""
+    num_clients = len(next(iter(values.values())))
+    make_run(folder, clients=num_clients, stderr=False)
     rows = []
-    for r in range(rounds):
-        for name, row in values.items():
-            rows += [
-                [r, name, i, "", value * (r + 1) / rounds]
-                for i, value in enumerate(row)
-                if value == value
-            ]
-        weight = 1 / clients
-        rows += [[r, "weight", i, "", weight] for i in range(clients)]
+    for round_index in range(rounds):
+        for metric, last_values in values.items():
+            for client, value in enumerate(last_values):
+                if not math.isnan(value):
+                    rows.append(
+                        [round_index, metric, client, "", value * (round_index + 1) / rounds]
+                    )
+        for client in range(num_clients):
+            rows.append([round_index, "weight", client, "", 1 / num_clients])
+    write_rows(folder, rows, names_of_clients(num_clients))
 
-    write_rows(folder, rows, record["clients"])
+    metrics = {}
     paid_in = {}
-    for name, row in values.items():
-        total = sum(value for value in row if value == value)
-        paid_in[name] = {
+    for metric, last_values in values.items():
+        total = sum(value for value in last_values if not math.isnan(value))
+        paid_in[metric] = {
             "by": measure,
             "start": initial,
             "end": initial + total,
             "sum": total,
         }
-
-    guide = {"unit": "nats", "cost": "2^k"}
-    kind = {
-        "class": "CumulativeShapley",
-        "about": f"Of {measure}.",
-        "guide": guide,
-        "to_pay_by": True,
-    }
-    record |= {
-        "metrics": {
-            name: {**kind, "per_class": False, "columns": None, "higher_is_better": True}
-            for name in values
-        },
-        "paid_in": paid_in,
-        **facts,
-    }
-    (folder / "run.json").write_text(json.dumps(record))
-
-    return folder
+        metrics[metric] = {
+            "class": "CumulativeShapley",
+            "about": f"Of {measure}.",
+            "guide": {"unit": "nats", "cost": "2^k"},
+            "to_pay_by": True,
+            "per_class": False,
+            "columns": None,
+            "higher_is_better": True,
+        }
+    return change_record(folder, **{"metrics": metrics, "paid_in": paid_in, **facts})
 
 
 def add_intervals(folder, metric, half_width):
@@ -230,16 +228,18 @@ class Tracker(DummyLogger):
 
 def write_config(path, **sections):
     """A file of this federation with some sections in the place of its own."""
-    path.write_text(yaml.safe_dump(yaml.safe_load(FEDERATION) | sections))
+    config = {**yaml.safe_load(FEDERATION), **sections}
+    path.write_text(yaml.safe_dump(config))
     return path
 
 
 def write_config_of_two_rounds(path, metrics=None, **sections):
     """A file of this federation with seed 3, by default without metrics."""
+    trainer = yaml.safe_load(FEDERATION)["trainer"]
     return write_config(
         path,
         seed_everything=3,
-        trainer={**yaml.safe_load(FEDERATION)["trainer"], "max_epochs": 2},
+        trainer={**trainer, "max_epochs": 2},
         federation={"metrics": metrics or {}, "reporting": {"table": False, "figures": 0}},
         **sections,
     )
@@ -269,35 +269,33 @@ def read_rows(path):
 
 
 #: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
-OWN = re.compile(
+OF_ONE_PROCESS = re.compile(
     r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['(csv|folder)'\]|path|best_k_models"
 )
 
 
-def find_differences(a, b):
+def find_differences(folder, other_folder):
     """Compare two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
-    leaves, other_leaves = (
-        leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
-    )
-    different = []
+    leaves = leaves_of_checkpoint(folder)
+    other_leaves = leaves_of_checkpoint(other_folder)
+    differences = []
     for path in {**leaves, **other_leaves}:
         if leaves.get(path) != other_leaves.get(path):
-            different.append(path)
+            differences.append(path)
 
     for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
-        if not (a / name).is_file():
-            continue
-        if (a / name).read_bytes() != (b / name).read_bytes():
-            different.append(name)
-
-    return different
+        file = folder / name
+        if file.is_file() and file.read_bytes() != (other_folder / name).read_bytes():
+            differences.append(name)
+    return differences
 
 
-def leaves_of(checkpoint):
+def leaves_of_checkpoint(folder):
+    checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
     leaves = {}
     for path, leaf in tree_flatten_with_path(checkpoint)[0]:
         name = keystr(path)
-        if not OWN.search(name):
+        if not OF_ONE_PROCESS.search(name):
             leaves[name] = comparable_value(leaf)
     return leaves
 

@@ -5,13 +5,13 @@ import pickle
 
 import pytest
 import torch
+from testing.metric_cases import METRIC_CASES
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.metric_cases import METRIC_CASES
 
 
 class Curious(ContributionMetric):

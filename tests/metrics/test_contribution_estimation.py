@@ -5,6 +5,7 @@ import pytest
 import torch
 import torchmetrics
 from numpy.testing import assert_allclose
+from testing.metric_cases import make_client_evaluator
 from torch.testing import assert_close
 
 from flsv.aggregation import FedAvg, FedCE
@@ -17,7 +18,6 @@ from flsv.uploads import Upload
 from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.metric_cases import make_client_evaluator
 from helpers.models import Plain, network
 
 THREE = (4.0, 1.0, 2.0)

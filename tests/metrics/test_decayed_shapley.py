@@ -14,8 +14,7 @@ from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
-from helpers.fits import fit, validation_loss
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit, validation_loss
 from helpers.models import Plain, network
 
 NAN = float("nan")

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from testing.metric_cases import METRIC_CASES
 from torchmetrics import Metric
 
 from flsv.testing.checks import equal
 from flsv.testing.metric import results_of
 from flsv.testing.rounds import HALF, ROUND_INDICES
-from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow
 

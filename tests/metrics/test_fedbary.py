@@ -8,8 +8,7 @@ from flsv.metrics import CalibratedOTGradient, WassersteinContribution
 from flsv.valuation import FedBary, clients_of, sample_values, server_of
 from helpers import make_generator, refused
 from helpers.data import toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain
 
 CHEAP = {"support": 6, "iterations": 4}

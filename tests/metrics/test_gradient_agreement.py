@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from flsv import FederatedLoop, value_round
 from flsv.metrics import GradientAgreement
 from helpers.data import toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain
 
 

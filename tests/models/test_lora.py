@@ -14,7 +14,14 @@ from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
 from helpers import make_generator, refused
 from helpers.fits import fit
-from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same_state, train_sharing_by_hand
+from helpers.loops_by_hand import (
+    LOCAL_EPOCHS,
+    SEED,
+    assert_same_state,
+    cohorts_by_hand,
+    fedavg_by_hand,
+    take_steps,
+)
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 
@@ -94,12 +101,13 @@ def make_loop(**kwargs):
     )
 
 
-def train_by_hand(client, epochs):
-    optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
-    for features, labels in (batch for epoch in epochs for batch in epoch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(client(input_ids=features).logits, labels).backward()
-        optimizer.step()
+def train_adapters(model, visit):
+    def compute_loss(features, labels):
+        return nn.functional.cross_entropy(model(input_ids=features).logits, labels)
+
+    trained_parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained_parameters, lr=0.02)
+    take_steps(optimizer, compute_loss, visit.batches)
 
 
 @pytest.mark.slow
@@ -108,12 +116,11 @@ def train_by_hand(client, epochs):
 def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path, exact):
     module = Transformer(exact)
     data = make_sentences()
-    expected, _ = train_sharing_by_hand(
+    expected, _ = fedavg_by_hand(
         module.net,
-        [],
-        train_by_hand,
-        make_sentences(),
-        rounds=2,
+        train_adapters,
+        data=make_sentences(),
+        cohorts=cohorts_by_hand(rounds=2),
     )
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
     loop = make_loop(metrics=games)

@@ -30,8 +30,7 @@ from flsv.metrics import (
 from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.data import CLASSES, toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain, network
 
 SEED, ROUNDS = 5, 2

@@ -16,10 +16,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from helpers.loops_by_hand import (
     PROPORTIONS,
-    cohorts_by_hand,
-    federate,
-    load_batches,
+    cross_entropy_of,
+    fedavg_by_hand,
     make_unequal_data,
+    take_steps,
 )
 
 LR, MOMENTUM = 0.1, 0.9
@@ -57,13 +57,10 @@ Send = Callable[[PlainRound], None]
 Rule = Callable[[PlainRound], Tensor]
 
 
-def sgd(net, epochs):
+def sgd(net, batches):
     """Local training: SGD with momentum, which begins anew at every visit."""
     optimizer = torch.optim.SGD(net.parameters(), LR, MOMENTUM)
-    for x, y in epochs:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    take_steps(optimizer, cross_entropy_of(net), batches)
 
 
 def replay(net, rule, train=sgd, send=None):
@@ -73,12 +70,11 @@ def replay(net, rule, train=sgd, send=None):
     steps = {}
     numbers = itertools.count()
 
-    def visit(model, round_index, client):
-        batches = list(load_batches(data, round_index, client))
-        train(model, batches)
-        steps[client] = len(batches)
+    def train_client(model, visit):
+        train(model, visit.batches)
+        steps[visit.client] = len(visit.batches)
 
-    def combine(server, models):
+    def merge(server, models, mean):
         plain_round = PlainRound(
             number=next(numbers),
             x=read_parameters(server),
@@ -94,7 +90,8 @@ def replay(net, rule, train=sgd, send=None):
         vector_to_parameters(rule(plain_round), next_server.parameters())
         return next_server
 
-    return read_parameters(federate(net, cohorts_by_hand(), visit, combine))
+    server, _ = fedavg_by_hand(net, train_client, data=data, merge=merge)
+    return read_parameters(server)
 
 
 def read_parameters(model):

@@ -350,7 +350,7 @@ class CallbackThatFailsWithinRound2(InRound):
     """Fails after five batches, whose curves are written."""
 
     def on_train_batch_end(self, trainer, pl_module, *hook):
-        if trainer.current_epoch == 2 and self.place(trainer) == 4:
+        if trainer.current_epoch == 2 and self.batch_of_round(trainer) == 4:
             trainer.loggers[0].save()
             raise KeyError("killed")
 

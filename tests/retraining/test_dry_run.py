@@ -15,7 +15,7 @@ from flsv import FederatedLoop
 from flsv.metrics import ShadowShapley
 from helpers import refused, warns
 from helpers.fits import fit, state_vector
-from helpers.hidden_state import SEED, Base, fit_valued, make_data
+from zoo.program import SEED, Base, fit_valued, make_data
 
 
 @pytest.mark.slow

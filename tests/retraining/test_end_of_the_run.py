@@ -10,7 +10,7 @@ import torch
 from flsv.federation.reports import RunReports
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.training.local_training import SharedObjectCheck
-from helpers.hidden_state import Base, fit_valued
+from zoo.program import Base, fit_valued
 
 PORT_HOLDERS = []
 

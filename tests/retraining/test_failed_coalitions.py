@@ -10,9 +10,9 @@ from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.scoring import ModelScoring
 from flsv.values.coalition_files import read_coalitions
 from helpers import warns
-from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.pages import text_of_page
+from zoo.program import Base, fit_valued
 
 
 class ModuleThatFailsInRound2OfOneClient(Base):

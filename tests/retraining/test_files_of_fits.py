@@ -12,7 +12,7 @@ from flsv import FederatedLoop
 from flsv.metrics import ShadowShapley
 from helpers import warns
 from helpers.fits import fit, state_vector
-from helpers.hidden_state import SEED, Base, fit_valued, make_data
+from zoo.program import SEED, Base, fit_valued, make_data
 
 
 def append_row(path, row):

@@ -1,63 +1,157 @@
 """Runs with every sort of state: each coalition against a fit of its members alone, in a process of its own."""
 
-import pytest
+import pickle
+import tempfile
+import warnings
+from pathlib import Path
+from typing import NamedTuple
 
-from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts, kinds_of_scores, refused
-from helpers.hidden_state import Kind, fit_members_alone, fit_with_values, in_fork
+import lightning as L
+import pytest
+import torch
+from retraining.recorded import Recorded
+
+from flsv.sampling import FullParticipation
+from helpers import refused
+from helpers.fits import plain_trainer, state_vector
+from helpers.forked import Forked
+from zoo.program import entropy, fit_program, with_three_clients
+from zoo.table import ROWS, Row, rows_with
 
 #: What a copy of a run keeps of a module is in tests/utilities/test_run_copy.py, and that each client begins with it in
-#: tests/compat/test_states.py. Here are those that need a whole fit: state elsewhere, made in training, and counted.
-OF_MODULES = (
-    "a closure",
-    "a global",
-    "an open file",
-    "buffers and objects made in training",
-    "a structure that training changes",
-    "torchmetrics in steps",
-    "bf16-mixed",
-)
-ALL_OF_MODULES = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
-KINDS = {
-    **{name: ALL_OF_MODULES[name] for name in OF_MODULES},
-    **kinds_of_parts.KINDS,
-    **kinds_of_scores.KINDS,
-}
+#: tests/compat/test_states.py. Here are rows that need a whole fit: state elsewhere, made in training, and counted.
 
-REFUSED_KINDS = [name for name, kind in KINDS.items() if kind.outcome == "refused"]
-VALUED_KINDS = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
-LAST_TRAINED_COALITION = (0, 1)
-ALL_CLIENTS = (0, 1, 2)
+#: Coalitions of each size, that of all clients at last.
+COALITIONS = [(0,), (2,), (0, 1), (0, 1, 2)]
+#: Those whose members are trained alone: the one that is trained last, and that of all clients.
+COMPARED = [(0, 1), (0, 1, 2)]
+
+
+class FitWithValues(NamedTuple):
+    #: {members: utility of their model}
+    utilities: dict[tuple[int, ...], float]
+    #: Warnings of the metric.
+    consistency_warnings: list[str]
+    model: list[float]
+
+
+class FailsIfTrained(L.Callback):
+    def on_train_batch_start(self, *_):
+        raise AssertionError("it is trained")
+
+
+def fit_with_values(row):
+    """Train the federation of a row, and its coalitions. One that must be refused may not train."""
+    callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
+    mode = "min" if row.performance == "val_loss" else None
+    metric = Recorded(coalitions=COALITIONS, performance=row.performance, mode=mode)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(record=True) as caught_warnings,
+    ):
+        warnings.simplefilter("always")
+        loop, module = fit_program(row.program, Path(folder), callbacks, metrics={"shadow": metric})
+
+    metric_of_run = loop.metrics["shadow"]
+    messages = [str(warning.message) for warning in caught_warnings]
+    consistency_warnings = [message for message in messages if message.startswith("shadow: ")]
+    utilities = dict(zip(metric_of_run.members, metric_of_run.utilities.flatten().tolist()))
+    return FitWithValues(utilities, consistency_warnings, state_vector(module).tolist())
+
+
+def fit_members_alone(row, members):
+    """Train some clients only, by the federation of a row. Return the model's utility, and the model."""
+    program = row.alone or row.program
+    sampler = program.loop().get("sampler", FullParticipation())
+    with tempfile.TemporaryDirectory() as folder:
+        _, module = fit_program(program, Path(folder), sampler=sampler.among(members))
+        model = state_vector(module).tolist()
+        if row.performance == "val_loss":
+            utility = -logged_loss(module, program, Path(folder))
+        else:
+            utility = -validation_loss(module, program)
+    return utility, model
+
+
+def logged_loss(module, program, folder):
+    trainer = plain_trainer(folder)
+    trainer.validate(module, program.data(), verbose=False)
+    return float(trainer.callback_metrics["val_loss"])
+
+
+@torch.no_grad()
+def validation_loss(module, program):
+    data = program.data()
+    data.setup("fit")
+    inputs, labels = zip(*data.val_dataloader())
+
+    module.eval()
+    is_mixed = program.trainer.get("precision") == "bf16-mixed"
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+        logits = module(torch.cat(inputs))
+        loss = entropy(logits, torch.cat(labels))
+    return float(loss)
+
+
+def in_fork(function, *arguments):
+    """Return what a function returns in a fork of this process, in which no program is trained."""
+    with tempfile.TemporaryDirectory() as folder:
+        response_file = Path(folder, "response")
+        process = Forked(
+            Path(folder, "process"), store_response, response_file, function, arguments
+        )
+        status, output = process.wait(300)
+        assert status == 0, output
+        response = pickle.loads(response_file.read_bytes())
+    if isinstance(response, Exception):
+        raise response
+    return response
+
+
+def store_response(file, function, arguments):
+    """Write what a function returns or raises into a file."""
+    try:
+        response = function(*arguments)
+    except Exception as error:
+        response = error
+    file.write_bytes(pickle.dumps(response))
+
+
+def fit_in_fork(name):
+    """Fit a row with its values, and compare them and the model to fits of members alone. Return the warnings."""
+    row = ROWS[name]
+    run = in_fork(fit_with_values, row)
+    for members in COMPARED:
+        utility, model = in_fork(fit_members_alone, row, members)
+        assert run.utilities[members] == pytest.approx(utility, rel=0, abs=1e-6)
+
+    # The last coalition is that of all clients.
+    assert run.model == model, "the metric has changed the training"
+    return run.consistency_warnings
 
 
 @pytest.fixture(scope="module", autouse=True)
 def train_once():
     """Fit once before any fork, which pays for imports and threads."""
-    fit_with_values(Kind())
+    fit_with_values(Row(with_three_clients()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSED_KINDS)
-def test_run_whose_coalitions_would_be_wrong_is_refused(name):
-    kind = KINDS[name]
-    with refused(kind.message):
-        in_fork(fit_with_values, kind)
+@pytest.mark.parametrize("name", rows_with("retrained", "right"))
+def test_coalitions_are_fits_of_their_members(name):
+    assert fit_in_fork(name) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VALUED_KINDS)
-def test_coalitions_are_fits_of_their_members_alone(name):
-    kind = KINDS[name]
-    kind_alone = kind.alone or kind
+@pytest.mark.parametrize("name", rows_with("retrained", "warned"))
+def test_coalitions_whose_clients_train_by_company_are_fits_of_their_members_with_a_warning(name):
+    (consistency_warning,) = fit_in_fork(name)
+    assert "clients train otherwise in the first round of coalitions" in consistency_warning
 
-    run = in_fork(fit_with_values, kind)
-    last_utility, _ = in_fork(fit_members_alone, kind_alone, LAST_TRAINED_COALITION)
-    grand_utility, grand_model = in_fork(fit_members_alone, kind_alone, ALL_CLIENTS)
 
-    assert run.game[LAST_TRAINED_COALITION] == pytest.approx(last_utility, rel=0, abs=1e-6)
-    assert run.game[ALL_CLIENTS] == pytest.approx(grand_utility, rel=0, abs=1e-6)
-    assert run.model == grand_model, "the metric has changed the training"
-
-    is_warned = kind.outcome == "by company"
-    assert len(run.consistency_warnings) == is_warned
-    for message in run.consistency_warnings:
-        assert "clients train otherwise in the first round of coalitions" in message
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rows_with("retrained", "refused"))
+def test_coalitions_of_a_run_that_cannot_be_copied_are_refused_before_training(name):
+    row = ROWS[name]
+    with refused(row.refusal):
+        in_fork(fit_with_values, row)

@@ -16,11 +16,11 @@ from flsv.metrics import ShadowShapley
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.values.coalition_files import read_settings
 from helpers import warns
-from helpers.coalition_kinds import Manual
 from helpers.forked import Forked
-from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.retrained import record_fits, stored_coalitions
+from zoo.optimizers import StepsByHand
+from zoo.program import Base, fit_valued
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def fit_with_checkpoints(folder, module, *, rounds=2, metric=None, callbacks=(),
     return loop.contributions["shadow"]
 
 
-class ModuleThatSendsCtrlC(Manual):
+class ModuleThatSendsCtrlC(StepsByHand):
     """Sends SIGINT to its process when clients 1 and 2 train alone, if FLSV_TEST_INTERRUPT is set."""
 
     def training_step(self, batch, batch_idx):

@@ -5,13 +5,13 @@ Scores of modules whose hooks set them are in ``tests/retraining/test_hidden_sta
 
 import pytest
 import torch
+from retraining.recorded import Recorded
 
 from flsv.data import Loader
 from helpers.coalitions_by_hand import make_shadow_loop
 from helpers.fits import fit
-from helpers.hidden_state import Base, make_data
-from helpers.kinds_of_scores import TunesItsTemperature
-from helpers.recorded import Recorded
+from zoo.program import Base, make_data
+from zoo.scores import TunesItsTemperature
 
 #: A batch has 8 validation samples.
 SMALL_BATCHES = Loader(eval_batch_size=8)

@@ -14,7 +14,7 @@ from flsv.metrics import ShadowShapley
 from flsv.retraining import progress as progress_module
 from flsv.retraining.progress import PAUSE_SECONDS, Progress
 from helpers.fits import plain_trainer
-from helpers.hidden_state import Base, fit_valued
+from zoo.program import Base, fit_valued
 
 TITLE = "Groups of clients"
 
@@ -223,7 +223,7 @@ def test_log_lines_of_short_steps_are_ten_seconds_apart(make_progress, clock, lo
 FIT_IN_A_PROCESS = """
 from flsv.retraining import progress
 progress.PAUSE_SECONDS = 0.0
-from helpers.hidden_state import Base, fit_valued
+from zoo.program import Base, fit_valued
 fit_valued("{folder}", Base(), enable_progress_bar=True)
 """
 

@@ -23,11 +23,12 @@ from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from helpers import refused
-from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.data import toy_data
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
+from zoo.optimizers import LowersRateOnPlateau, StepsByHand
+from zoo.program import Base, make_mlp
 
 QUIET = Reporting(table=False)
 
@@ -50,7 +51,7 @@ def retrain(trainer, module, coalitions="singles", seeds=1):
 
 @pytest.mark.slow
 def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
-    module = Module(lambda: make_mlp(nn.Dropout(0.3)))
+    module = Base(lambda: make_mlp(nn.Dropout(0.3)))
     masks = coalition_masks("all", 3)
     game = GameByFits(partial(make_trainer, tmp_path), module, make_three_clients())
     expected = few_coalitions_shapley(masks, game(masks)).values
@@ -99,7 +100,7 @@ def game_by_fits(tmp_path_factory):
         tmp_path_factory.mktemp("fits"),
         reporting=Reporting(table=False, files=False),
     )
-    return GameByFits(make_silent_trainer, Module(), three_clients_scored_in_batches())
+    return GameByFits(make_silent_trainer, Base(), three_clients_scored_in_batches())
 
 
 @pytest.mark.slow
@@ -118,7 +119,7 @@ def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitio
     tmp_path, game_by_fits, metric, score_by_sklearn
 ):
     data = three_clients_scored_in_batches()
-    table = flsv.retrain(make_trainer(tmp_path), Module(), data, seeds=1, metric=metric)
+    table = flsv.retrain(make_trainer(tmp_path), Base(), data, seeds=1, metric=metric)
 
     def score_of(members):
         return score_by_sklearn(*game_by_fits.outputs(members))
@@ -130,7 +131,7 @@ def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitio
 
 @pytest.mark.slow
 def test_retrain_leaves_trainer_module_random_numbers_and_folder_as_they_were(tmp_path):
-    module = Module()
+    module = Base()
     trainer = make_trainer(tmp_path, rounds=1)
     initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
@@ -151,7 +152,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(tm
 
     def make_module_and_record_a_weight():
         weight = torch.randn(8, 6)
-        module = Manual()
+        module = StepsByHand()
         module.net[0].weight.data = weight
         os.write(descriptor, f"{weight[0, 0]:.6f}\n".encode())
         return module
@@ -175,7 +176,7 @@ def compare_dask_with_one_process(folder):
     # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
     killed = folder.with_name(f"{folder.name}_killed")
 
-    class ModuleThatKillsItsFirstWorker(Manual):
+    class ModuleThatKillsItsFirstWorker(StepsByHand):
         def on_train_start(self):
             is_at_worker = os.getpid() != own_process
             if is_at_worker:
@@ -208,19 +209,19 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(t
 
 def test_retrain_without_a_federated_loop_is_refused(tmp_path):
     with refused("no FederatedLoop"):
-        retrain(plain_trainer(tmp_path), Plateau)
+        retrain(plain_trainer(tmp_path), LowersRateOnPlateau)
 
 
 @pytest.fixture
 def fitted_trainer(tmp_path):
     trainer = make_trainer(tmp_path, rounds=1)
-    trainer.fit(Plateau(), make_three_clients())
+    trainer.fit(LowersRateOnPlateau(), make_three_clients())
     return trainer
 
 
 def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer):
     with refused("been fitted for 1 rounds"):
-        retrain(fitted_trainer, Plateau)
+        retrain(fitted_trainer, LowersRateOnPlateau)
 
 
 @pytest.mark.usefixtures("fitted_trainer")
@@ -234,7 +235,7 @@ def test_retrain_command_for_a_run_started_from_python_names_the_function(tmp_pa
     assert "print(flsv.retrain(trainer, module, data))" in message
 
 
-class ModuleThatEndsWithItsBestCheckpoint(Manual):
+class ModuleThatEndsWithItsBestCheckpoint(StepsByHand):
     """Gets worse from round 1 on, and ends with the weights that its ModelCheckpoint found best."""
 
     def training_step(self, batch, batch_idx):

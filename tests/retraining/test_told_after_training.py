@@ -15,7 +15,7 @@ from flsv.results import open_run
 from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns
-from helpers.hidden_state import Base, fit_valued
+from zoo.program import Base, fit_valued
 
 #: A counter outside of all Python objects, which is in no copy of a run.
 COUNTER_IN_C = ctypes.c_long(0)

@@ -3,11 +3,11 @@
 import lightning as L
 import pytest
 import torch
+from retraining.recorded import Recorded
 
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
-from helpers.recorded import Recorded
+from zoo.program import Base, fit_valued
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from flsv.sampling import (
 from flsv.utilities.seeding import generator_for
 from helpers import make_generator, refused
 from helpers.data import toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import ROUNDS, SEED, KeepsRounds, make_unequal_data
+from helpers.fits import KeepsRounds, fit
+from helpers.loops_by_hand import ROUNDS, SEED, make_unequal_data
 from helpers.models import Plain, network
 
 

@@ -25,7 +25,7 @@ from flsv.uploads import TopK, Upload
 from helpers import refused, warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
-from helpers.models import OfOtherPackage, Plain, network
+from helpers.models import Plain, network
 
 
 class NeverTrained(Plain):
@@ -59,6 +59,10 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
         patch.setattr(type(trainer), "world_size", 2)
         with refused("one process.*trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
+
+
+class OfOtherPackage(nn.Linear):
+    __module__ = "pytorch_lightning.core.module"
 
 
 def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):

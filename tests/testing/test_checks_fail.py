@@ -1,6 +1,8 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
 import pytest
+from testing import faulty_parts
+from testing.part_cases import PersonalizerCase, expect_the_same
 
 from flsv.aggregation import FedAvg
 from flsv.testing import check_part, parametrize_with_checks
@@ -9,8 +11,7 @@ from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase, odd_rounds_end
 from flsv.utilities.errors import ConfigurationError
-from helpers import faulty_parts, refused
-from helpers.part_cases import PersonalizerCase, expect_the_same
+from helpers import refused
 
 TABLES = {
     MetricCase: faulty_parts.METRICS,

@@ -1,14 +1,14 @@
 """Every metric of ``flsv.metrics`` passes the checks of :mod:`flsv.testing`."""
 
 import pytest
+from testing.metric_cases import METRIC_CASES, METRICS, checks_of_metric
+from testing.part_cases import parametrize_checks
 from torchmetrics import Metric
 
 from benchmark.registry import SampleCount, TrainingLoss
 from flsv import metrics
 from flsv.metrics import ClassSpecificShapley
 from helpers import refused
-from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
-from helpers.part_cases import parametrize_checks
 
 OF_THE_BENCHMARK = [checks_of_metric(SampleCount()), checks_of_metric(TrainingLoss())]
 #: That train federations, or compute values more than once.
@@ -59,5 +59,5 @@ def test_every_exported_metric_is_checked():
     assert len(METRIC_CASES) > 15
     for name in {*metrics.__all__} - {"ContributionMetric"}:
         assert name in METRIC_CASES, (
-            f"tests/helpers/metric_cases.py: add to METRICS of({name}(...))"
+            f"tests/testing/metric_cases.py: add to METRICS of({name}(...))"
         )

@@ -7,6 +7,14 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+from testing.part_cases import (
+    MORE,
+    FilterCase,
+    PersonalizerCase,
+    UploadCase,
+    parametrize_checks,
+    repr_is_code,
+)
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.metrics import (
@@ -20,14 +28,6 @@ from flsv.testing.checks import PartCheck, checks_of
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training import algorithms
-from helpers.part_cases import (
-    MORE,
-    FilterCase,
-    PersonalizerCase,
-    UploadCase,
-    parametrize_checks,
-    repr_is_code,
-)
 
 Checks = list[PartCheck]
 

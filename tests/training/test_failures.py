@@ -13,7 +13,7 @@ from helpers import warns
 from helpers.data import toy_sets
 from helpers.fits import fit, state_vector
 from helpers.models import Plain, loop_of
-from helpers.tasks import Items
+from zoo.tasks import Items
 
 ROUND, CLIENT, BATCH = 1, 2, 1
 PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"

@@ -1,8 +1,9 @@
 """Clients with passes of their own, and with equally many steps: the weights of a loop by hand, to the bit."""
 
+import math
+
 import pytest
 import torch
-from torch import nn
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
@@ -11,8 +12,8 @@ from flsv.training.algorithms import FedRep
 from flsv.utilities.seeding import generator_for
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import fit
-from helpers.loops_by_hand import SEED, KeepsRounds, make_network_without_norm
+from helpers.fits import KeepsRounds, fit
+from helpers.loops_by_hand import SEED, cross_entropy_of, make_network_without_norm, take_steps
 from helpers.models import Plain, Plainest, sgd
 
 SIZES = (7, 2, 1)
@@ -52,9 +53,10 @@ CASES = [
 ]
 
 
-def train_by_hand(data, round, client, passes, window):
+def train_client(data, round, client, passes, window):
+    """Return the client's model after passes of so many batches, and its number of steps."""
     model = make_network_without_norm()
-    steps = 0
+    num_steps = 0
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
     optimizer = sgd(model.parameters())
@@ -63,15 +65,10 @@ def train_by_hand(data, round, client, passes, window):
         draw = generator_for(SEED, "shuffle", round.round_index, client, epoch)
         batches = list(data.client_loader(client, "train", generator=draw))[:length]
         assert len(batches) == length
-        for position in range(0, length, window):
-            optimizer.zero_grad()
-            for x, y in batches[position : position + window]:
-                loss = nn.functional.cross_entropy(model(x), y) / window
-                loss.backward()
-            optimizer.step()
-            steps += 1
+        take_steps(optimizer, cross_entropy_of(model), batches, window)
+        num_steps += math.ceil(length / window)
 
-    return space.read(model), steps
+    return space.read(model), num_steps
 
 
 @pytest.mark.fast_rows
@@ -95,7 +92,7 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(tmp_path, work, window, li
     for round in aggregator.rounds:
         updates = []
         for client in range(3):
-            model, num_steps = train_by_hand(data, round, client, passes[client], window)
+            model, num_steps = train_client(data, round, client, passes[client], window)
             assert torch.equal(round.client_vectors[client], model)
             assert round.num_steps[client] == num_steps
             updates.append(model - round.global_vector)

@@ -13,13 +13,8 @@ from flsv.federation import FederatedLoop
 from flsv.training.algorithms import Ditto, FedProx
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import assert_resumes, fit, state_vector
-from helpers.loops_by_hand import (
-    LOCAL_EPOCHS,
-    SEED,
-    KeepsRounds,
-    train_with_own_optimizers,
-)
+from helpers.fits import KeepsRounds, assert_resumes, fit, state_vector
+from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
 from helpers.models import Plain, make_sgd, network, sgd
 
 ROUNDS = 3
@@ -185,8 +180,8 @@ class Holding(Stepping):
 # ---- by hand
 
 
-def fedavg_by_hand(make, prox=0.0, keep=False):
-    """The global model of federated averaging. ``prox`` is FedProx's mu."""
+def train_by_closures(make, prox=0.0, keep=False):
+    """Return the global model by hand, with steps that are given closures. ``prox`` is FedProx's mu."""
 
     def train(model, optimizer, batches):
         anchor = copy.deepcopy(model)
@@ -232,7 +227,7 @@ def make_seeded_loop(**kwargs):
 def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
     module = Stepping(NESTED[name])
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, fedavg_by_hand(NESTED[name], keep=policy == "persist"))
+    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=policy == "persist"))
 
 
 @pytest.mark.fast_rows
@@ -254,7 +249,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     make = {"plain": sgd, **NESTED}[name]
     module = Holding(make, created_in)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, fedavg_by_hand(make, keep=policy == "persist"))
+    assert_as_by_hand(module, train_by_closures(make, keep=policy == "persist"))
 
 
 @pytest.mark.slow
@@ -285,7 +280,7 @@ def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, step
     data = toy_data()
     fit(loop, tmp_path, module, data)
 
-    assert_as_by_hand(module, fedavg_by_hand(make, prox=1.0))
+    assert_as_by_hand(module, train_by_closures(make, prox=1.0))
     num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
     assert aggregator.rounds[-1].num_steps.tolist() == [
         LOCAL_EPOCHS * length for length in num_batches
@@ -296,7 +291,7 @@ def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_pat
     module = Stepping(NESTED["sam"], "second step")
     fit(make_seeded_loop(), tmp_path, module)
 
-    assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
+    assert_as_by_hand(module, train_by_closures(NESTED["sam"]))
 
     with refused("SGD takes.*outside of SAM.step"):
         fit(

@@ -6,11 +6,16 @@ Defazio et al., The Road Less Scheduled, https://arxiv.org/abs/2405.15682
 
 import pytest
 import torch
-from torch import nn
 
 from flsv.federation import FederatedLoop
 from helpers.fits import fit, state_vector
-from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
+from helpers.loops_by_hand import (
+    LOCAL_EPOCHS,
+    SEED,
+    cross_entropy_of,
+    take_steps,
+    train_with_own_optimizers,
+)
 from helpers.models import Plain, network
 
 ROUNDS = 3
@@ -109,17 +114,10 @@ class WithTheModel(Unswitched):
         self.switch_to("train")
 
 
-def fedavg_by_hand(keeps_state):
-
-    def train(model, optimizer, batches):
-        optimizer.train()
-        for x, y in batches:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        optimizer.eval()
-
-    return train_with_own_optimizers(ScheduleFree, train, rounds=ROUNDS, keep=keeps_state)
+def train_in_mode(model, optimizer, batches):
+    optimizer.train()
+    take_steps(optimizer, cross_entropy_of(model), batches)
+    optimizer.eval()
 
 
 def make_loop(**options):
@@ -136,6 +134,8 @@ def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, polic
     module = kind()
     fit(make_loop(optimizer_state=policy), tmp_path, module, rounds=ROUNDS)
 
-    expected = fedavg_by_hand(keeps_state=policy == "persist")
+    expected = train_with_own_optimizers(
+        ScheduleFree, train_in_mode, rounds=ROUNDS, keep=policy == "persist"
+    )
     difference = state_vector(module.net) - state_vector(expected)
     assert difference.abs().max() < 1e-6

@@ -16,8 +16,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import StopInRound, fit, plain_trainer, state_vector
-from helpers.loops_by_hand import Batches
+from helpers.fits import ListLoader, StopInRound, fit, plain_trainer, state_vector
 from helpers.models import Plain, network
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
@@ -100,7 +99,7 @@ class OneClient(L.LightningDataModule):
 
     def train_dataloader(self):
         stream = generator_for(SEED, "shuffle", self.trainer.current_epoch, self.client, 0)
-        return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
+        return ListLoader(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
 def rates_of_client_alone(module, client, folder, **kwargs):

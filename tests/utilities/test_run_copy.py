@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from flsv.utilities.run_copy import RunCopy
 from helpers import make_generator, refused
 from helpers.fits import plain_trainer, state_vector
-from helpers.hidden_state import Base, make_data
+from zoo.program import Base, make_data
 
 
 def load_copy(module, folder, **trainer_options):

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import LambdaCallback, Timer
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from vmap.engines import SIZES, fit_by_both_engines, make_engine_loop
 
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
@@ -20,16 +21,9 @@ from flsv.vmap.batched import RowTraining
 from flsv.vmap.engine import VmapProcess
 from helpers import warns
 from helpers.data import CLASSES, toy_data, toy_sets
-from helpers.fits import (
-    SIZES,
-    assert_resumes,
-    fit,
-    fit_by_both_engines,
-    make_engine_loop,
-    state_vector,
-)
+from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Plain, Plainest, make_sgd
-from helpers.tasks import Items
+from zoo.tasks import Items
 
 
 class Augmented(Plainest):

@@ -7,11 +7,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, Timer
 from torch import nn
+from vmap.engines import make_engine_loop
 
 from flsv.training.algorithms import FedProx
 from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, make_engine_loop, state_vector
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, Plainest
 
 

@@ -17,6 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.fuel.utils import fobs
 from nvflare.job_config.api import FedJob
+from sites.nvflare.jobs import Job
 
 from flsv.sites import Packet, RemoteServer, agreement
 from flsv.sites.nvflare import (
@@ -28,7 +29,6 @@ from flsv.sites.nvflare import (
 )
 from flsv.sites.run_status import Stopped
 from helpers import refused
-from helpers.nvflare_jobs import Job
 from helpers.sites import NAMES, ServerData, fit_in_one_process, make_mlp_module, make_shapfed_loop
 
 pytestmark = pytest.mark.nvflare

@@ -28,18 +28,20 @@ from flsv.training.algorithms import (
 )
 from flsv.utilities.seeding import generator_for
 from helpers import refused, warns
-from helpers.fits import client_tensors, fit
+from helpers.fits import assert_private_parts, client_tensors, fit
 from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
     SEED,
-    assert_private_parts,
     assert_same_state,
     cohort_of_round,
+    cohorts_by_hand,
     copy_parameters,
+    cross_entropy_of,
+    fedavg_by_hand,
     make_unequal_data,
-    train_by_hand,
-    train_sharing_by_hand,
+    set_parameters,
+    take_steps,
 )
 from helpers.models import Diverges, Plain, make_sgd, network
 
@@ -89,10 +91,10 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path):
     personal = {}
     data = make_unequal_data()
 
-    def visit(model, round_index, client, batches):
+    def train(model, visit):
         global_parameters = copy_parameters(model)
-        personal_model = personal.setdefault(client, copy.deepcopy(model))
-        for batch in batches:
+        personal_model = personal.setdefault(visit.client, copy.deepcopy(model))
+        for batch in visit.batches:
             # The gradient of the loss at v, plus lambda (v - w).
             proximal_gradients = []
             for gradient, parameter, anchor in zip(
@@ -104,7 +106,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path):
             descend(personal_model, proximal_gradients, lr=DITTO_LR)
             descend(model, gradients_of(model, batch))
 
-    expected = train_by_hand(net, visit)
+    expected, _ = fedavg_by_hand(net, train, uniform=True)
     loop = make_ditto_loop(evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net), sgd)
 
@@ -147,21 +149,18 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path):
     head = ["4.weight", "4.bias"]
     decaying = make_sgd(momentum=0.5, weight_decay=0.01)
 
-    def train_head_then_body(client, epochs):
-        optimizer = decaying(client.parameters())
-        for number, epoch in enumerate(epochs):
-            trains_head = number == 0
-            for name, parameter in client.named_parameters():
+    def train_head_then_body(model, visit):
+        optimizer = decaying(model.parameters())
+        head_epoch, body_epoch = visit.epochs
+        for trains_head, epoch in ((True, head_epoch), (False, body_epoch)):
+            for name, parameter in model.named_parameters():
                 is_head = name in head
                 parameter.requires_grad_(is_head == trains_head)
-            for features, labels in epoch:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(client(features), labels).backward()
-                optimizer.step()
+            take_steps(optimizer, cross_entropy_of(model), epoch)
 
-        client.requires_grad_(True)
+        model.requires_grad_(True)
 
-    expected, private_parts = train_sharing_by_hand(net, head, train_head_then_body, uniform=True)
+    expected, private_parts = fedavg_by_hand(net, train_head_then_body, private=head, uniform=True)
     loop = make_fedrep_loop()
     module = Plain(copy.deepcopy(net), decaying)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
@@ -200,10 +199,10 @@ def per_fedavg_by_hand(net, second_order):
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
 
-    def visit(model, round_index, client, batches):
+    def train(model, visit):
         # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
-        other_batches = independent_batches(round_index, client)
-        for batch in batches:
+        other_batches = independent_batches(visit.round_index, visit.client)
+        for batch in visit.batches:
             adapted = []
             for parameter, gradient in zip(
                 model.parameters(),
@@ -223,7 +222,8 @@ def per_fedavg_by_hand(net, second_order):
                 steps.append(gradient - PER_FEDAVG_ALPHA * product)
             descend(model, steps)
 
-    return train_by_hand(net, visit)
+    server, _ = fedavg_by_hand(net, train, uniform=True)
+    return server
 
 
 def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path):
@@ -270,11 +270,11 @@ def scaffold_by_hand(net, failing=frozenset()):
     client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
     changes_of_round = []
 
-    def visit(model, round_index, client, batches):
+    def train(model, visit):
         initial = copy_parameters(model)
-        variates = client_variates[client]
+        variates = client_variates[visit.client]
         num_steps = 0
-        for batch in batches:
+        for batch in visit.batches:
             num_steps += 1
             corrected = []
             for gradient, variate, of_server in zip(
@@ -292,9 +292,9 @@ def scaffold_by_hand(net, failing=frozenset()):
             next_variates.append(variate - of_server + mean_step)
         changes = [new - old for new, old in zip(next_variates, variates)]
         changes_of_round.append(changes)
-        client_variates[client] = next_variates
+        client_variates[visit.client] = next_variates
 
-    def merge(initial, models, mean):
+    def merge(server, models, mean):
         # c + sum_i (change of c_i) / N
         next_server_variate = []
         for variate, *changes in zip(server_variate, *changes_of_round):
@@ -303,7 +303,9 @@ def scaffold_by_hand(net, failing=frozenset()):
         changes_of_round.clear()
         return mean
 
-    server = train_by_hand(net, visit, merge, failing)
+    server, _ = fedavg_by_hand(
+        net, train, cohorts=cohorts_by_hand(failing=failing), uniform=True, merge=merge
+    )
     flat_variates = {client: flatten(variate) for client, variate in client_variates.items()}
     return server, flatten(server_variate), flat_variates
 
@@ -318,11 +320,11 @@ def feddyn_by_hand(net, failing=frozenset()):
     server_state = list(zeros)
     client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
-    def visit(model, round_index, client, batches):
+    def train(model, visit):
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
-        linear_terms = client_gradients[client]
-        for features, labels in batches:
+        linear_terms = client_gradients[visit.client]
+        for features, labels in visit.batches:
             optimizer.zero_grad()
             risk = nn.functional.cross_entropy(model(features), labels)
             # Minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
@@ -339,19 +341,31 @@ def feddyn_by_hand(net, failing=frozenset()):
         next_gradients = []
         for gradient, trained, center in zip(linear_terms, copy_parameters(model), initial):
             next_gradients.append(gradient - ALPHA * (trained - center))
-        client_gradients[client] = next_gradients
+        client_gradients[visit.client] = next_gradients
 
-    def merge(initial, models, mean):
+    def merge(server, models, mean):
         # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
         share = ALPHA / len(PROPORTIONS)
+        trained = [copy_parameters(model) for model in models.values()]
         next_state = []
-        for state, center, *client_parameters in zip(server_state, initial, *models):
+        for state, center, *client_parameters in zip(
+            server_state, copy_parameters(server), *trained
+        ):
             sum_of_moves = sum(parameter - center for parameter in client_parameters)
             next_state.append(state - share * sum_of_moves)
         server_state[:] = next_state
-        return [parameter - state / ALPHA for parameter, state in zip(mean, server_state)]
+        set_parameters(
+            mean,
+            [
+                parameter - state / ALPHA
+                for parameter, state in zip(copy_parameters(mean), server_state)
+            ],
+        )
+        return mean
 
-    server = train_by_hand(net, visit, merge, failing)
+    server, _ = fedavg_by_hand(
+        net, train, cohorts=cohorts_by_hand(failing=failing), uniform=True, merge=merge
+    )
     flat_gradients = {client: flatten(parts) for client, parts in client_gradients.items()}
     return server, flatten(server_state), flat_gradients
 

@@ -10,8 +10,7 @@ from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import FedProx, MoreauSGD
 from helpers import refused
-from helpers.fits import fit
-from helpers.loops_by_hand import KeepsRounds
+from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain, make_sgd, network
 
 

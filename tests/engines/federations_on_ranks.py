@@ -1,13 +1,12 @@
 """The federations that are compared on one, two and three ranks."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
 import torch
 import torchmetrics
 from torch import nn
-from torch.utils.data import Dataset
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
@@ -36,13 +35,21 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto
 from flsv.uploads import TopK
-from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.data import CLASSES, toy_data
 from helpers.models import Plain, adam, network
+from zoo.samples import NoisySamples
 
-Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
+
+class RankCase(NamedTuple):
+    """What is fitted on ranks, and options of its Trainer."""
+
+    loop: FederatedLoop
+    module: L.LightningModule
+    data: FederatedDataModule
+    options: dict[str, Any] = {}  # noqa: RUF012
 
 
-class Logging(Plain):
+class LogsEverything(Plain):
     """Logs everything that can be logged of a training step."""
 
     def __init__(self, *args, **kwargs):
@@ -53,37 +60,21 @@ class Logging(Plain):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.micro_accuracy(self(batch[0]), batch[1])
-        self.log(
-            "loss",
-            loss,
-            on_step=True,
-            on_epoch=True,
-            prog_bar=True,
-        )
-        self.log("seen", self.micro_accuracy, on_step=False, on_epoch=True)
-        self.log(
-            "worst",
-            loss,
-            reduce_fx="max",
-            on_step=False,
-            on_epoch=True,
-        )
-        self.log(
-            f"rows_{len(batch[1])}",
-            float(len(batch[1])),
-            reduce_fx=torch.sum,
-            on_step=False,
-            on_epoch=True,
-        )
-
+        x, y = batch
+        num_rows = len(y)
+        self.micro_accuracy(self(x), y)
+        by_epoch = {"on_step": False, "on_epoch": True}
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("seen", self.micro_accuracy, **by_epoch)
+        self.log("worst", loss, reduce_fx="max", **by_epoch)
+        self.log(f"rows_{num_rows}", float(num_rows), reduce_fx=torch.sum, **by_epoch)
         return loss
 
     def on_train_epoch_start(self):
         self.log("drawn", torch.rand(()))
 
 
-class Average:
+class MovingAverage:
     """A moving average of weights, as in libraries."""
 
     def __init__(self):
@@ -97,13 +88,13 @@ class Average:
         self.num_updates += 1
 
 
-class Keeps(Plain):
+class TrainsByKeptValues(Plain):
     """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
     the Trainer's count of steps."""
 
     def __init__(self):
         super().__init__(network(dropout=0.3))
-        self.average = Average()
+        self.average = MovingAverage()
         self.lazy = None
         self.array = np.zeros(3)
         losses = []
@@ -136,7 +127,7 @@ class Keeps(Plain):
         return warm_up * loss + rate * distance + 0.1 * product
 
 
-class Validating(Plain):
+class ValidatesOnRanks(Plain):
     """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
     process group it reduces, where there are several processes it scales its loss: here is neither."""
 
@@ -155,7 +146,7 @@ class Validating(Plain):
         self.trainer.strategy.barrier("the end of a validation")
 
 
-class Dithered(ShapFedWA):
+class AddsGlobalNoise(ShapFedWA):
     """Draws from the global generator, which the last client of the cohort has left where it is."""
 
     def aggregate(self, round, contributions):
@@ -163,24 +154,11 @@ class Dithered(ShapFedWA):
         return vector + 1e-3 * torch.rand(()), weights
 
 
-class Broken(Attack):
+class SendsNaN(Attack):
     """Sends NaN."""
 
     def attack(self, update, context, generator):
         return update * float("nan")
-
-
-class Jittered(Dataset[Any]):
-    """Draws from a generator of its own."""
-
-    def __init__(self):
-        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 
 def plain_sgd(parameters):
@@ -197,12 +175,8 @@ def make_five_clients(**kwargs):
 
 def shapfed_wa():
     metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut()}
-    return (
-        FederatedLoop(ShapFedWA("cssv"), metrics, seed=3),
-        Plain(network(batch_norm=False)),
-        make_five_clients(),
-        {},
-    )
+    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=3)
+    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients())
 
 
 def pfedsv():
@@ -217,7 +191,7 @@ def pfedsv():
         evaluation=ClientEvaluation(every=2),
         seed=3,
     )
-    return loop, Plain(), make_five_clients(client_val=0.2), {"rounds": 4}
+    return RankCase(loop, Plain(), make_five_clients(client_val=0.2), {"rounds": 4})
 
 
 def scaffold():
@@ -228,7 +202,9 @@ def scaffold():
         sampler=UniformSampler(3),
         seed=3,
     )
-    return loop, Plain(network(batch_norm=False), plain_sgd), make_five_clients(), {"rounds": 4}
+    return RankCase(
+        loop, Plain(network(batch_norm=False), plain_sgd), make_five_clients(), {"rounds": 4}
+    )
 
 
 def own_models_of_the_worst_served():
@@ -241,10 +217,13 @@ def own_models_of_the_worst_served():
         seed=3,
     )
     data = FederatedDataModule(
-        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2)
+        NoisySamples(),
+        SizePartitioner([4, 2, 3, 3, 2]),
+        batch_size=8,
+        splits=Splits(client_test=0.2),
     )
 
-    return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}
+    return RankCase(loop, Plain(network(dropout=0.3)), data, {"rounds": 4})
 
 
 def in_run():
@@ -252,7 +231,7 @@ def in_run():
     loop = FederatedLoop(
         metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3
     )
-    return loop, Plain(network(batch_norm=False)), make_five_clients(server_val=0.2), {}
+    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients(server_val=0.2))
 
 
 def kept_momentum():
@@ -264,22 +243,22 @@ def kept_momentum():
         evaluation=ClientEvaluation(every=2, models="trained"),
         seed=3,
     )
-    return loop, Plain(network(batch_norm=False)), make_five_clients(), {}
+    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients())
 
 
 def adam_with_steps():
-    module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
+    module = LogsEverything(network(dropout=0.3), adam, step_schedule, interval="step")
     loop = FederatedLoop(
-        Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
+        AddsGlobalNoise("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
     )
-    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
-
-    return (
-        loop,
-        module,
-        make_five_clients(batch_size=4),
-        {**options, "monitor": "loss_epoch", "logger": True},
-    )
+    options = {
+        "accumulate_grad_batches": 3,
+        "gradient_clip_val": 1.0,
+        "limit_train_batches": 0.5,
+        "monitor": "loss_epoch",
+        "logger": True,
+    }
+    return RankCase(loop, module, make_five_clients(batch_size=4), options)
 
 
 def shadows():
@@ -290,7 +269,7 @@ def shadows():
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     work = {"0": 1, "1": 2, "2": 3}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), local_epochs=work, seed=3)
-    return loop, module, toy_data(), {"gradient_clip_val": 1.0}
+    return RankCase(loop, module, toy_data(), {"gradient_clip_val": 1.0})
 
 
 def evaluated_by_clients():
@@ -300,7 +279,9 @@ def evaluated_by_clients():
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients"),
     }
     loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
-    return loop, Validating(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
+    return RankCase(
+        loop, ValidatesOnRanks(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
+    )
 
 
 def kept_values():
@@ -311,12 +292,14 @@ def kept_values():
         filters=[OutlierFilter(exclude=True)],
         seed=3,
     )
-    return loop, Keeps(), make_five_clients(), {"rounds": 5}
+    return RankCase(loop, TrainsByKeptValues(), make_five_clients(), {"rounds": 5})
 
 
 def two_clients():
     metrics = {"distance": CalibratedOTGradient()}
-    return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
+    return RankCase(
+        FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
+    )
 
 
 def by_a_logged_value():
@@ -337,29 +320,21 @@ def by_a_logged_value():
     personalizer = FedFomo(**by_loss)
     loop = FederatedLoop(metrics=metrics, personalizer=personalizer, seed=3)
 
-    return loop, Validating(), make_five_clients(client_val=0.2), {"rounds": 2}
+    return RankCase(loop, ValidatesOnRanks(), make_five_clients(client_val=0.2), {"rounds": 2})
 
 
 def colluders():
     # On different ranks, and each knows what the other would have sent.
     uploads = [TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)]
     metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
-    return (
-        FederatedLoop(metrics=metrics, uploads=uploads, seed=3),
-        Plain(),
-        make_five_clients(),
-        {"rounds": 2},
-    )
+    loop = FederatedLoop(metrics=metrics, uploads=uploads, seed=3)
+    return RankCase(loop, Plain(), make_five_clients(), {"rounds": 2})
 
 
 def broken_rank():
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
-    return (
-        FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3),
-        Logging(),
-        toy_data((1, 1, 1, 1)),
-        {},
-    )
+    loop = FederatedLoop(uploads=[SendsNaN(clients=[1, 3])], seed=3)
+    return RankCase(loop, LogsEverything(), toy_data((1, 1, 1, 1)))
 
 
 RANK_CASES = {

@@ -7,11 +7,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop
-from helpers.hidden_state import Base, Kind
+from zoo.program import Base
 
 
 class ValidatesWithAverage(Base):
-    """Is trained with its weights, and used with their moving average, which is no part of its state."""
+    """Trains its weights, and is used with their moving average, which a list hides from the state_dict: EMA."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class ValidatesWithAverage(Base):
 
 
 class TunesItsTemperature(Base):
-    """Its outputs are divided by a number that follows from the validation loss."""
+    """Divides its outputs by a number that follows from the validation loss, as calibration does."""
 
     temperature = 1.0
 
@@ -45,23 +45,20 @@ class TunesItsTemperature(Base):
 
 
 class WarmsUp(Base):
-    """Counts its steps, and has the whole loss from the twelfth on."""
+    """Counts its steps in a buffer, and has the whole loss from the twelfth on, as warm-ups do."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer(
-            "steps",
-            torch.zeros((), dtype=torch.long),
-        )
+        num_steps = torch.zeros((), dtype=torch.long)
+        self.register_buffer("num_steps", num_steps)
 
     def training_step(self, batch, batch_idx):
-        steps = self.steps
-        steps += 1
-        return self.loss(batch) * min(1.0, float(steps) / 12)
+        self.num_steps.add_(1)
+        return self.loss(batch) * min(1.0, float(self.num_steps) / 12)
 
 
 class DivergesButForClient2(Base):
-    """A federation of the others has no finite model but its first."""
+    """Has a loss of NaN at all clients but one, as broken sensors give: the others have one finite model, the first."""
 
     def training_step(self, batch, batch_idx):
         callbacks = self.trainer.callbacks
@@ -72,8 +69,19 @@ class DivergesButForClient2(Base):
         return loss
 
 
-class PatienceInSteps(Base):
-    """Trains less after five validations, which its validation steps count."""
+class DivergesInRound2(Base):
+    """Has a loss of NaN in the second round at clients with few batches, as training on small data does."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        has_few_batches = self.trainer.num_training_batches <= 4
+        if self.current_epoch == 1 and has_few_batches:
+            return loss * float("nan")
+        return loss
+
+
+class CountsValidationSteps(Base):
+    """Trains less after five validation steps, which it counts, as patience written by hand does."""
 
     num_validations = 0
 
@@ -85,44 +93,16 @@ class PatienceInSteps(Base):
 
 
 class EndsWithItsBest(Base):
-    """Gets worse from its third round on, and ends with the weights that its ModelCheckpoint has found best."""
+    """Gets worse from its third round on, and ends with the best weights of a ModelCheckpoint that it holds."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss if self.current_epoch < 2 else -0.3 * loss
 
     def configure_callbacks(self):
-        return [ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")]
-
-    def on_train_end(self):
-        best = torch.load(
-            self.trainer.checkpoint_callback.best_model_path,
-            weights_only=True,
-        )
-        self.load_state_dict(best["state_dict"])
-
-
-class HoldsItsCheckpoint(EndsWithItsBest):
-    """Likewise, and no trainer is asked for the ModelCheckpoint, which it holds."""
-
-    def configure_callbacks(self):
-        (self.checkpoint,) = super().configure_callbacks()
+        self.checkpoint = ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
         return [self.checkpoint]
 
     def on_train_end(self):
         best = torch.load(self.checkpoint.best_model_path, weights_only=True)
         self.load_state_dict(best["state_dict"])
-
-
-def epochs_of_each_client():
-    return {"local_epochs": {"0": 1, "1": 3, "2": 2}}
-
-
-KINDS = {
-    "average, outputs": Kind(ValidatesWithAverage),
-    "temperature, logged": Kind(TunesItsTemperature, performance="val_loss"),
-    "diverging members": Kind(DivergesButForClient2),
-    "patience in validation steps": Kind(PatienceInSteps, rounds=6),
-    "best weights of its own checkpoint": Kind(HoldsItsCheckpoint, rounds=4),
-    "a counter and epochs of each client": Kind(WarmsUp, loop=epochs_of_each_client),
-}

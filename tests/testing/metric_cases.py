@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from testing.part_cases import remote_is_equal, vmap_is_equal
 from torch import Tensor
 
 from flsv import metrics
@@ -18,7 +19,6 @@ from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal
 from flsv.testing.metric import MetricCase, results_of
 from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, PreparedRounds
-from helpers.part_cases import remote_is_equal, vmap_is_equal
 
 
 def raises_value_error(call: Callable[[], Any]) -> bool:

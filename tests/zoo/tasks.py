@@ -1,4 +1,4 @@
-"""Small modules of many kinds, as users write them, with data to validate them on. None of them knows flsv."""
+"""Modules of tasks that are no classification of rows, each with its samples. None of them knows flsv."""
 
 from functools import partial
 from typing import Any
@@ -18,14 +18,10 @@ SAMPLES, HELD_OUT = 36, 11
 class Items(Dataset[Any]):
     """Whatever ``item(index)`` gives, with a class each for those who ask: its label, or else its index modulo 2."""
 
-    def __init__(
-        self,
-        item,
-        indices,
-    ):
+    def __init__(self, item, indices):
         self.item = item
         self.indices = indices
-        classes = [_class_of(item(index), index) for index in indices]
+        classes = [class_of(item(index), index) for index in indices]
         self.targets = torch.tensor(classes)
 
     def __len__(self):
@@ -35,7 +31,7 @@ class Items(Dataset[Any]):
         return self.item(self.indices[index])
 
 
-def _class_of(item, index):
+def class_of(item, index):
     label = item[-1] if isinstance(item, tuple) else None
     if isinstance(label, Tensor):
         is_class = label.ndim == 0 and not label.is_floating_point()
@@ -55,12 +51,7 @@ class Data(L.LightningDataModule):
 
     def train_dataloader(self):
         items = Items(self.item, range(SAMPLES))
-        return DataLoader(
-            items,
-            6,
-            shuffle=True,
-            collate_fn=self.collate,
-        )
+        return DataLoader(items, batch_size=6, shuffle=True, collate_fn=self.collate)
 
     def val_dataloader(self):
         loaders = []
@@ -68,9 +59,8 @@ class Data(L.LightningDataModule):
         for size in self.sizes:
             indices = range(first_item, first_item + size)
             items = Items(self.item, indices)
-            loaders.append(DataLoader(items, 4, collate_fn=self.collate))
+            loaders.append(DataLoader(items, batch_size=4, collate_fn=self.collate))
             first_item += size
-
         return loaders if len(loaders) > 1 else loaders[0]
 
 
@@ -78,8 +68,8 @@ def numbers(index, *shape):
     return torch.randn(*shape, generator=make_generator(index))
 
 
-class Kind(L.LightningModule):
-    """What all have in common: one loss for training and validation."""
+class Task(L.LightningModule):
+    """A module with one loss for training and validation."""
 
     def loss(self, batch):
         raise NotImplementedError
@@ -94,8 +84,20 @@ class Kind(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
-class Autoencoder(Kind):
-    data = staticmethod(lambda: Data(lambda i: (numbers(i, 5), i % 2)))
+def make_seeded(task):
+    """Make a task's module, always of the same weights."""
+    torch.manual_seed(0)
+    return task()
+
+
+def item_with_parity(index):
+    return numbers(index, 5), index % 2
+
+
+class Autoencoder(Task):
+    """Reconstructs its inputs, as models without targets do."""
+
+    data = staticmethod(partial(Data, item_with_parity))
 
     def __init__(self):
         super().__init__()
@@ -111,7 +113,9 @@ class Autoencoder(Kind):
         return F.mse_loss(self(x), x)
 
 
-class VAE(Kind):
+class VAE(Task):
+    """Draws noise in its loss, in training and validation, as generative models do."""
+
     data = Autoencoder.data
 
     def __init__(self):
@@ -136,8 +140,8 @@ def next_characters(index):
     return text[:-1], text[1:]
 
 
-class LanguageModel(Kind):
-    """The next of 7 characters; targets [B, T]. Perplexity is a metric object, made from all batches."""
+class LanguageModel(Task):
+    """Predicts the next of 7 characters, with targets ``[B, T]``, and logs a metric object, as language models do."""
 
     data = staticmethod(partial(Data, next_characters))
 
@@ -155,7 +159,8 @@ class LanguageModel(Kind):
     def loss(self, batch):
         x, y = batch
         logits = self(x).flatten(0, 1)
-        return F.cross_entropy(logits, y.flatten())
+        labels = y.flatten()
+        return F.cross_entropy(logits, labels)
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
@@ -170,17 +175,14 @@ def bright_pixels(index):
     return image, is_bright.long()
 
 
-class Segmentation(Kind):
+class Segmentation(Task):
+    """Predicts a class for each pixel, with targets ``[B, H, W]``."""
+
     data = staticmethod(partial(Data, bright_pixels))
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Conv2d(
-            1,
-            2,
-            3,
-            padding=1,
-        )
+        self.net = nn.Conv2d(in_channels=1, out_channels=2, kernel_size=3, padding=1)
 
     def forward(self, x):
         return self.net(x)
@@ -190,7 +192,9 @@ class Segmentation(Kind):
         return F.cross_entropy(self(x), y)
 
 
-class OneLayer(Kind):
+class OneLayer(Task):
+    """Has a linear layer."""
+
     num_outputs = 1
 
     def __init__(self):
@@ -207,6 +211,8 @@ def item_with_sum(index):
 
 
 class Regression(OneLayer):
+    """Predicts a number, and logs values that are reduced by a maximum, a sum and batch sizes of its own."""
+
     data = staticmethod(partial(Data, item_with_sum))
 
     def loss(self, batch):
@@ -221,11 +227,7 @@ class Regression(OneLayer):
         self.log("val_loss", self.loss(batch))
         self.log("val_worst", error.max(), reduce_fx="max")
         self.log("val_total", error.sum(), reduce_fx="sum")
-        self.log(
-            "val_odd",
-            error.mean(),
-            batch_size=batch_idx + 1,
-        )
+        self.log("val_odd", error.mean(), batch_size=batch_idx + 1)
 
 
 def item_with_class(index):
@@ -235,6 +237,8 @@ def item_with_class(index):
 
 
 class OneLogit(OneLayer):
+    """Predicts one of two classes by a single logit, as many binary classifiers do."""
+
     data = staticmethod(partial(Data, item_with_class))
 
     def loss(self, batch):
@@ -250,6 +254,8 @@ def item_with_labels(index):
 
 
 class Multilabel(OneLayer):
+    """Predicts several labels of a sample."""
+
     data = staticmethod(partial(Data, item_with_labels))
     num_outputs = 3
 
@@ -259,15 +265,16 @@ class Multilabel(OneLayer):
 
 
 def masked_words(index):
-    words = {
-        "ids": (torch.arange(6) * index) % 11,
-        "mask": torch.arange(6) < 3 + index % 4,
-    }
-    return {"input": words, "labels": torch.tensor(index % 2)}
+    positions = torch.arange(6)
+    num_words = 3 + index % 4
+    words = {"ids": (positions * index) % 11, "mask": positions < num_words}
+    label = torch.tensor(index % 2)
+    return {"input": words, "labels": label}
 
 
-class Glue(Kind):
-    """Batches are dictionaries, which the step takes apart; outputs are collected until the end of the epoch."""
+class Glue(Task):
+    """Takes apart batches that are dictionaries, and collects outputs until the end of the epoch, as examples of
+    transformers do."""
 
     data = staticmethod(partial(Data, masked_words))
 
@@ -277,20 +284,22 @@ class Glue(Kind):
         self.head = nn.Linear(8, 2)
         self.outputs = []
 
-    def _run(self, batch):
+    def loss_and_logits(self, batch):
         labels = batch.pop("labels")
         words = batch["input"]
         mask = words["mask"][..., None]
         embedded = self.embedding(words["ids"]) * mask
         means = embedded.sum(1) / mask.sum(1)
         logits = self.head(means)
-        return F.cross_entropy(logits, labels), logits, labels
+        return F.cross_entropy(logits, labels), logits
 
     def loss(self, batch):
-        return self._run(batch)[0]
+        loss, _ = self.loss_and_logits(batch)
+        return loss
 
     def validation_step(self, batch, batch_idx):
-        loss, logits, labels = self._run(batch)
+        labels = batch["labels"]
+        loss, logits = self.loss_and_logits(batch)
         is_right = logits.argmax(-1) == labels
         self.outputs.append((is_right, loss))
 
@@ -308,11 +317,12 @@ class Graphs:
     """A batch of graphs, as PyTorch Geometric's: one tensor of nodes, one of edges."""
 
     def __init__(self, items):
-        nodes, edges, self.y = zip(*items)
+        nodes, edges, labels = zip(*items)
         num_nodes = [len(nodes_of_graph) for nodes_of_graph in nodes]
-        starts = torch.tensor([0, *num_nodes]).cumsum(0)
+        starts = torch.tensor([0, *num_nodes])
+        starts = starts.cumsum(0)
         self.x = torch.cat(nodes)
-        self.y = torch.stack(self.y)
+        self.y = torch.stack(labels)
         shifted_edges = [pairs + offset for pairs, offset in zip(edges, starts.tolist())]
         self.edges = torch.cat(shifted_edges, 1)
         graphs = torch.arange(len(nodes))
@@ -325,17 +335,16 @@ class Graphs:
         return self
 
 
-class GraphNet(Kind):
-    data = staticmethod(
-        lambda: Data(
-            lambda i: (
-                numbers(i, 3 + i % 3, 4),
-                torch.tensor([[0, 1, 2], [1, 2, 0]]),
-                torch.tensor(i % 2),
-            ),
-            collate=Graphs,
-        )
-    )
+def small_graph(index):
+    nodes = numbers(index, 3 + index % 3, 4)
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    return nodes, edges, torch.tensor(index % 2)
+
+
+class GraphNet(Task):
+    """Classifies graphs, whose batches are objects without a length."""
+
+    data = staticmethod(partial(Data, small_graph, collate=Graphs))
 
     def __init__(self):
         super().__init__()
@@ -354,17 +363,17 @@ class GraphNet(Kind):
         self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
 
 
-class SeveralLoaders(Regression):
-    data = staticmethod(
-        lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
-    )
+def item_with_rising_sum(index):
+    features = numbers(index, 3)
+    return features, features.sum() + index / 30
 
-    def validation_step(
-        self,
-        batch,
-        batch_idx,
-        dataloader_idx=0,
-    ):
+
+class SeveralLoaders(Regression):
+    """Validates on two loaders, whose values are logged apart."""
+
+    data = staticmethod(partial(Data, item_with_rising_sum, sizes=(HELD_OUT, 5)))
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.log("val_loss", self.loss(batch))
 
 

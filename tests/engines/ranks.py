@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from engines.federations_on_ranks import RANK_CASES, RankCase, make_five_clients, shapfed_wa
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
@@ -31,7 +32,6 @@ from helpers.fits import plain_trainer
 from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
-from helpers.rank_federations import RANK_CASES, make_five_clients, shapfed_wa
 
 #: For the ranks that a rank starts.
 IMPORT_PATH = os.pathsep.join(path for path in sys.path if path)
@@ -48,7 +48,7 @@ AGENT = LaunchConfig(
 )
 
 
-class Die(Callback):
+class EndsARank(Callback):
     """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
@@ -58,7 +58,8 @@ class Die(Callback):
         self.kill = kill
 
     def on_train_batch_start(self, trainer, *args):
-        if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
+        is_its_turn = ranks_of(trainer).rank == self.rank and trainer.current_epoch >= 2
+        if not is_its_turn or self.mark.exists():
             return
 
         self.mark.touch()
@@ -68,14 +69,14 @@ class Die(Callback):
         raise ValueError("bad sample at this site")
 
 
-class Stop(Callback):
+class StopsARank(Callback):
     """A rank stops in the middle of a round."""
 
     def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
 
 
-class SaveWithin(Callback):
+class SavesWithinARound(Callback):
     """Saves in the middle of the third round."""
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -119,13 +120,12 @@ def fit(folder, case, *callbacks):
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
 
-    loop, module, data, options = case
-    quiet_loop = loop.replace(reporting=Reporting(table=False))
-    trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
+    quiet_loop = case.loop.replace(reporting=Reporting(table=False))
+    trainer = make_trainer(folder, [quiet_loop, *callbacks], case.options)
     checkpoint = folder / "last.ckpt"
     if not checkpoint.exists():
         checkpoint = None
-    trainer.fit(module, data, ckpt_path=checkpoint)
+    trainer.fit(case.module, case.data, ckpt_path=checkpoint)
 
     if trainer.is_global_zero:
         metrics = {}
@@ -142,11 +142,11 @@ def run_all(folder, names):
 
 def run_and_die(folder, name, rank=-1, kill=False):
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
-    fit(Path(folder), RANK_CASES[name](), Die(Path(folder), rank, kill))
+    fit(Path(folder), RANK_CASES[name](), EndsARank(Path(folder), rank, kill))
 
 
 def save_within(folder, name):
-    fit(Path(folder), RANK_CASES[name](), SaveWithin())
+    fit(Path(folder), RANK_CASES[name](), SavesWithinARound())
 
 
 def save_on_exception(folder, name):
@@ -154,13 +154,13 @@ def save_on_exception(folder, name):
     fit(
         Path(folder),
         RANK_CASES[name](),
-        Die(Path(folder), 1, kill=False),
+        EndsARank(Path(folder), 1, kill=False),
         OnExceptionCheckpoint(Path(folder) / "failed"),
     )
 
 
 def stop_within(folder):
-    fit(Path(folder), shapfed_wa(), Stop())
+    fit(Path(folder), shapfed_wa(), StopsARank())
 
 
 def make_data_with_shift(shift):
@@ -173,40 +173,40 @@ def make_data_with_shift(shift):
     )
 
 
-def other_samples(case):
-    loop, module, _, options = case
-    return loop, module, make_data_with_shift(1.0), options
+def with_other_samples(case):
+    return case._replace(data=make_data_with_shift(1.0))
 
 
-def other_settings(case):
-    loop, module, data, options = case
+def with_other_settings(case):
     metric = ClassSpecificShapley(momentum=0.1)
-    other_loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": metric})
-    return other_loop, module, data, options
+    other_loop = case.loop.replace(aggregator=FedAvg(), metrics={"cssv": metric})
+    return case._replace(loop=other_loop)
 
 
-def other_module(case):
-    loop, _, data, options = case
-    return loop, Plain(nn.Sequential(nn.Linear(6, 3))), data, options
+def make_linear_module():
+    return Plain(nn.Sequential(nn.Linear(6, 3)))
 
 
-def other_version(case):
+def with_other_module(case):
+    return case._replace(module=make_linear_module())
+
+
+def with_other_version(case):
     strategy.version_settings = lambda: {"version of flsv": "9.9"}
     return case
 
 
 CHANGES = {
-    "samples": other_samples,
-    "settings": other_settings,
-    "module": other_module,
-    "version": other_version,
+    "samples": with_other_samples,
+    "settings": with_other_settings,
+    "module": with_other_module,
+    "version": with_other_version,
 }
 
 
 def change_rank_1(folder, how):
     """Rank 1 has another federation than rank 0."""
-    loop, module, _, options = shapfed_wa()
-    case = loop, module, make_data_with_shift(0.0), options
+    case = shapfed_wa()._replace(data=make_data_with_shift(0.0))
     if int(os.environ["LOCAL_RANK"]) == 1:
         case = CHANGES[how](case)
     fit(Path(folder), case)
@@ -214,25 +214,18 @@ def change_rank_1(folder, how):
 
 def limit_time(folder):
     """Every rank would stop by its own clock."""
-    loop, module, data, _ = shapfed_wa()
-    fit(Path(folder), (loop, module, data, {"max_time": "00:01:00:00"}))
+    fit(Path(folder), shapfed_wa()._replace(options={"max_time": "00:01:00:00"}))
 
 
 def unseeded(folder):
     """Every rank would draw its own weights and seed."""
     torch.seed()
-    fit(
-        Path(folder),
-        (
-            FederatedLoop(),
-            Plain(nn.Sequential(nn.Linear(6, 3))),
-            make_five_clients(),
-            {"logger": True},
-        ),
-    )
+    module = make_linear_module()
+    case = RankCase(FederatedLoop(), module, make_five_clients(), {"logger": True})
+    fit(Path(folder), case)
 
 
-class OwnDraws(FedAvg):
+class AddsNumberOfItsRank(FedAvg):
     """Depends on a number that every rank draws for itself."""
 
     def aggregate(self, round, contributions):
@@ -242,13 +235,14 @@ class OwnDraws(FedAvg):
 
 def disagree(folder):
     """Ranks that do not come to the same global model."""
-    fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), make_five_clients(), {}))
+    loop = FederatedLoop(AddsNumberOfItsRank(), seed=3)
+    fit(Path(folder), RankCase(loop, Plain(), make_five_clients()))
 
 
 def no_federation(folder):
     """A trainer without a FederatedLoop."""
-    _, module, data, options = shapfed_wa()
-    make_trainer(Path(folder), [], options).fit(module, data)
+    case = shapfed_wa()
+    make_trainer(Path(folder), [], case.options).fit(case.module, case.data)
 
 
 def run_script(path, *words):
@@ -284,16 +278,12 @@ def exchanges(folder):
         "text": f"rank {rank}",
     }
 
-    for r, there in enumerate(ranks.all_gather(value, "everything")):
-        assert torch.equal(there["view"], whole[r, :3])
-        assert (
-            there["half"].shape,
-            there["half"].dtype,
-        ) == ((2, 0), torch.bfloat16)
-        assert (
-            bool(there["yes"]),
-            there["text"],
-        ) == (r == 1, f"rank {r}")
+    for sender, received in enumerate(ranks.all_gather(value, "everything")):
+        assert torch.equal(received["view"], whole[sender, :3])
+        assert received["half"].shape == (2, 0)
+        assert received["half"].dtype == torch.bfloat16
+        assert bool(received["yes"]) == (sender == 1)
+        assert received["text"] == f"rank {sender}"
     assert ranks.broadcast(1, value, "one")["text"] == "rank 1"
 
     matrix = torch.full((4, 300_000), float(rank))

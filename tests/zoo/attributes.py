@@ -1,20 +1,20 @@
-"""LightningModules that keep a state in attributes of every kind, or elsewhere in the process."""
+"""Modules with a state in attributes, buffers, generators and metrics, by which the next step trains."""
 
 import collections
 import random
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
+import torchmetrics
+from torch import nn
 
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
-from helpers.hidden_state import Base, Counting, Global, Kind, entropy
+from zoo.program import Base, Small, entropy
 
 
 class CarriesState(Base):
-    """A recurrent state, None at first, and the last outputs."""
+    """Adds what its last batches have left, None at first, as recurrent networks and memory banks do."""
 
     def __init__(self):
         super().__init__()
@@ -34,13 +34,15 @@ class CarriesState(Base):
 
 
 class MeanInObject:
+    """An object of a user's own class."""
+
     def __init__(self, value):
         self.value = value
 
 
-class MakesState(Base):
-    """Its first step makes a buffer and an object. Each step replaces a buffer, changes the object, lengthens a buffer
-    and appends to a list within dicts."""
+class MakesStateInTraining(Base):
+    """Makes a buffer and an object in its first step, and in each step replaces a buffer and lengthens a list within
+    dicts, as memory banks and running statistics do."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +73,9 @@ class MakesState(Base):
         return factor * loss
 
 
-class FourGenerators(Base):
+class DrawsFromFourGenerators(Base):
+    """Draws noise from generators of torch, NumPy and Python that it holds, and from the global ones."""
+
     def __init__(self):
         super().__init__()
         self.generator = make_generator(1)
@@ -96,87 +100,60 @@ class FourGenerators(Base):
         return self.loss(noisy_batch) * factor
 
 
-# ---- numbers of steps
+class TrainsByItsMetrics(Base):
+    """Weighs its loss by torchmetrics that its steps update, as curricula by the running accuracy do."""
 
-
-class Closure(Counting):
     def __init__(self):
         super().__init__()
-        calls = 0
-
-        def count_calls():
-            nonlocal calls
-            calls += 1
-            return calls
-
-        self.count_calls = count_calls
-
-    def next(self):
-        return self.count_calls()
-
-
-class Slots:
-    __slots__ = ("number",)
-
-    def __init__(self):
-        self.number = 0
-
-
-class SlotsCounter(Counting):
-    def __init__(self):
-        super().__init__()
-        self.slots = Slots()
-
-    def next(self):
-        self.slots.number += 1
-        return self.slots.number
-
-
-# ---- elsewhere
-
-
-class ClassCounter(Counting):
-    num_steps = 0
-
-    def next(self):
-        ClassCounter.num_steps += 1
-        return ClassCounter.num_steps
-
-
-class TemporaryFolder(Base):
-    """Writes in ``setup`` what its steps read and write."""
-
-    def setup(self, stage):
-        self.folder = Path(tempfile.mkdtemp())
-        (self.folder / "calls.txt").write_text("0")
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
+        self.mean_loss = torchmetrics.MeanMetric()
 
     def training_step(self, batch, batch_idx):
-        calls = int((self.folder / "calls.txt").read_text()) + 1
-        (self.folder / "calls.txt").write_text(str(calls))
-        return (1 + 0.02 * calls) * self.loss(batch)
+        x, y = batch
+        loss = self.loss(batch)
+
+        self.accuracy.update(self.net(x), y)
+        self.mean_loss.update(loss.detach())
+        self.log("accuracy", self.accuracy)
+
+        factor_by_accuracy = 1.5 - self.accuracy.compute()
+        factor_by_loss = 0.5 + self.mean_loss.compute()
+        return loss * factor_by_accuracy * factor_by_loss
 
 
-class OpenFile(Counting):
+class HasOddParts(Small):
+    """Has an empty parameter, a whole number among the parameters and a layer without a gradient, leaves a batch out,
+    and keeps outputs for the end of the epoch, as large research modules do all at once."""
+
     def __init__(self):
         super().__init__()
-        path = Path(tempfile.mkdtemp(), "numbers")
-        path.write_bytes(bytes(range(256)) * 20)
-        self.file = path.open("rb", buffering=0)
+        self.nothing = nn.Parameter(torch.empty(0))
+        self.idle = nn.Linear(3, 3)
+        self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.outputs = []
 
-    def next(self):
-        return self.file.read(1)[0]
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            return None
+        self.outputs.append(self.loss(batch))
+        return self.outputs[-1]
+
+    def on_train_epoch_end(self):
+        self.log("train_loss_epoch_mean", torch.stack(self.outputs).detach().mean())
+        self.outputs.clear()
 
 
-KINDS = {
-    "a carried state and a deque": Kind(CarriesState),
-    "buffers and objects made in training": Kind(MakesState),
-    "an object with slots": Kind(SlotsCounter),
-    "generators of four kinds": Kind(FourGenerators),
-    "a closure": Kind(Closure, outcome="by company", passes="module.count_calls"),
-    "a global": Kind(Global, outcome="by company"),
-    "a counter of the class": Kind(
-        ClassCounter, outcome="by company", passes="ClassCounter.num_steps"
-    ),
-    "a temporary folder of `setup`": Kind(TemporaryFolder, outcome="by company"),
-    "an open file": Kind(OpenFile, outcome="refused", message="the module.file .FileIO. cannot be"),
-}
+class HasSparseMatrices(Small):
+    """Multiplies by a sparse matrix in an attribute and by one in an unsaved buffer, as graph networks do."""
+
+    def __init__(self):
+        super().__init__()
+        neighbors = (torch.eye(64) + torch.eye(64).roll(1, 0)).to_sparse()
+        self.neighbors = neighbors
+        self.register_buffer("halves", 0.5 * torch.eye(64).to_sparse(), persistent=False)
+
+    def forward(self, x):
+        signal = x.flatten(1).T
+        for matrix in (self.neighbors, self.halves):
+            signal = torch.sparse.mm(matrix, signal)
+        return self.net(signal.T)
