@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import warnings
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -93,9 +94,9 @@ def program_of_one_module(request):
         yield
 
 
-@pytest.fixture(autouse=True)
-def same_messages():
-    """Commands that a test has run hide messages of the whole process."""
+@contextmanager
+def messages_restored():
+    """Restore what a command hides of the messages of the whole process."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     format_warning = warnings.formatwarning
@@ -103,6 +104,19 @@ def same_messages():
     warnings.formatwarning = format_warning
     for logger, level in zip(loggers, levels):
         logger.setLevel(level)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_messages_after_a_module():
+    """Fixtures of a module run commands before the first test, which this test's own fixture cannot undo."""
+    with messages_restored():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def same_messages():
+    with messages_restored():
+        yield
 
 
 @pytest.fixture(autouse=True)

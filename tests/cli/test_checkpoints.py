@@ -19,7 +19,7 @@ from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.fits import fit, plain_trainer
 from helpers.models import LogsByRound
-from helpers.runs import QUIET, read_rows, write_config
+from helpers.runs import QUIET, write_config
 
 
 def run_command(command, folder, *arguments):
@@ -53,6 +53,12 @@ def printed_accuracy(output):
     return float(accuracy)
 
 
+def labels_of_digits_test():
+    data = FederatedDataModule("digits", IIDPartitioner(2))
+    data.setup("test")
+    return torch.cat([labels for _inputs, labels in data.test_dataloader()]).numpy()
+
+
 @pytest.mark.slow
 def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_run, capfd):
     assert run_command("predict", trained_run, "--ckpt_path", "best") == 0
@@ -62,37 +68,32 @@ def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_r
 
     table = pd.read_csv(trained_run / "lightning_logs/version_0/predictions.csv")
     class_names = [str(label) for label in range(10)]
-    chances = table[class_names].to_numpy()
+    probabilities = table[class_names].to_numpy()
     assert table["index"].tolist() == list(range(360))
-    np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
-    assert table["prediction"].tolist() == chances.argmax(1).tolist()
-
-    data = FederatedDataModule("digits", IIDPartitioner(2))
-    data.setup("test")
-    labels = torch.cat([y for _, y in data.test_dataloader()]).numpy()
-    is_right = table["prediction"] == labels
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-4)
+    assert table["prediction"].tolist() == probabilities.argmax(1).tolist()
+    is_right = table["prediction"] == labels_of_digits_test()
     assert accuracy == pytest.approx(is_right.mean(), abs=1e-6)
 
 
-def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
+def touch_at(path, timestamp):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (timestamp, timestamp))
+
+
+def test_ckpt_path_last_is_the_newest_last_checkpoint_of_a_fit(tmp_path):
     runs = tmp_path / "lightning_logs"
-    # The first is not of a fit, and the third no last one.
-    newest_first = [
-        runs / "repeat/seed_1/version_1/checkpoints/last.ckpt",
-        runs / "version_0/checkpoints/last.ckpt",
-        runs / "version_1/best",
-        runs / "version_9/checkpoints/last.ckpt",
-    ]
-    for age, path in enumerate(newest_first):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        modified = 2e9 - age
-        os.utime(path, (modified, modified))
+    newest_of_fit = runs / "version_0/checkpoints/last.ckpt"
+    touch_at(runs / "repeat/seed_1/version_1/checkpoints/last.ckpt", 2e9 + 2)
+    touch_at(runs / "version_1/best", 2e9 + 1)
+    touch_at(newest_of_fit, 2e9)
+    touch_at(runs / "version_9/checkpoints/last.ckpt", 2e9 - 1)
     trainer = L.Trainer(
         default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path)
     )
 
-    assert find_checkpoint("last", trainer) == runs / "version_0/checkpoints/last.ckpt"
+    assert find_checkpoint("last", trainer) == newest_of_fit
 
 
 @pytest.mark.fast_rows
@@ -104,16 +105,13 @@ def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
     ],
 )
 def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, message, capsys):
-
     (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04half")
-    status = run_command("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path))
 
-    assert status == 2
+    assert run_command("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path)) == 2
 
     error = capsys.readouterr().err
-    expected = message.format(tmp_path)
-
-    assert re.search(rf"^flsv: error: .*{expected}", error, flags=re.MULTILINE)
+    expected_message = message.format(tmp_path)
+    assert re.search(rf"^flsv: error: .*{expected_message}", error, flags=re.MULTILINE)
     assert "Traceback" not in error
     assert not list((tmp_path / "runs").rglob("*.csv"))
 
@@ -134,19 +132,19 @@ def fit_with_default_checkpoints(folder, module):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("name", "values", "best"),
+    ("name", "values", "best_round"),
     [
         ("val_accuracy", [0.1, 0.8, 0.5], 1),
         ("val_loss", [0.3, 0.9, 0.5], 0),
     ],
 )
 def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
-    tmp_path, name, values, best
+    tmp_path, name, values, best_round
 ):
     trainer = fit_with_default_checkpoints(tmp_path, LogsByRound(name, values))
 
     best_checkpoint = torch.load(find_checkpoint("best", trainer), weights_only=True)
-    assert best_checkpoint["epoch"] == best
+    assert best_checkpoint["epoch"] == best_round
 
 
 def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path):
@@ -156,22 +154,26 @@ def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path
         find_checkpoint("best", trainer)
 
 
+COLUMNS_OF_WARDS = "patient,age,ill,ward\n"
+#: P102 has no label.
+TEST_ROWS = "P100,-0.5,0,A\nP101,0.7,1,B\nP102,0.5,,A\nP103,1.5,1,B\n"
+
+
+def write_training_table(path):
+    draws = random.Random(0)
+    rows = []
+    for patient in range(60):
+        age = draws.gauss(0, 1)
+        ward = draws.choice("AB")
+        rows.append(f"P{patient},{age:.2f},{int(age > 0)},{ward}\n")
+    path.write_text(COLUMNS_OF_WARDS + "".join(rows))
+
+
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("preload", [True, False])
-def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_path):
-    draws = random.Random(0)
-
-    def lines(first_patient, count):
-        rows = ["patient,age,ill,ward"]
-        values = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
-        for patient, (age, ward) in enumerate(values, first_patient):
-            rows.append(f"P{patient},{age:.2f},{int(age > 0)},{ward}")
-        return rows
-
-    (tmp_path / "train.csv").write_text("\n".join(lines(0, 60)))
-    test_lines = lines(100, 12)
-    test_lines[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
-    (tmp_path / "test.csv").write_text("\n".join(test_lines))
+def test_predictions_csv_names_line_client_and_patient_of_each_labelled_row(preload, tmp_path):
+    write_training_table(tmp_path / "train.csv")
+    (tmp_path / "test.csv").write_text(COLUMNS_OF_WARDS + TEST_ROWS)
     data = {
         "labels": "ill",
         "groups": "ward",
@@ -181,17 +183,13 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_
         "loader": {"preload": preload},
     }
     trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({"data": data, "trainer": trainer}))
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({"data": data, "trainer": trainer}))
 
-    assert main(["predict", "--config", str(file), "-q"]) == 0
+    assert main(["predict", "--config", str(config), "-q"]) == 0
 
-    predictions = read_rows(next(tmp_path.rglob("predictions.csv")))
-    expected = []
-    for number, line in enumerate(test_lines[1:], 2):
-        patient, _, label, ward = line.split(",")
-        if label:
-            expected.append((str(number), patient, ward))
-
-    assert [(row["line"], row["patient"], row["client"]) for row in predictions] == expected
-    assert list(predictions[0])[:5] == ["index", "line", "client", "patient", "prediction"]
+    table = pd.read_csv(next(tmp_path.rglob("predictions.csv")))
+    assert list(table)[:5] == ["index", "line", "client", "patient", "prediction"]
+    assert table["line"].tolist() == [2, 3, 5]
+    assert table["client"].tolist() == ["A", "B", "B"]
+    assert table["patient"].tolist() == ["P100", "P101", "P103"]

@@ -12,7 +12,7 @@ CONFIGS = ROOT / "configs"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

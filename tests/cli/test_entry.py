@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from flsv.cli.options import SECTION_TITLES
 from flsv.cli.parser import make_cli
 from flsv.utilities.atomic_files import FolderLock
 from helpers.forked import Forked
-from helpers.runs import write_config
+from helpers.runs import Tracker, write_config
 
 
 def test_help_lists_every_subcommand(capsys):
@@ -31,7 +33,7 @@ def test_help_lists_every_subcommand(capsys):
 @pytest.mark.parametrize("command", [["retrain", "run"], ["predict"]])
 def test_commands_that_torchrun_would_run_twice_are_refused(command, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "id")
     assert main(command) == 2
     message = rf"flsv {command[0]} .*Start it without torchrun\."
     assert re.search(message, capsys.readouterr().err)
@@ -73,78 +75,90 @@ def test_quiet_fit_and_report_print_the_folder_and_the_page_only(tmp_path, monke
     assert Path(page).is_file()
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_stopped_fit_prints_the_command_that_resumes_it(epoch, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path(f"stops{epoch}.py").write_text(
-        "import lightning as L\n\n\nclass Stops(L.Callback):\n"
-        "    def on_train_batch_start(self, trainer, *_):\n"
-        f"        if trainer.current_epoch == {epoch}:\n"
-        "            raise KeyboardInterrupt\n"
-    )
-    options = ["--config", str(write_config(Path("federation.yaml")))]
-    options += ["--federation.reporting.table", "true"]
-    options += ["--trainer.max_epochs", "2"]
-    options += ["--trainer.callbacks", f"stops{epoch}.Stops"]
-    monkeypatch.setattr(sys, "argv", ["flsv", "fit", *options])
+CALLBACK_THAT_INTERRUPTS = """
+import lightning as L
+
+
+class Interrupts(L.Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.current_epoch == {round_index}:
+            raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def fit_until(tmp_path, monkeypatch, capsys):
+    """``fit_until(round_index)``: interrupt a fit in this round, and return what it prints."""
+
+    def fit_and_interrupt(round_index):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        module = f"interrupts_{round_index}"
+        Path(f"{module}.py").write_text(CALLBACK_THAT_INTERRUPTS.format(round_index=round_index))
+        options = ["--config", str(write_config(Path("federation.yaml")))]
+        options += ["--federation.reporting.table", "true", "--trainer.max_epochs", "2"]
+        options += ["--trainer.callbacks", f"{module}.Interrupts"]
+
+        assert main(["fit", *options]) == 128 + signal.SIGINT
+        return capsys.readouterr().out
 
     handler = signal.getsignal(signal.SIGINT)
-    try:
-        assert main() == 130
-    finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
-
-    printed = capsys.readouterr().out
-    has_round = epoch > 0
-
-    assert ("Contributions" in printed) is has_round
-    assert ("Results: lightning_logs/version_0" in printed) is has_round
-
-    # Before a checkpoint was saved, last would be another run's.
-    resumes = printed.endswith("Go on:   the same command with --ckpt_path last\n")
-    assert resumes is has_round
+    yield fit_and_interrupt
+    # Lightning ignores SIGINT from then on.
+    signal.signal(signal.SIGINT, handler)
 
 
-#: Commands that write, where.
-WRITING = {
-    "fit": "--config digits --trainer.default_root_dir={}",
-    "repeat": "2 --config digits --out {}",
-    "value": "--config digits --out {}",
-    "retrain": "{}",
-}
+def test_fit_interrupted_before_a_checkpoint_prints_no_results(fit_until):
+    printed = fit_until(round_index=0)
+
+    assert "Contributions" not in printed
+    assert "Results:" not in printed
+    assert "--ckpt_path last" not in printed
 
 
-@pytest.mark.fast_rows("value")
-@pytest.mark.parametrize("name", ["fit", "value"])
-def test_output_folder_below_a_file_is_refused(name, tmp_path, capsys):
+@pytest.mark.slow
+def test_fit_interrupted_after_a_checkpoint_prints_results_and_how_to_resume(fit_until):
+    printed = fit_until(round_index=1)
+
+    assert "Contributions" in printed
+    assert "Results: lightning_logs/version_0" in printed
+    assert printed.endswith("Go on:   the same command with --ckpt_path last\n")
+
+
+@pytest.mark.fast_rows("value*")
+@pytest.mark.parametrize(
+    "command",
+    ["value --config digits --out {}", "fit --config digits --trainer.default_root_dir={}"],
+)
+def test_output_folder_below_a_file_is_refused(command, tmp_path, capsys):
     (tmp_path / "file").touch()
-    options = WRITING[name].format(tmp_path / "file" / "out")
-    assert main([name, *options.split()]) == 2
-    assert re.search(
-        rf"^flsv: error: .*nothing can be written into {tmp_path}/file/out.* Not a directory. Name another folder",
-        capsys.readouterr().err,
-        flags=re.MULTILINE,
-    )
+    folder = tmp_path / "file" / "out"
+
+    assert main(command.format(folder).split()) == 2
+
+    message = rf"nothing can be written into {folder}.* Not a directory. Name another folder"
+    error = capsys.readouterr().err
+    assert re.search(rf"^flsv: error: .*{message}", error, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["repeat", "retrain"])
-def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_path, capsys):
-    (tmp_path / "config.yaml").touch()  # of the run to retrain
+@pytest.mark.parametrize("command", ["repeat 2 --config digits --out {}", "retrain {}"])
+def test_command_in_a_folder_that_another_run_has_locked_is_refused(command, tmp_path, capsys):
+    config_of_run = tmp_path / "config.yaml"
+    config_of_run.touch()
+
     with FolderLock(tmp_path):
-        assert main([name, *WRITING[name].format(tmp_path).split()]) == 2
+        assert main(command.format(tmp_path).split()) == 2
+
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
-    config = [
-        "--config",
-        str(write_config(tmp_path / "federation.yaml")),
-        f"--trainer.default_root_dir={tmp_path}",
-    ]
+    config = write_config(tmp_path / "federation.yaml")
+    options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.logger=helpers.runs.Tracker"]
 
-    assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
-    run_folder = tmp_path / "7" / "of_run"  # as Tracker names it
+    assert main(["fit", "--config", str(config), *options]) == 0
+
+    run_folder = tmp_path / Tracker.name / Tracker.version
     names = {path.name for path in run_folder.iterdir()}
     assert {"config.yaml", "run.json", "contributions.csv"} <= names
 
@@ -161,40 +175,60 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
         assert "``" not in line
 
 
-def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main(["fit", "--help"])
-    text = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def help_of_fit():
+    """The help in a terminal of 80 columns."""
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit):
+            main(["fit", "--help"])
+    return printed.getvalue()
 
-    summary, *_ = text.split("Configurations that come with flsv")
-    assert "One epoch is one\nround." in summary
-    assert all(name in text for name in packaged_names())
-    titles = [text.index(f"\n{title}") for title in SECTION_TITLES.values()]
-    assert titles == sorted(titles)
-    for private in (
-        "flsv.testing",
-        "TinyClassifier",
-        "PlainModule",
-        "torchvision.datasets",
-        "<class '",
-        ".help [",
-    ):
-        assert private not in text
-    assert re.search(r"--federation.aggregator AGGREGATOR[^)]*classes: [^)]*\bFedAvg,", text)
 
-    # The examples are options that a fit takes.
+def summary_of(help_text):
+    summary, *_ = help_text.split("Configurations that come with flsv")
+    return summary
+
+
+def test_help_of_fit_has_a_summary_the_configurations_and_ordered_sections(help_of_fit):
+    assert "One epoch is one\nround." in summary_of(help_of_fit)
+    assert all(name in help_of_fit for name in packaged_names())
+    positions = [help_of_fit.index(f"\n{title}") for title in SECTION_TITLES.values()]
+    assert positions == sorted(positions)
+
+
+PRIVATE = (
+    "flsv.testing",
+    "TinyClassifier",
+    "PlainModule",
+    "torchvision.datasets",
+    "<class '",
+    ".help [",
+)
+
+
+def test_help_of_fit_offers_public_classes_only(help_of_fit):
+    assert [name for name in PRIVATE if name in help_of_fit] == []
+    pattern = r"--federation.aggregator AGGREGATOR[^)]*classes: [^)]*\bFedAvg,"
+    assert re.search(pattern, help_of_fit)
+
+
+def test_examples_in_the_help_of_fit_are_options_of_a_fit(help_of_fit):
     words = ["--config", "quickstart"]
-    for line in summary.splitlines():
+    for line in summary_of(help_of_fit).splitlines():
         if line.startswith("  --"):
-            words += line.split()[:2]
+            option, value, *_explanation = line.split()
+            words += [option, value]
+
     loop = make_cli(words, run=False).loop
+
     assert type(loop.aggregator).__name__ == "FedAdam"
     assert loop.local_epochs == 2
 
 
-def main_without_a_reader(words):
-    """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
+def main_with_a_closed_pipe(words):
+    """Run a command whose output is a pipe that nobody reads."""
     standard_output = 1
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -202,7 +236,7 @@ def main_without_a_reader(words):
     sys.stdout = open(standard_output, "w", closefd=False)  # noqa: SIM115
     sys.__stdout__ = sys.stdout
     status = main(words)
-    sys.stdout.flush()  # as Python does at its end
+    sys.stdout.flush()
     return status
 
 
@@ -210,7 +244,7 @@ def test_command_goes_on_when_its_output_is_no_longer_read(tmp_path):
     write_config(tmp_path / "federation.yaml")
     command = ["fit", "--config", "federation.yaml"]
 
-    status, output = Forked(tmp_path, main_without_a_reader, command).wait()
+    status, output = Forked(tmp_path, main_with_a_closed_pipe, command).wait()
 
     assert status == 0, output
     assert "Traceback" not in output
@@ -226,8 +260,8 @@ for words in sys.argv[1:]:
     print(words, main(words.split()))
 assert "torch" not in sys.modules
 """
-#: Commands with a misspelt file, and what is said.
-MISSPELT = {
+#: Hints by commands with misspelt files.
+HINTS = {
     "fit --config quickstrat": "Did you mean quickstart?",
     "fit --config quickstart --config=shapfd": "Did you mean shapfed",
     "fit -c zzz": "With flsv come afedsv, ",
@@ -236,14 +270,14 @@ MISSPELT = {
 
 
 def test_misspelt_file_is_told_before_torch_is_imported():
-    finished = subprocess.run(
-        [sys.executable, "-c", RUN_WITHOUT_TORCH, *MISSPELT],
+    process = subprocess.run(
+        [sys.executable, "-c", RUN_WITHOUT_TORCH, *HINTS],
         capture_output=True,
         text=True,
     )
 
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines() == [f"{words} 2" for words in MISSPELT]
-    errors = finished.stderr.split("flsv: error: ")[1:]
-    for error, hint in zip(errors, MISSPELT.values(), strict=True):
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == [f"{words} 2" for words in HINTS]
+    _, *errors = process.stderr.split("flsv: error: ")
+    for error, hint in zip(errors, HINTS.values(), strict=True):
         assert hint in error

@@ -54,7 +54,7 @@ def moved_projects(tmp_path_factory):
 
 
 @pytest.mark.parametrize("newest", [BEST, LAST])
-def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
+def test_checkpoints_of_a_copied_run_are_found_whichever_is_newest(
     moved_projects, tmp_path, newest
 ):
     copy = tmp_path / "copy"
@@ -64,27 +64,33 @@ def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
     assert find_file(copy, "best") == copy / BEST
 
 
-def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(moved_projects, tmp_path):
-    moved = tmp_path / "moved"
-    moved_again = tmp_path / "again"
-    run = moved / "first"
-    shutil.copytree(moved_projects / "archive", run)
-    train_run(moved / "second", SCORES, rounds=4, ckpt_path=run / LAST)
-    resumed = flsv.read_run(moved / "second")
-    is_earlier = resumed["round"] < 3
-
-    assert read_rounds(moved / "second") == [0, 1, 2, 3]
-    assert resumed[is_earlier]["value"].tolist() == flsv.read_run(run)["value"].tolist()
-
-    # The best round is one of before, and the run is moved without the first part.
-    shutil.move(moved / "second", moved_again)
-    best = find_file(moved_again, "best")
-
-    assert best == moved_again / BEST
-    assert read_epoch(best) == SCORES.index(max(SCORES[:4]))
+@pytest.fixture(scope="module")
+def resumed_run(moved_projects, tmp_path_factory):
+    """A moved run of three rounds that was resumed for a fourth one, which is not its best."""
+    folder = tmp_path_factory.mktemp("resumed") / "run"
+    train_run(folder, SCORES, rounds=4, ckpt_path=moved_projects / "archive" / LAST)
+    return folder
 
 
-def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
+def test_moved_run_is_resumed_with_its_own_values(moved_projects, resumed_run):
+    table = flsv.read_run(resumed_run)
+    is_of_first_part = table["round"] < 3
+    first_part = flsv.read_run(moved_projects / "archive")
+
+    assert read_rounds(resumed_run) == [0, 1, 2, 3]
+    assert table[is_of_first_part]["value"].tolist() == first_part["value"].tolist()
+
+
+def test_resumed_run_that_is_moved_has_the_best_checkpoint_of_its_first_part(resumed_run, tmp_path):
+    moved_run = shutil.copytree(resumed_run, tmp_path / "moved")
+    best_checkpoint = find_file(moved_run, "best")
+
+    best_round = SCORES.index(max(SCORES[:4]))
+    assert best_checkpoint == moved_run / BEST
+    assert read_epoch(best_checkpoint) == best_round
+
+
+def test_resumed_run_that_improves_saves_no_checkpoint_in_its_former_folder(
     moved_projects, tmp_path
 ):
     best_of_other_run = moved_projects / "project" / BEST
@@ -94,7 +100,7 @@ def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
     train_run(run, SCORES, rounds=5, ckpt_path=run / LAST)
 
     assert best_of_other_run.read_bytes() == content
-    best_round = SCORES.index(max(SCORES))  # the last one
+    best_round = SCORES.index(max(SCORES))
     assert read_epoch(find_file(run, "best")) == best_round
     assert read_rounds(run) == [0, 1, 2, 3, 4]
 

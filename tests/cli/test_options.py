@@ -1,4 +1,4 @@
-"""Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
+"""Options and configuration files: how several are merged, and one-line errors for a wrong one."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def read_error(capsys, *arguments):
 
 
 FIT = "fit --config quickstart"
-#: Command lines of somebody who types quickly, and what helps him.
-SLIPS = [
+#: Wrong command lines, and a part of the error that each has.
+WRONG_COMMANDS = [
     (f"{FIT} --trainer.callbacks EarlyStoping", "Did you mean EarlyStopping?"),
     (f"{FIT} --ckpt_path runs/last.ckpt", "there is no checkpoint runs/last.ckpt."),
     (f"{FIT} --data.source digit", "Did you mean digits?"),
@@ -79,8 +79,8 @@ SLIPS = [
 
 
 @pytest.mark.fast_rows("report*", "init*", "fti*", "fit --model*", "*EarlyStoping*")
-@pytest.mark.parametrize(("line", "message"), SLIPS)
-def test_slip_of_the_pen_is_answered_by_the_nearest_word_or_what_is_expected(
+@pytest.mark.parametrize(("line", "message"), WRONG_COMMANDS)
+def test_wrong_command_is_refused_with_the_nearest_word_or_what_is_expected(
     line, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -97,11 +97,11 @@ def test_slip_of_the_pen_is_answered_by_the_nearest_word_or_what_is_expected(
 
 
 def load_loop(*configs, arguments=()):
-    options = [word for config in configs for word in ("--config", str(config))]
+    options = [f"--config={config}" for config in configs]
     return make_cli([*options, *arguments], run=False).loop
 
 
-def test_metrics_of_a_later_file_are_added_and_replace_those_of_the_same_name(tmp_path):
+def test_metrics_of_a_later_file_are_added_or_replace_their_namesakes(tmp_path):
     later_file = tmp_path / "again.yaml"
     cssv = "{class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}"
     later_file.write_text(f"federation: {{metrics: {{cssv: {cssv}, loo: LeaveOneOut}}}}")
@@ -122,6 +122,7 @@ def test_no_metrics_in_a_file_remove_those_of_earlier_files_only(tmp_path):
     assert sorted(loop.metrics) == ["loo", "ssv"]
 
 
+#: A section of a file, the misspelt part, and the advice.
 MISSPELT = {
     "section": ("federations: {share: all}", "federations", "Did you mean federation or"),
     "option": ("federation: {local_epoch: 2}", "local_epoch", "mean federation.local_epochs or"),
@@ -152,16 +153,18 @@ MISSPELT = {
 
 @pytest.mark.fast_rows("yaml")
 @pytest.mark.parametrize("name", MISSPELT)
-def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, tmp_path, capsys):
-    text, word, advice = MISSPELT[name]
+def test_misspelt_configuration_is_refused_with_its_line_and_the_nearest_name(
+    name, tmp_path, capsys
+):
+    text, misspelt_word, advice = MISSPELT[name]
     path = tmp_path / "mine.yaml"
     path.write_text(f"# A federation.\n{text}\n")
 
     error = read_error(capsys, "fit", "-q", "--config", "digits", "--config", str(path))
 
-    lines = path.read_text().splitlines()
-    (number_of_line,) = [number for number, line in enumerate(lines, start=1) if word in line]
-    assert f"flsv: error: {path}, line {number_of_line}: " in error
+    text_before_word, _, _ = path.read_text().partition(misspelt_word)
+    line_number = 1 + text_before_word.count("\n")
+    assert f"flsv: error: {path}, line {line_number}: " in error
     assert advice in error
 
 
@@ -196,59 +199,51 @@ def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_pa
     assert advice in message
 
 
-OPTIMIZERS = {
-    "sgd": "torch.optim.SGD, init_args: {lr: 0.5, weight_decay: 0.3}",
-    "adam": "torch.optim.Adam",
-    "slower": "torch.optim.SGD, init_args: {lr: 0.1}",
-}
+SGD = "torch.optim.SGD, init_args: {lr: 0.5, weight_decay: 0.3}"
+SLOWER_SGD = "torch.optim.SGD, init_args: {lr: 0.1}"
+ADAM = "torch.optim.Adam"
+MODEL = "{model: {class_path: ClassifierClient, init_args: {optimizer: {class_path: %s}}}}"
 
 
-SECTION = "model: {class_path: ClassifierClient, init_args: {optimizer: {class_path: %s}}}"
-
-
-def load_config(folder, names, *options):
-    """The configuration of a command line with these files, one after the other, and further options."""
-    words = []
-    for name in names:
-        path = folder / f"{name}.yaml"
-        path.write_text(SECTION % OPTIMIZERS[name])
-        words += ["--config", str(path)]
-
+def load_config(optimizers, *options):
+    """Load the configurations with these optimizers, one after the other, and further options."""
+    words = [f"--config={MODEL % optimizer}" for optimizer in optimizers]
     config = make_cli([*words, *options], run=False).config.as_dict()
     del config["config"]
     return config
 
 
-#: Ways to name the optimizer after a file with another one.
-ADAM = {
-    "in full": ["--model.init_args.optimizer=torch.optim.Adam"],
-    "short": ["--model.optimizer", "Adam"],
-    "class path": ["--model.init_args.optimizer.class_path=Adam"],
-    "section": ["--model.init_args.optimizer={class_path: Adam}"],
-    "configuration": ["--config={model: {init_args: {optimizer: {class_path: Adam}}}}"],
-}
+@pytest.mark.fast_rows("*model.optimizer=*", "*init_args.optimizer={*")
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--model.init_args.optimizer=torch.optim.Adam",
+        "--model.optimizer=Adam",
+        "--model.init_args.optimizer.class_path=Adam",
+        "--model.init_args.optimizer={class_path: Adam}",
+        "--config={model: {init_args: {optimizer: {class_path: Adam}}}}",
+    ],
+)
+def test_optimizer_of_another_class_keeps_no_options(option):
+    assert load_config([SGD], option) == load_config([ADAM])
 
 
-@pytest.mark.fast_rows("short", "section")
-@pytest.mark.parametrize("kind", ADAM)
-def test_optimizer_of_another_class_begins_anew(kind, tmp_path):
-    alone = load_config(tmp_path, ["adam"])
-    assert load_config(tmp_path, ["sgd"], *ADAM[kind]) == alone
-
-
-def test_aggregator_of_another_class_begins_anew(tmp_path):
+@pytest.mark.parametrize(
+    ("aggregator", "expected_server_lr"),
+    [("FedAvg", 0.125), ("TrimmedMean", 1)],
+    ids=["same class", "another class"],
+)
+def test_aggregator_keeps_options_of_the_same_class_only(aggregator, expected_server_lr, tmp_path):
     path = tmp_path / "averages.yaml"
     path.write_text("federation: {aggregator: {class_path: FedAvg, init_args: {server_lr: 0.125}}}")
-    words = ["--config=quickstart", f"--config={path}"]
-    same_class = make_cli([*words, "--federation.aggregator=FedAvg"], run=False).loop.aggregator
-    other_class = make_cli([*words, "--federation.aggregator", "TrimmedMean"], run=False)
 
-    assert same_class.server_lr == 0.125
-    assert other_class.loop.aggregator.server_lr == 1
+    loop = load_loop("quickstart", path, arguments=[f"--federation.aggregator={aggregator}"])
+
+    assert loop.aggregator.server_lr == expected_server_lr
 
 
-def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options(tmp_path):
-    config = load_config(tmp_path, ["sgd", "slower"])
+def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options():
+    config = load_config([SGD, SLOWER_SGD])
     optimizer = config["model"]["init_args"]["optimizer"]
     assert optimizer["init_args"]["lr"] == 0.1
     assert optimizer["init_args"]["weight_decay"] == 0.3

@@ -1,6 +1,10 @@
 """``flsv repeat``: runs of other seeds on the same data, and their means."""
 
 import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,64 +18,70 @@ from flsv.results.text import MESSAGES
 from helpers.runs import fit_by_command, write_config, write_table
 
 
-def test_the_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
+def test_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
     config = write_config(tmp_path / "federation.yaml")
     run = fit_by_command(tmp_path, config)
     printed = capsys.readouterr().out
     (options,) = re.findall(r"Repeat:  flsv repeat 5 (.*?)  #", printed)
     out = tmp_path / "out"
 
-    assert main(["repeat", "1", *options.split(), f"--out={out}"]) == 0
+    command = ["repeat", "1", *options.split()]
+    assert main([*command, f"--out={out}"]) == 0
 
     (table_of_repetition,) = out.rglob("contributions.csv")
-    assert table_of_repetition.read_text() == (run / "contributions.csv").read_text()
+    table_of_run = run / "contributions.csv"
+    assert table_of_repetition.read_text() == table_of_run.read_text()
+
+
+#: One metric to pay by, and one that is not.
+METRICS = {"cssv": "ClassSpecificShapley", "sv": "CumulativeShapley"}
+NUM_RUNS = 3
+
+
+class Repeated(NamedTuple):
+    options: list[str]
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory):
+    """The options and the folder of three repetitions, and what the command has printed."""
+    folder = tmp_path_factory.mktemp("repeated")
+    federation = {"metrics": METRICS, "reporting": {"figures": 0}}
+    config = write_config(folder / "federation.yaml", federation=federation)
+    options = [f"--config={config}", f"--out={folder}/out"]
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["repeat", str(NUM_RUNS), *options]) == 0
+    return Repeated(options, folder / "out", printed.getvalue())
 
 
 @pytest.mark.slow
-def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
-    # One metric to pay by, and one that is not.
-    metrics = {"cssv": "ClassSpecificShapley", "sv": "CumulativeShapley"}
-    federation = {
-        "metrics": metrics,
-        "reporting": {"figures": 0},
-    }
-    config = write_config(
-        tmp_path / "federation.yaml",
-        federation=federation,
-    )
-    options = [f"--config={config}", f"--out={out}"]
-    command = ["repeat", "3", *options]
-
-    assert main(command) == 0
-
-    printed = capsys.readouterr().out
-    assert "Run 3 of 3: seed 2" in printed
-
-    _, table_of_sv, table_of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", printed)
-    words_on_cssv = " ".join(table_of_cssv.split())
+def test_repeat_prints_means_with_shares_of_metrics_to_pay_by_only(repeated):
+    assert "Run 3 of 3: seed 2" in repeated.printed
+    _, table_of_sv, table_of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", repeated.printed)
     assert "share" in table_of_sv
     assert "share" not in table_of_cssv
-    assert "Do not base payments on these values" in words_on_cssv
-    assert MESSAGES["intervals"]["seeds"] in words_on_cssv
 
-    tables = sorted(out.rglob("contributions.csv"))
-    runs = [open_run(path) for path in tables]
-    for seed, run in enumerate(runs):
-        settings = run.record["settings"]
-        assert settings["federation_seed"] == seed
+    text_on_cssv = " ".join(table_of_cssv.split())
+    assert "Do not base payments on these values" in text_on_cssv
+    assert MESSAGES["intervals"]["seeds"] in text_on_cssv
 
+
+@pytest.mark.slow
+def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated):
+    tables = sorted(repeated.folder.rglob("contributions.csv"))
+    runs = [open_run(table) for table in tables]
+    seeds = [run.record["settings"]["federation_seed"] for run in runs]
+    assert seeds == [0, 1, 2]
     values = np.array([run.final("cssv") for run in runs])
-    assert (values[0] != values[2]).all()  # another seed
+    assert (values[0] != values[2]).all()
 
-    file = out / "repeat.csv"
-    content = file.read_bytes()
-    summary = read_csv(file, index_col="metric")
-    of_cssv = summary.loc["cssv"]
     means = values.mean(axis=0)
     low, high = stats.t.interval(
         0.9,
-        df=2,
+        df=NUM_RUNS - 1,
         loc=means,
         scale=stats.sem(values),
     )
@@ -81,31 +91,57 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         "low": low,
         "high": high,
     }
-    for column, numbers in expected.items():
-        assert of_cssv[column].to_list() == pytest.approx(numbers)
-    assert (summary["runs"] == 3).all()
-    assert of_cssv["share"].isna().all()
-    shares_of_sv = summary.loc["sv", "share"]
-    assert shares_of_sv.sum() == pytest.approx(1)
+    summary = read_csv(repeated.folder / "repeat.csv", index_col="metric")
+    rows_of_cssv = summary.loc["cssv"]
+    for column, expected_numbers in expected.items():
+        assert rows_of_cssv[column].to_list() == pytest.approx(expected_numbers)
+    assert (summary["runs"] == NUM_RUNS).all()
 
-    basis = basis_of(open_run(out), "cssv")
-    assert [*basis.values] == of_cssv["mean"].to_list()
-    assert [*basis.estimates["low"]] == of_cssv["low"].to_list()
 
-    def refuse(*arguments):
-        pytest.fail("a run that is done was started again")
+@pytest.mark.slow
+def test_repeat_writes_shares_of_metrics_to_pay_by_only(repeated):
+    summary = read_csv(repeated.folder / "repeat.csv", index_col="metric")
+    assert summary.loc["cssv", "share"].isna().all()
+    shares = summary.loc["sv", "share"]
+    assert shares.sum() == pytest.approx(1)
 
-    monkeypatch.setattr(repeat, "_fit_with_seed", refuse)
-    # What changes no number is no other experiment.
-    assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
-    assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
-    assert file.read_bytes() == content
-    # Fewer runs than there are: none is left out.
-    fewer_runs = ["repeat", "2", *options]
-    assert main(fewer_runs) == 0
-    assert "The means are over all of them." in capsys.readouterr().out
-    assert file.read_bytes() == content
 
+@pytest.mark.slow
+def test_basis_of_repetitions_has_the_means_and_intervals_of_the_table(repeated):
+    basis = basis_of(open_run(repeated.folder), "cssv")
+
+    rows = read_csv(repeated.folder / "repeat.csv").query("metric == 'cssv'")
+    assert [*basis.values] == rows["mean"].to_list()
+    assert [*basis.estimates["low"]] == rows["low"].to_list()
+
+
+def refuse_to_fit(*arguments):
+    pytest.fail("a run that has ended was started again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_runs", "options", "message"),
+    [
+        ("3", ["--trainer.log_every_n_steps=7"], "Summary: "),
+        ("2", [], "The means are over all of them."),
+    ],
+    ids=["option that changes no number", "fewer runs"],
+)
+def test_repeat_trains_no_run_again(repeated, num_runs, options, message, monkeypatch, capsys):
+    monkeypatch.setattr(repeat, "_fit_with_seed", refuse_to_fit)
+    summary = (repeated.folder / "repeat.csv").read_bytes()
+
+    command = ["repeat", num_runs, *repeated.options]
+    assert main([*command, *options]) == 0
+
+    assert message in capsys.readouterr().out
+    assert (repeated.folder / "repeat.csv").read_bytes() == summary
+
+
+@pytest.mark.slow
+def test_repeat_refuses_to_continue_with_changed_options(repeated, capsys):
+    command = ["repeat", "3", *repeated.options]
     assert main([*command, "--trainer.max_epochs=2"]) == 2
     assert "trainer.max_epochs is 2 and was 1" in capsys.readouterr().err
 
@@ -114,17 +150,19 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     file = tmp_path / "data.csv"
     table = [["clinic", "age", "ill"]]
     for clinic in "AB":
-        for i in range(20):
-            age = 20 + i * 7 % 31
-            is_ill = "ny"[i % 2]
+        for patient in range(20):
+            age = 20 + patient * 7 % 31
+            is_ill = ["n", "y"][patient % 2]
             table.append([clinic, str(age), is_ill])
-    config = write_config(tmp_path / "federation.yaml", data=write_table(file, table))
+    data = write_table(file, table)
+    config = write_config(tmp_path / "federation.yaml", data=data)
     out = tmp_path / "out"
     options = ["--config", str(config), "--out", str(out)]
     assert main(["repeat", "2", *options, "-q"]) == 0
     means = (out / "repeat.csv").read_bytes()
 
-    table[-1][1] = "33"
+    *_, last_row = table
+    last_row[1] = "33"
     write_table(file, table)
     assert main(["repeat", "3", *options]) == 2
 
@@ -134,8 +172,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(tmp_path):
-    """All of them train the same coalitions with one seed."""
+def test_run_repetition_and_retraining_with_one_seed_have_the_same_values_and_intervals(tmp_path):
     metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
     federation = {
         "metrics": {"value": metric},
@@ -146,23 +183,25 @@ def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_bracke
         federation=federation,
         seed_everything=0,
     )
-    folder = fit_by_command(tmp_path / "fit", config)
+    run = fit_by_command(tmp_path / "fit", config)
     repetitions = tmp_path / "repetitions"
+    repeat_once = ["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]
+    assert main(repeat_once) == 0
+    retrain_once = ["retrain", str(run), "--trainings=both", "--seeds=1", "-q"]
+    assert main(retrain_once) == 0
 
-    repeat_once = ["repeat", "1", f"--config={config}", f"--out={repetitions}"]
-    assert main([*repeat_once, "-q"]) == 0
-    retrain = ["retrain", str(folder), "--trainings=both", "--seeds=1", "-q"]
-    assert main(retrain) == 0
-
-    rows_of_run = read_run(folder).query("metric == 'value'")
-    last_round = rows_of_run["round"].max()
-    last_rows = rows_of_run.query(f"round == {last_round}")
-    estimates = basis_of(open_run(folder), "value").estimates
+    estimates = basis_of(open_run(run), "value").estimates
     expected = estimates[["value", "low", "high"]].to_numpy()
+    for folder in (repetitions, run / "retrained"):
+        rows = read_csv(folder / "repeat.csv").query("metric == 'value'")
+        numbers = rows[["mean", "low", "high"]].to_numpy()
+        assert (numbers == expected).all()
+
+    rows = read_run(run).query("metric == 'value'")
+    last_round = rows["round"].max()
+    last_rows = rows[rows["round"] == last_round]
     assert estimates["value"].to_list() == last_rows["value"].to_list()
-    # Other validation samples are a further source of errors.
-    assert (estimates["low"].to_numpy() < last_rows["low_over_seeds"].to_numpy()).all()
-    for path in (repetitions, folder / "retrained"):
-        table = read_csv(path / "repeat.csv").query("metric == 'value'")
-        repeated = table[["mean", "low", "high"]].to_numpy()
-        assert (repeated == expected).all()
+    # Intervals of a basis also allow for other validation samples.
+    low = estimates["low"].to_numpy()
+    low_over_seeds = last_rows["low_over_seeds"].to_numpy()
+    assert (low < low_over_seeds).all()

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pandas
@@ -16,48 +18,67 @@ from flsv.results.basis import basis_by_retraining
 from flsv.results.text import MESSAGES
 from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
-from helpers.pages import text_of_page
+from helpers.pages import text_of_page, words_in
 from helpers.retrained import record_fits, retrained_rows
-from helpers.runs import fit_by_command, read_output, read_rows, write_config_of_two_rounds
+from helpers.runs import fit_by_command, read_rows, write_config_of_two_rounds
 
 SEED = 3
-ROUNDS = 2
+SINGLES = {"0", "1", "2"}
+PAIRS = {"0+1", "0+2", "1+2"}
+ALL_CLIENTS = (0, 1, 2)
+
+
+def coalitions_of(run, seed=SEED):
+    """Return the coalitions in the table of a seed, without those of the run itself."""
+    table = pandas.read_csv(run / "retrained" / f"seed_{seed}" / "coalitions.csv")
+    return {*table["coalition"]} - {"no clients", "0+1+2"}
 
 
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory):
-    """A run of two rounds on the data that write_config names."""
-    folder = tmp_path_factory.mktemp("retrained")
+    """A run of two rounds, which no test changes."""
+    folder = tmp_path_factory.mktemp("trained")
     metrics = {"cssv": "ClassSpecificShapley"}
     config = write_config_of_two_rounds(folder / "federation.yaml", metrics)
     aggregator = "--federation.aggregator={class_path: ShapFedWA, init_args: {metric: cssv}}"
     return fit_by_command(folder, config, aggregator)
 
 
+def copy_run(run, folder):
+    shutil.copytree(run, folder / "run")
+    return folder / "run"
+
+
 @pytest.fixture
-def copied_run(trained_run):
-    yield trained_run
-    for file in trained_run.glob("retrained*"):
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
+def run(trained_run, tmp_path):
+    """A run to retrain."""
+    return copy_run(trained_run, tmp_path)
 
 
-def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, monkeypatch):
-    all_jobs = []
+def retrain_one_round(run, *options):
+    """Retrain by the command, and return what it prints."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["retrain", str(run), "--rounds", "1", *options]) == 0
+    return printed.getvalue()
+
+
+def test_retrain_trains_each_coalition_once_and_without_validations(run, monkeypatch):
+    jobs_of_all_calls = []
     train = CopiedFits.train
 
-    def record(fits, jobs):
-        all_jobs.extend(jobs)
+    def record_and_train(fits, jobs):
+        jobs_of_all_calls.extend(jobs)
         return train(fits, jobs)
 
-    monkeypatch.setattr(CopiedFits, "train", record)
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)
 
-    retrain(copied_run, "singles", metric="negative_loss", seeds=1)
+    retrain(run, "singles", metric="negative_loss", seeds=1)
 
     # The first rounds of all clients come to the run's own model, which shows that none needs validations.
-    trained = [job.members for job in all_jobs]
-    all_clients = (0, 1, 2)
-    assert trained == [(0,), (1,), (2,), all_clients]
-    assert not any(job.validates for job in all_jobs)
+    trained = [job.members for job in jobs_of_all_calls]
+    assert trained == [(0,), (1,), (2,), ALL_CLIENTS]
+    assert not any(job.validates for job in jobs_of_all_calls)
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
@@ -65,156 +86,206 @@ def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
         retrain(tmp_path, metric="per_class_accuracy")
 
 
+# ---- all coalitions, with two seeds
+
+
+@pytest.fixture(scope="module")
+def retrained_twice(trained_run, tmp_path_factory):
+    """A run whose coalitions are all trained with two seeds for one round, and what was printed."""
+    run = copy_run(trained_run, tmp_path_factory.mktemp("two_seeds"))
+    printed = retrain_one_round(run, "--seeds", "2")
+    return run, words_in(printed)
+
+
 @pytest.mark.slow
-def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
-    copied_run, monkeypatch, capsys
-):
-    """By another score, too, of which the shares stand beside the first."""
-    assert main(["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]) == 0
+def test_retrain_trains_all_coalitions_with_each_seed(retrained_twice):
+    run, printed = retrained_twice
 
-    message = read_output(capsys)
-    assert f"1 of {ROUNDS} rounds" not in message  # one was planned
-    assert f"seeds {SEED} and {SEED + 1}, 1 of 1 rounds" in message
-
-    by_accuracy = retrained_rows(copied_run)
-    assert {row["runs"] for row in by_accuracy} == {"2"}
-    values = {row["mean"] for row in by_accuracy}
-    assert len(values) == 3  # each coalition was trained by its own clients
+    assert f"seeds {SEED} and {SEED + 1}, 1 of 1 rounds" in printed
     for seed in (SEED, SEED + 1):
-        assert coalitions_of(copied_run, seed) == {"0", "1", "2", "0+1", "0+2", "1+2"}
+        assert coalitions_of(run, seed) == SINGLES | PAIRS
+    rows = retrained_rows(run)
+    assert {row["runs"] for row in rows} == {"2"}
+    assert len({row["mean"] for row in rows}) == 3
 
-    page_path = copied_run / "all.html"
-    assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
+
+@pytest.mark.slow
+def test_report_of_retrained_run_names_both_scores_and_the_intervals(retrained_twice, tmp_path):
+    run, _ = retrained_twice
+    page_path = tmp_path / "all.html"
+
+    assert main(["report", str(run), "--out", str(page_path), "--budget", "100"]) == 0
 
     page = text_of_page(page_path)
     assert MESSAGES["intervals"]["seeds_and_samples"] in page
-    for basis in ("by balanced accuracy", "by loss"):
-        assert f" % {basis}" in page
+    assert " % by balanced accuracy" in page
+    assert " % by loss" in page
 
-    errors_of_seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
-    for errors in (errors_of_seeds, errors_of_cases):
+
+@pytest.mark.slow
+def test_errors_over_seeds_and_samples_have_covariance_matrices(retrained_twice):
+    run, _ = retrained_twice
+    errors_over_seeds, errors_over_samples = basis_by_retraining(open_run(run)).inputs.errors
+
+    for errors in (errors_over_seeds, errors_over_samples):
         covariance = errors.covariance
         assert_close(covariance, covariance.T)
         assert torch.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
 
-    by_loss = retrained_rows(copied_run, metric="by_negative_loss")
+
+@pytest.mark.slow
+def test_retrain_by_another_score_trains_no_coalition_again(retrained_twice, tmp_path, monkeypatch):
+    run = copy_run(retrained_twice[0], tmp_path)
+    shares_beside_accuracy = [row["share"] for row in retrained_rows(run, "by_negative_loss")]
     trained = record_fits(monkeypatch)
-    retrain(copied_run, metric="negative_loss", rounds=1, seeds=2)
 
-    assert trained == {(0, 1, 2)}  # the run's first rounds once more
-    for row, row_beside_accuracy in zip(retrained_rows(copied_run), by_loss):
-        assert row["share"] == row_beside_accuracy["share"]
+    retrain(run, metric="negative_loss", rounds=1, seeds=2)
 
-
-@pytest.mark.slow
-def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run, capsys):
-    command = ["retrain", str(copied_run), "--rounds", "1", "--trainings", "singles"]
-    command += ["--seeds", "1", "--federation.optimizer_state=persist"]
-
-    assert main(command) == 0
-
-    output = read_output(capsys)
-    changed = "federation.optimizer_state 'persist' instead of 'reset'"
-    assert f"not compared with the run's own weights: {changed}" in output
-    assert f"each client alone, seed {SEED}, 1 of 1 rounds, {changed}" in output
-    assert coalitions_of(copied_run, SEED) == {"0", "1", "2"}
+    # The run's first rounds are trained to be compared with the run.
+    assert trained == {ALL_CLIENTS}
+    assert [row["share"] for row in retrained_rows(run)] == shares_beside_accuracy
 
 
-def coalitions_of(run, seed):
-    """The coalitions in the table of a seed, without those of the run itself."""
-    table = pandas.read_csv(run / "retrained" / f"seed_{seed}" / "coalitions.csv")
-    return {*table["coalition"]} - {"no clients", "0+1+2"}
-
-
-#: The beginning of a reservation.
-ALONE = "Models were trained for each partner alone and for all partners together"
+# ---- coalitions of one client
 
 
 @pytest.mark.slow
-def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
-    copied_run, monkeypatch, capsys
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "1", "--trainings"]
+def test_retrain_with_a_changed_setting_says_so(run):
+    changed_option = "--federation.optimizer_state=persist"
+    printed = retrain_one_round(run, "--trainings", "singles", "--seeds", "1", changed_option)
 
-    assert main([*command, "singles"]) == 0
-    output, _, _path = capsys.readouterr().out.partition("Retrained: ")
-    text = output[output.index("accuracy, by retraining") :]
-    assert ALONE in " ".join(text.split())
+    words = words_in(printed)
+    change = "federation.optimizer_state 'persist' instead of 'reset'"
+    assert f"not compared with the run's own weights: {change}" in words
+    assert f"each client alone, seed {SEED}, 1 of 1 rounds, {change}" in words
+    assert coalitions_of(run) == SINGLES
+
+
+RESERVATION_OF_SINGLES = "Models were trained for each partner alone and for all partners together"
+
+
+@pytest.fixture(scope="module")
+def retrained_singles(trained_run, tmp_path_factory):
+    """A run whose single clients are trained, and what was printed in a terminal of 80 columns."""
+    run = copy_run(trained_run, tmp_path_factory.mktemp("singles"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        printed = retrain_one_round(run, "--seeds", "1", "--trainings", "singles")
+    return run, printed
+
+
+@pytest.mark.slow
+def test_retrain_of_singles_prints_its_reservation_within_80_columns(retrained_singles):
+    _, printed = retrained_singles
+    result, _, _path = printed.partition("Retrained: ")
+    text = result[result.index("accuracy, by retraining") :]
+
+    assert RESERVATION_OF_SINGLES in words_in(text)
     assert max(map(len, text.splitlines())) <= 80
     assert "\n%" not in text
 
-    page = copied_run / "shares.html"
-    report = ["report", str(copied_run), "--out", str(page), "--budget", "100"]
-    assert main(report) == 0
-    assert ALONE in text_of_page(page)
-    repeated = f"flsv retrain {copied_run} --rounds 1 --seeds 1 --trainings singles"
-    assert repeated in text_of_page(page)
-    assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
-    assert main([*report, "--by", "cssv"]) == 0
-    assert "cssv does not measure" in text_of_page(page)
-    assert "amount" not in read_rows(copied_run / "shares_shares.csv")[0]
-    # Trainings of other settings are not mixed; of other coalitions what is known is not trained again.
-    assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
 
+def report_shares(run, folder, *options):
+    """Return the text of the page with shares of 100, and the rows of its table."""
+    page = folder / "page.html"
+    assert main(["report", str(run), "--out", str(page), "--budget", "100", *options]) == 0
+    return text_of_page(page), read_rows(folder / "page_shares.csv")
+
+
+@pytest.mark.slow
+def test_report_of_retrained_singles_pays_with_a_reservation(retrained_singles, tmp_path):
+    run, _ = retrained_singles
+
+    page, rows = report_shares(run, tmp_path)
+
+    assert RESERVATION_OF_SINGLES in page
+    assert f"flsv retrain {run} --rounds 1 --seeds 1 --trainings singles" in page
+    assert sum(float(row["amount"]) for row in rows) == 100
+
+
+@pytest.mark.slow
+def test_report_by_a_metric_of_no_performance_pays_nobody(retrained_singles, tmp_path):
+    page, rows = report_shares(retrained_singles[0], tmp_path, "--by", "cssv")
+
+    assert "cssv does not measure" in page
+    assert "amount" not in rows[0]
+
+
+@pytest.mark.slow
+def test_retrain_refuses_to_add_trainings_of_other_settings(retrained_singles):
+    command = ["retrain", str(retrained_singles[0]), "--rounds", "1", "--seeds", "1"]
+    assert main([*command, "--trainings", "both", "--federation.local_epochs", "2"]) == 2
+
+
+@pytest.mark.slow
+def test_retrain_of_more_coalitions_trains_only_the_missing_ones(
+    retrained_singles, tmp_path, monkeypatch
+):
+    run = copy_run(retrained_singles[0], tmp_path)
     trained = record_fits(monkeypatch)
-    capsys.readouterr()
 
-    assert main([*command, "both"]) == 0
-    assert "Only one random seed was used" in read_output(capsys)
-    assert trained == {(0, 1), (0, 2), (1, 2), (0, 1, 2)}
-    assert coalitions_of(copied_run, SEED) == {"0", "1", "2", "0+1", "0+2", "1+2"}
+    printed = retrain_one_round(run, "--seeds", "1", "--trainings", "both")
 
-    outcome = retrained_rows(copied_run)
-    assert sum(float(row["share"]) for row in outcome) == pytest.approx(1)
-    assert all(float(row["low"]) < float(row["mean"]) < float(row["high"]) for row in outcome)
-
-    trained.clear()
-    capsys.readouterr()
-    # Trainings from which outputs are not predicted only rank.
-    assert main([*command, "leave-one-out"]) == 0
-    assert trained == {(0, 1, 2)}
-    assert "so these values only rank" in read_output(capsys)
-    assert {row["share"] for row in retrained_rows(copied_run)} == {""}
+    assert trained == {(0, 1), (0, 2), (1, 2), ALL_CLIENTS}
+    assert coalitions_of(run) == SINGLES | PAIRS
+    assert "Only one random seed was used" in words_in(printed)
+    rows = retrained_rows(run)
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1)
+    assert all(float(row["low"]) < float(row["mean"]) < float(row["high"]) for row in rows)
 
 
-class Hostile:
+@pytest.mark.slow
+def test_retrain_whose_trainings_predict_no_outputs_has_no_shares(run):
+    printed = retrain_one_round(run, "--seeds", "1", "--trainings", "leave-one-out")
+
+    assert "so these values only rank" in words_in(printed)
+    assert {row["share"] for row in retrained_rows(run)} == {""}
+
+
+# ---- the comparison with the run's last checkpoint
+
+
+class MakesAFolderWhenUnpickled:
     def __reduce__(self):
         return os.mkdir, ("hostile",)
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "rounds", "reason"),
-    [
-        (None, 2, "has no last.ckpt"),
-        ({"epoch": 1}, 1, "last.ckpt was saved after 2 rounds, and they have 1"),
-        ({"epoch": 1, "hyper_parameters": Hostile()}, 2, "holds objects that may run code"),
-        ({"epoch": 1}, 2, ""),
-    ],
-)
-def test_trainings_are_compared_with_a_checkpoint_of_as_many_rounds_that_runs_no_code(
-    checkpoint, rounds, reason, tmp_path, monkeypatch
-):
+@pytest.fixture
+def checkpoint_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoints" / "last.ckpt"
     path.parent.mkdir()
-    if checkpoint is not None:
-        torch.save(checkpoint, path)
+    return path
 
-    compared_path, why_not = checkpoint_or_reason(tmp_path, rounds)
 
-    assert reason in why_not
-    assert compared_path == (None if reason else str(path))
+def test_checkpoint_of_as_many_rounds_is_compared(checkpoint_path, tmp_path):
+    torch.save({"epoch": 1}, checkpoint_path)
+    assert checkpoint_or_reason(tmp_path, 2) == (str(checkpoint_path), "")
+
+
+def test_missing_checkpoint_is_not_compared(checkpoint_path, tmp_path):
+    _, reason = checkpoint_or_reason(tmp_path, 2)
+    assert "has no last.ckpt" in reason
+
+
+def test_checkpoint_of_other_rounds_is_not_compared(checkpoint_path, tmp_path):
+    torch.save({"epoch": 1}, checkpoint_path)
+    path, reason = checkpoint_or_reason(tmp_path, 1)
+    assert path is None
+    assert "last.ckpt was saved after 2 rounds, and they have 1" in reason
+
+
+def test_checkpoint_that_may_run_code_is_not_loaded(checkpoint_path, tmp_path):
+    torch.save({"epoch": 1, "hyper_parameters": MakesAFolderWhenUnpickled()}, checkpoint_path)
+    path, reason = checkpoint_or_reason(tmp_path, 2)
+    assert path is None
+    assert "holds objects that may run code" in reason
     assert not Path("hostile").exists()
 
 
 @pytest.mark.slow
-def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
-    copied_run, tmp_path, capsys
-):
-    run = tmp_path / "run"
-    shutil.copytree(copied_run, run)
+def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(run, capsys):
     path = run / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     name, weight = next(iter(checkpoint["state_dict"].items()))
@@ -223,10 +294,10 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
 
     assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
 
-    output = " ".join("".join(capsys.readouterr()).split())
+    output = words_in("".join(capsys.readouterr()))
     assert "there are no values: the run, trained again from its configuration" in output
     assert not list(run.glob("retrained/seed_*/*"))
-    assert main(["report", str(run)]) == 0  # with the run's own values
+    assert main(["report", str(run)]) == 0
 
 
 def test_jobs_option_with_the_dask_backend_is_refused(tmp_path, capsys):

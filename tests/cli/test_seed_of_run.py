@@ -85,7 +85,7 @@ def fit_by_command(monkeypatch, folder, module_arguments=None, data_arguments=No
 
 
 @pytest.mark.slow
-def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch):
+def test_run_of_a_program_that_seeds_itself_has_its_configurations_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
 
@@ -96,13 +96,14 @@ def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatc
         module_arguments={"seed_in_constructor": 1},
         data_arguments={"seed_in_constructor": 2, "seed_in_setup": 3},
     )
+
     assert seeded["settings"]["federation_seed"] == SEED
     assert seeded["hashes"] == plain["hashes"]
     run = tmp_path / "seeded/lightning_logs/version_0"
     saved_config = yaml.safe_load((run / "config.yaml").read_text())
-    assert saved_config["federation"]["seed"] is None  # another --seed_everything is another run
+    assert saved_config["federation"]["seed"] is None, "it would override --seed_everything"
 
     by_loss = ["--metric", "val_loss", "--mode", "min"]
     assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles", *by_loss]) == 0
-    repetition = open_run(run / RETRAINED / f"seed_{SEED}")
-    assert repetition.record["hashes"] == seeded["hashes"]
+    retrained_run = open_run(run / RETRAINED / f"seed_{SEED}")
+    assert retrained_run.record["hashes"] == seeded["hashes"]

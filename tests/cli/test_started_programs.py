@@ -41,7 +41,7 @@ FITTED = (
     + """
 metric = ShadowShapley(performance="negative_loss")
 loop = FederatedLoop(metrics={"value": metric})
-trainer = L.Trainer(max_epochs=3, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
+trainer = L.Trainer(max_epochs=1, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
 trainer.fit(module, data)
 values = loop.contributions["value"].tolist()
 print("values", values)
@@ -50,11 +50,11 @@ print("values", values)
 RETRAINED = (
     MODULE_AND_DATA
     + """
-trainer = L.Trainer(max_epochs=2, callbacks=[FederatedLoop(seed=0)], accelerator="cpu", logger=False)
-for jobs in (1, 2):
-    with joblib.parallel_config(n_jobs=jobs):
-        table = flsv.retrain(trainer, module, data, "singles", seeds=1)
-    print("values", table["value"].tolist())
+trainer = L.Trainer(max_epochs=1, callbacks=[FederatedLoop(seed=0)], accelerator="cpu", logger=False)
+num_workers = int(sys.argv[1])
+with joblib.parallel_config(n_jobs=num_workers):
+    values = flsv.retrain(trainer, module, data, "singles", seeds=1)["value"].tolist()
+print("values", values)
 """
 )
 PYTHON = shlex.quote(sys.executable)
@@ -66,43 +66,43 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def expected_values(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("in_this_process")
+#: Of clients with 4, 7 and 11 batches, in one round. What coalitions print stays out of the log.
+NUM_BATCHES_OF_RUN = 4 + 7 + 11
+
+
+def values_in_this_process(folder, monkeypatch, program, *arguments):
     script = folder / "train.py"
-    script.write_text(FITTED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["train.py"])
-        return runpy.run_path(str(script))["values"]
+    script.write_text(program)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    return runpy.run_path(str(script))["values"]
+
+
+def read_printed_values(log):
+    (line,) = [line for line in log.splitlines() if line.startswith("values ")]
+    return ast.literal_eval(line.removeprefix("values "))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_program_has_the_same_values_however_it_is_started(tmp_path, expected_values, name):
-    (tmp_path / "train.py").write_text(FITTED)
+def test_program_has_the_same_values_however_it_is_started(tmp_path, monkeypatch, name):
+    expected_values = values_in_this_process(tmp_path, monkeypatch, FITTED)
+
     subprocess.run(COMMANDS[name], shell=True, cwd=tmp_path, check=True)
+
     log = (tmp_path / "output.log").read_text()
-
-    assert printed_values(log) == [expected_values]
+    assert read_printed_values(log) == expected_values
     assert "came to another model" not in log
-    # What coalitions print stays out of the log: the run has three rounds of 27 batches.
-    assert log.count("a batch of") < 100
-
-
-def printed_values(log):
-    """The values in each line of them."""
-    lines = [line for line in log.splitlines() if line.startswith("values ")]
-    return [ast.literal_eval(line.removeprefix("values ")) for line in lines]
+    assert log.count("a batch of") == NUM_BATCHES_OF_RUN
 
 
 @pytest.mark.slow
-def test_workers_have_the_classes_of_a_program(tmp_path):
-    """They are new processes, as on Windows."""
-    (tmp_path / "train.py").write_text(RETRAINED)
-    command = [sys.executable, "train.py"]
-    process = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    values, values_of_workers = printed_values(process.stdout)
+def test_new_worker_processes_have_the_classes_of_a_program(tmp_path, monkeypatch):
+    expected_values = values_in_this_process(tmp_path, monkeypatch, RETRAINED, "1")
 
-    assert values_of_workers == values
+    two_workers = [sys.executable, "train.py", "2"]
+    process = subprocess.run(two_workers, cwd=tmp_path, check=True, capture_output=True, text=True)
+
+    values = read_printed_values(process.stdout)
+    assert values == expected_values
     assert len(set(values)) == 3

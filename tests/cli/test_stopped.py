@@ -14,94 +14,101 @@ from helpers.runs import QUIET, write_config
 
 pytestmark = pytest.mark.slow
 
-RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
-
-SECONDS = 900
-
-
-def run_by_torchrun(*words):
-    elastic_launch(AGENT, run_command)(*words)
+MAX_SECONDS = 900
+SHORT_ROUNDS = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET]
+RESUME_LINE = "Go on:   the same command with --ckpt_path last"
 
 
-def stop_command(process, pattern_of_begun_file):
-    """The status and output of a process that gets SIGTERM, this process alone, once it has written a file."""
+def start_endless_fit(folder, run, *options):
+    """Start a fit in a process of its own, which writes into the folder. ``run`` is called with the command."""
+    config = write_config(folder / "federation.yaml")
+    command = ["fit", "--config", str(config), *SHORT_ROUNDS, *options]
+    endless = "--trainer.max_epochs=100000"
+    return Forked(folder, run, *command, endless, PYTHONPATH=IMPORT_PATH)
+
+
+def terminate_after_first_checkpoint(process):
+    """Send SIGTERM to this process alone, and return its status and output."""
     folder = process.output.parent
     try:
-        end = time.monotonic() + SECONDS
-        while not list(folder.glob(pattern_of_begun_file)):
+        end = time.monotonic() + MAX_SECONDS
+        while not list(folder.glob("lightning_logs/*/checkpoints/last.ckpt")):
             status, output = process.wait(0.1)
             assert status is None, output
             assert time.monotonic() < end, output
 
         os.kill(process.pid, signal.SIGTERM)
-        return process.wait(SECONDS)
+        return process.wait(MAX_SECONDS)
     finally:
         if process.status is None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("run", "trainer_options", "expected_status"),
-    [
-        pytest.param(run_command, RANKS, 143, id="two ranks"),
-        # torchrun's own status is 1 whatever it is of.
-        pytest.param(run_by_torchrun, [], 1, id="torchrun"),
-    ],
-)
-def test_stopped_fit_prints_its_table_and_the_command_to_resume(
-    run, trainer_options, expected_status, tmp_path
-):
-    short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
-    config = write_config(tmp_path / "federation.yaml")
-    command = ["fit", "--config", str(config), *short, *QUIET, *trainer_options]
-    endless = "--trainer.max_epochs=100000"
+def test_terminated_fit_on_two_ranks_prints_one_table_and_the_command_to_resume(tmp_path):
+    two_ranks = ["--trainer.strategy=federated", "--trainer.devices=2"]
+    process = start_endless_fit(tmp_path, run_command, *two_ranks)
 
-    process = Forked(tmp_path, run, *command, endless, PYTHONPATH=IMPORT_PATH)
-    status, output = stop_command(process, "lightning_logs/*/checkpoints/last.ckpt")
+    status, output = terminate_after_first_checkpoint(process)
 
-    assert status == expected_status, output
+    assert status == 128 + signal.SIGTERM, output
     assert output.count("Contributions") == 1
-    if run is not run_by_torchrun:  # which prints one of its own
-        assert "Traceback" not in output
-    assert "Go on:   the same command with --ckpt_path last" in output
-
-    run_folder = tmp_path / "lightning_logs" / "version_0"
-    rounds = last_round(run_folder) + 3  # two or three more
-    resume = [*command, "--ckpt_path", "last", f"--trainer.max_epochs={rounds}"]
-    status, output = Forked(tmp_path, run_command, *resume, PYTHONPATH=IMPORT_PATH).wait()
-
-    assert status == 0, output
-    assert f"Resuming from {run_folder / 'checkpoints'}" in output
+    assert "Traceback" not in output
+    assert RESUME_LINE in output
 
 
-def last_round(run_folder):
-    """The round of the table's last row."""
+def fit_by_torchrun(*words):
+    elastic_launch(AGENT, run_command)(*words)
+
+
+def last_round_in_table(run_folder):
     *_, last_row = (run_folder / "contributions.csv").read_text().splitlines()
     round_index, _, _ = last_row.partition(",")
     return int(round_index)
 
 
-def receive_within_a_del_method(number):
-    """Where Python prints what is raised, and goes on."""
+def test_terminated_fit_of_torchrun_can_be_resumed(tmp_path):
+    process = start_endless_fit(tmp_path, fit_by_torchrun)
 
-    class Dies:
+    status, output = terminate_after_first_checkpoint(process)
+
+    # It does not depend on what has ended the processes.
+    status_of_torchrun = 1
+    assert status == status_of_torchrun, output
+    assert output.count("Contributions") == 1
+    assert RESUME_LINE in output
+
+    run_folder = tmp_path / "lightning_logs" / "version_0"
+    num_rounds = last_round_in_table(run_folder) + 3
+    config = str(tmp_path / "federation.yaml")
+    command = ["fit", "--config", config, *SHORT_ROUNDS, f"--trainer.max_epochs={num_rounds}"]
+    process = Forked(tmp_path, run_command, *command, "--ckpt_path", "last")
+    status, output = process.wait()
+
+    assert status == 0, output
+    assert f"Resuming from {run_folder / 'checkpoints'}" in output
+    resumed_run = run_folder.with_name("version_1")
+    assert last_round_in_table(resumed_run) == num_rounds - 1
+
+
+def receive_in_del_method(signal_number):
+    """Python prints an exception that is raised in ``__del__``, and goes on."""
+
+    class ObjectThatReceivesASignalInDel:
         def __del__(self):
-            signal.raise_signal(number)
+            signal.raise_signal(signal_number)
 
-    Dies()
+    ObjectThatReceivesASignalInDel()
 
 
-@pytest.mark.parametrize("receive", [signal.raise_signal, receive_within_a_del_method])
+@pytest.mark.parametrize("receive", [signal.raise_signal, receive_in_del_method])
 @pytest.mark.parametrize(
-    ("number", "error"),
+    ("signal_number", "error"),
     [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
 )
-def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, number, error):
-    """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
-
+def test_signal_stops_a_command_even_if_received_in_a_del_method(receive, signal_number, error):
     def receive_and_sleep():
         with terminable():
-            receive(number)
+            receive(signal_number)
             time.sleep(30)
 
     with pytest.raises(error):
@@ -109,13 +116,18 @@ def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, nu
 
 
 def test_signal_that_was_lost_is_not_sent_again_after_the_command():
-    received = list[int]()
-    previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    received_signals = list[int]()
+
+    def record_signal(signal_number, frame):
+        received_signals.append(signal_number)
+
+    seconds_until_sent_again = 0.1
+    previous_handler = signal.signal(signal.SIGTERM, record_signal)
     try:
         with terminable():
-            receive_within_a_del_method(signal.SIGTERM)
-        time.sleep(0.3)  # it would come after 0.1 seconds
+            receive_in_del_method(signal.SIGTERM)
+        time.sleep(3 * seconds_until_sent_again)
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
 
-    assert received == []
+    assert received_signals == []

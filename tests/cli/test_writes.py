@@ -11,22 +11,27 @@ from flsv.cli import main
 from flsv.cli.entry import FLSV_COMMANDS, LIGHTNING_COMMANDS
 from helpers.runs import write_config
 
-#: ``{command: (arguments, files that it may write)}``. ``RUN`` stands for the folder of a run.
-NEW_RUN = r"lightning_logs/.*"
+RUN_FOLDER = "out/hosp/a"
 EVALUATE = "--config federation.yaml --config logger.yaml --data.batch_size 7 --ckpt_path last"
-COMMANDS = {
-    "fit": ("--config federation.yaml", NEW_RUN),
-    "validate": (EVALUATE, "nothing"),
-    "test": (EVALUATE, "nothing"),
-    "predict": (EVALUATE, "RUN/predictions.csv"),
-    "repeat": ("2 --config federation.yaml --out runs", r"runs/.*"),
-    "data": ("--config federation.yaml", "nothing"),
+#: Arguments of the commands that write files, and a pattern of these files.
+WRITING_COMMANDS = {
+    "fit": ("--config federation.yaml", r"lightning_logs/.*"),
+    "predict": (EVALUATE, f"{RUN_FOLDER}/predictions.csv"),
+    "repeat": ("1 --config federation.yaml --out runs", r"runs/.*"),
     "value": ("--config federation.yaml --out values", r"values/.*"),
-    "retrain": ("RUN --seeds 1 --jobs 1 --trainings singles", r"RUN/(retrained.*|\.lock)"),
-    "report": ("RUN", "RUN/report.html"),
+    "retrain": (
+        f"{RUN_FOLDER} --seeds 1 --jobs 1 --trainings singles",
+        rf"{RUN_FOLDER}/(retrained.*|\.lock)",
+    ),
+    "report": (RUN_FOLDER, f"{RUN_FOLDER}/report.html"),
     "init": ("project", r"project/.*"),
 }
-RUN_FOLDER = "out/hosp/a"
+#: Arguments of the commands that write nothing.
+READING_COMMANDS = {
+    "validate": EVALUATE,
+    "test": EVALUATE,
+    "data": "--config federation.yaml",
+}
 NOTES = "# agreed with Lyon on 3 May\n"
 LOGGER = """
 trainer:
@@ -72,49 +77,58 @@ def project_copy(project_folder, tmp_path, monkeypatch):
     return folder
 
 
+with_csv_logger = pytest.mark.parametrize("project_folder", ["CSVLogger"], indirect=True)
+
+
 def test_commands_whose_writes_are_watched_are_all_commands():
-    assert set(COMMANDS) == {*LIGHTNING_COMMANDS, *FLSV_COMMANDS}
+    assert {*WRITING_COMMANDS, *READING_COMMANDS} == {*LIGHTNING_COMMANDS, *FLSV_COMMANDS}
 
 
-# Where a logger matters, the tests below have both.
 @pytest.mark.slow
-@pytest.mark.parametrize("project_folder", ["CSVLogger"], indirect=True)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_writes_only_what_it_says(command, project_copy):
-    arguments, permitted = COMMANDS[command]
-    before_command = digests_of_files(project_copy)
+@with_csv_logger
+@pytest.mark.parametrize("command", WRITING_COMMANDS)
+def test_command_changes_no_file_and_writes_only_what_it_says(command, project_copy):
+    arguments, pattern = WRITING_COMMANDS[command]
+    initial_files = digests_of_files(project_copy)
 
-    assert main([command, *arguments.replace("RUN", RUN_FOLDER).split()]) == 0
+    assert main([command, *arguments.split()]) == 0
 
-    after_command = digests_of_files(project_copy)
-    changed = set(before_command.items()) - set(after_command.items())
-    pattern = permitted.replace("RUN", RUN_FOLDER)
-    new_files = after_command.keys() - before_command.keys()
+    files = digests_of_files(project_copy)
+    assert initial_files.items() <= files.items()
+    new_names = files.keys() - initial_files.keys()
+    assert new_names
+    assert [name for name in new_names if not re.fullmatch(pattern, name)] == []
 
-    assert changed == set()
-    assert [name for name in new_files if not re.fullmatch(pattern, name)] == []
-    assert bool(new_files) == (permitted != "nothing")
+
+@pytest.mark.slow
+@with_csv_logger
+@pytest.mark.parametrize("command", READING_COMMANDS)
+def test_command_that_shows_results_writes_nothing(command, project_copy):
+    initial_files = digests_of_files(project_copy)
+    assert main([command, *READING_COMMANDS[command].split()]) == 0
+    assert digests_of_files(project_copy) == initial_files
 
 
 @pytest.mark.fast_rows("TensorBoardLogger")
-def test_fit_without_a_folder_leaves_the_users_configuration(project_copy, capsys):
-    files = digests_of_files(project_copy)
-    options = ["--config=federation.yaml", "--trainer.logger=false"]
-    assert main(["fit", *options]) == 0
-    assert files.items() <= digests_of_files(project_copy).items()
+def test_fit_without_a_logger_leaves_the_users_configuration(project_copy):
+    initial_files = digests_of_files(project_copy)
+    assert main(["fit", "--config=federation.yaml", "--trainer.logger=false"]) == 0
+    assert initial_files.items() <= digests_of_files(project_copy).items()
 
 
+@with_csv_logger
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("folder", [".", "here"])
-def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, project_copy, capsys):
-    Path("here").mkdir()
-    Path("here/config.yaml").write_text(NOTES)
-    files = digests_of_files(project_copy)
+@pytest.mark.parametrize("folder", [".", "notes"])
+def test_fit_refuses_a_folder_with_a_configuration_that_no_run_wrote(folder, project_copy, capsys):
+    Path("notes").mkdir()
+    Path("notes/config.yaml").write_text(NOTES)
+    initial_files = digests_of_files(project_copy)
     options = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
 
     assert main(["fit", "--config=federation.yaml", *options]) == 2
+
     assert "config.yaml was not written by a run" in capsys.readouterr().err
-    assert digests_of_files(project_copy) == files
+    assert digests_of_files(project_copy) == initial_files
 
 
 FIT = ["fit", "--config=federation.yaml", "--config=logger.yaml"]
@@ -122,30 +136,26 @@ FIT = ["fit", "--config=federation.yaml", "--config=logger.yaml"]
 
 @pytest.mark.fast_rows
 def test_fit_refuses_the_folder_of_another_run(project_copy, capsys):
-    files = digests_of_files(project_copy)
+    initial_files = digests_of_files(project_copy)
 
     assert main(FIT) == 2
 
     assert f"{RUN_FOLDER} holds a run already. Give this run a folder" in capsys.readouterr().err
-    assert digests_of_files(project_copy) == files
+    assert digests_of_files(project_copy) == initial_files
 
 
-@pytest.mark.fast_rows
-def test_resumed_fit_keeps_the_metrics_of_the_runs_first_part(project_copy):
-    """Under another name, where the logger writes them into a file."""
-    metrics = project_copy / RUN_FOLDER / "metrics.csv"
-    has_metrics = metrics.exists()
-    former_metrics = metrics.read_bytes() if has_metrics else b""
+@pytest.mark.slow
+@with_csv_logger
+def test_resumed_fit_keeps_the_first_parts_metrics_csv_under_another_name(project_copy):
+    run = project_copy / RUN_FOLDER
+    metrics_of_first_part = (run / "metrics.csv").read_bytes()
 
     assert main([*FIT, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
 
-    renamed = project_copy / RUN_FOLDER / "metrics_1.csv"
-    assert renamed.exists() == has_metrics
-    if has_metrics:
-        assert renamed.read_bytes() == former_metrics
+    assert (run / "metrics_1.csv").read_bytes() == metrics_of_first_part
 
 
-@pytest.mark.fast_rows
+@with_csv_logger
 def test_predictions_outside_a_run_leave_the_users_file(project_copy):
     shutil.copy(f"{RUN_FOLDER}/checkpoints/last.ckpt", "model.ckpt")
     options = ["--config=federation.yaml", "--ckpt_path=model.ckpt"]

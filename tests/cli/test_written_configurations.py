@@ -23,8 +23,8 @@ from helpers.runs import fit_by_command, write_config_of_two_rounds
 
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
-#: Classes from which others are derived, and one that is there with a further package only.
-ABSTRACT = {
+#: Classes from which others are derived, and LitLogger, which needs a further package.
+NOT_TESTED = {
     "BaseFinetuning",
     "BasePredictionWriter",
     "Callback",
@@ -68,7 +68,7 @@ SHORTHANDS = [
 def options_of(section, names):
     """The options that name each class alone, with the arguments that it needs."""
     rows = []
-    for name in sorted(set(names) - ABSTRACT):
+    for name in sorted(set(names) - NOT_TESTED):
         value = {"class_path": name, "init_args": ARGUMENTS.get(name, {})}
         option = f"--trainer.{section}={json.dumps(value)}"
         rows.append(pytest.param([option], id=name))
@@ -93,14 +93,16 @@ def data_parser():
     return option_parser("flsv data", None, {"data": FederatedDataModule})
 
 
-def write(config, path):
+def write_config_option(config, path):
+    """Write a configuration, and return the option that names its file."""
     path.write_text(yaml.safe_dump(config))
     return ["--config", str(path)]
 
 
-def written(parser, arguments):
-    """The configuration that ``flsv fit`` would write for these arguments."""
-    return yaml.safe_load(parser.dump(parser.parse_args(arguments), skip_none=False))
+def config_of_arguments(parser, arguments):
+    """Return the configuration that ``flsv fit`` would write for these arguments."""
+    config = parser.parse_args(arguments)
+    return yaml.safe_load(parser.dump(config, skip_none=False))
 
 
 @pytest.mark.fast_rows("DeviceStatsMonitor", "CSVLogger", "*WithoutArguments")
@@ -108,52 +110,49 @@ def written(parser, arguments):
 def test_written_configuration_is_read_as_the_same_by_every_command(
     options, fit_parser, data_parser, tmp_path
 ):
-    config = written(fit_parser, ["--config", "quickstart", *options])
+    config = config_of_arguments(fit_parser, ["--config", "quickstart", *options])
     assert "Unable to serialize" not in str(config)
 
-    arguments = write(config, tmp_path / "config.yaml")
-    config_read = written(fit_parser, arguments)
-    data_parser.parse_args(arguments)
+    config_option = write_config_option(config, tmp_path / "config.yaml")
+    config_read = config_of_arguments(fit_parser, config_option)
+    data_parser.parse_args(config_option)
 
     identity = Identity(config_settings(config), {})
     assert config_read["trainer"] == config["trainer"]
     assert Identity(config_settings(config_read), {}).other_settings(identity) == []
 
     add_same_run(config_read, tmp_path, seed=0, rounds=1, changes=["some"], say=str)
-    retrained = written(fit_parser, write(config_read, tmp_path / "retrained.yaml"))
-    *_, last_callback = retrained["trainer"]["callbacks"]
+    config_option = write_config_option(config_read, tmp_path / "retrained.yaml")
+    config_to_retrain = config_of_arguments(fit_parser, config_option)
+    *_, last_callback = config_to_retrain["trainer"]["callbacks"]
     assert last_callback["class_path"] == "flsv.cli.same_run.SameRun"
 
 
-def test_class_without_arguments_is_no_changed_setting():
-    without = Identity({"trainer.callbacks.0.class_path": "'Own'"}, {})
-    with_empty = Identity({**without.settings, "trainer.callbacks.0.init_args": "{}"}, {})
+def test_empty_arguments_are_no_changed_setting():
+    without_arguments = Identity({"trainer.callbacks.0.class_path": "'Own'"}, {})
+    settings = {**without_arguments.settings, "trainer.callbacks.0.init_args": "{}"}
+    with_empty_arguments = Identity(settings, {})
 
-    assert with_empty.other_settings(without) == []
-    assert without.other_settings(with_empty) == []
+    assert with_empty_arguments.other_settings(without_arguments) == []
+    assert without_arguments.other_settings(with_empty_arguments) == []
 
 
 @pytest.mark.slow
 def test_configuration_of_a_resumed_run_is_read_by_commands_that_resume_none(fit_parser, tmp_path):
-    config = written(fit_parser, ["--config", "quickstart"])
-    resumed = {**config, "ckpt_path": "last", "weights_only": True}
+    config = config_of_arguments(fit_parser, ["--config", "quickstart"])
+    resumed_config = {**config, "ckpt_path": "last", "weights_only": True}
 
-    assert written(fit_parser, write(resumed, tmp_path / "config.yaml")) == config
+    config_option = write_config_option(resumed_config, tmp_path / "config.yaml")
+    assert config_of_arguments(fit_parser, config_option) == config
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "callbacks",
-    [
-        "[{class_path: LearningRateMonitor}]",
-        "[{class_path: DeviceStatsMonitor}]",
-        "RichModelSummary",
-        "cli.own_callbacks.WritesBesideItsLog",
-    ],
+    ["[{class_path: DeviceStatsMonitor}]", "cli.own_callbacks.WritesBesideItsLog"],
+    ids=["needs a logger", "writes beside its log"],
 )
-def test_run_with_callbacks_that_need_a_logger_or_stand_alone_is_retrained(
-    callbacks, tmp_path, capsys
-):
+def test_run_with_callbacks_that_need_its_logger_is_retrained(callbacks, tmp_path, capsys):
     config = write_config_of_two_rounds(
         tmp_path / "federation.yaml", {"cssv": "ClassSpecificShapley"}
     )

@@ -20,6 +20,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.forked import Forked
 from helpers.models import Plain, network
+from helpers.runs import read_rows
 
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
 
@@ -33,13 +34,12 @@ def fit_run(folder: Path | str | None, **options):
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lock = FolderLock(tmp_path)  # nobody else is kept out of it either
-    fit_run(None)
-    lock.release()
-
-    assert names_in(tmp_path) == {".lock"}
 
     fit_run(".")
     assert names_in(tmp_path) == FILES
@@ -49,11 +49,16 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path, monkeypatch
     assert names_in(tmp_path / "logged") > FILES
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+def test_run_without_a_folder_writes_nothing_and_ignores_locks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lock = FolderLock(tmp_path)
+    fit_run(None)
+    lock.release()
+
+    assert names_in(tmp_path) == {".lock"}
 
 
-class StartsASecondRun(Callback):
+class CallbackThatStartsASecondRun(Callback):
     def __init__(self, folder: Path):
         self.folder = folder
         self.error = ""
@@ -64,48 +69,53 @@ class StartsASecondRun(Callback):
         self.error = str(error.value)
 
 
-def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path):
-    second = StartsASecondRun(tmp_path)
-    fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[second])
+def test_second_run_in_a_running_runs_folder_is_refused(tmp_path):
+    callback = CallbackThatStartsASecondRun(tmp_path)
+    fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[callback])
 
-    assert str(tmp_path) in second.error
-    assert "--trainer.default_root_dir" in second.error
-    lines = (tmp_path / "contributions.csv").read_text().splitlines()
-    first_column = {line.split(",")[0] for line in lines}
-    assert first_column == {"round", "0"}  # one header, and rows of the first run's only round
+    assert str(tmp_path) in callback.error
+    assert "--trainer.default_root_dir" in callback.error
+    rows = read_rows(tmp_path / "contributions.csv")
+    assert {row["round"] for row in rows} == {"0"}
 
 
-def hold(folder: Path):
+def lock_and_fork(folder: Path):
+    """Lock a folder. The fork outlives a killed parent for a while, as a data loader's worker does."""
     lock = FolderLock(folder)
     read_end, write_end = os.pipe()
-    if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
+    is_child = os.fork() == 0
+    if is_child:
         os.write(write_end, b"1")
         time.sleep(60)
         os._exit(0)
-    os.read(read_end, 1)  # what is done at a fork is done in the child
-    print("held", lock, flush=True)
+    # The child writes when it has released what it has inherited.
+    os.read(read_end, 1)
+    print("locked", lock, flush=True)
     time.sleep(60)
 
 
 @pytest.mark.slow
 def test_folder_lock_of_a_killed_run_is_released(tmp_path):
-    process = Forked(tmp_path / "process", hold, tmp_path)
-    while "held" not in process.output.read_text():
-        assert process.wait(0.1)[0] is None
+    process = Forked(tmp_path / "process", lock_and_fork, tmp_path)
+    while "locked" not in process.output.read_text():
+        status, output = process.wait(0.1)
+        assert status is None, output
+
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait()[0] == -signal.SIGKILL
+    status, _ = process.wait()
+    assert status == -signal.SIGKILL
     FolderLock(tmp_path).release()
-    os.killpg(process.pid, signal.SIGKILL)  # its child
+
+    group_of_child = process.pid
+    os.killpg(group_of_child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_charts_are_where_tensorboard_writes(tmp_path, is_first):
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_charts_are_where_tensorboard_writes(tmp_path, order):
     charts = TensorBoardLogger(tmp_path / "charts", name="hospitals")
-    loggers = [charts, CSVLogger(tmp_path / "tables")]
-    if not is_first:
-        loggers.reverse()
+    tables = CSVLogger(tmp_path / "tables")
+    trainer = L.Trainer(logger=[charts, tables][::order], enable_progress_bar=False)
 
-    trainer = L.Trainer(logger=loggers, enable_progress_bar=False)
     lines = where_results_are(trainer)
 
     assert f"Charts:  tensorboard --logdir {tmp_path}/charts/hospitals" in lines

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,86 +35,90 @@ def make_numbers(values, low, high):
     return {("sv", OVERALL): torch.tensor(values), ("sv", ENDS): intervals}
 
 
-def test_changes_of_a_round_hold_only_numbers_with_a_new_value_or_interval():
-    values = [1.0, 2.0, NAN]
-    low = [0.0, 1.0, NAN]
-    high = [2.0, 3.0, NAN]
-    other_low = [0.5, 1.0, NAN]
-    unknown_low = [NAN, 1.0, NAN]
-    unknown_high = [NAN, 3.0, NAN]
-    earlier_numbers = make_numbers(values, low, high)
-    cases = [
-        (values, low, high, []),
-        ([1.0, 2.5, NAN], low, high, [1]),
-        ([1.0, 2.0, 3.0], low, high, [2]),
-        (values, other_low, high, [0]),
-        # No longer known: the value is as it was.
-        (values, unknown_low, unknown_high, []),
-        ([NAN, 2.0, NAN], unknown_low, unknown_high, []),
-    ]
-    for new_values, new_low, new_high, changed_clients in cases:
-        new_numbers = make_numbers(new_values, new_low, new_high)
-        changes = changed_numbers(new_numbers, earlier_numbers)
-        assert known_clients(changes["sv", OVERALL]) == changed_clients
-
-    changes = changed_numbers(earlier_numbers, {})
-    assert known_clients(changes["sv", OVERALL]) == [0, 1]
-    earlier_values = {("sv", OVERALL): torch.tensor(values)}  # without intervals
-    changes = changed_numbers(earlier_numbers, earlier_values)
-    assert known_clients(changes["sv", OVERALL]) == [0, 1]
+VALUES = [1.0, 2.0, NAN]
+LOW = [0.0, 1.0, NAN]
+HIGH = [2.0, 3.0, NAN]
+EARLIER_NUMBERS = make_numbers(VALUES, LOW, HIGH)
+#: Intervals without that of the first client.
+UNKNOWN_LOW = [NAN, 1.0, NAN]
+UNKNOWN_HIGH = [NAN, 3.0, NAN]
 
 
-def known_clients(values: torch.Tensor) -> list[int]:
-    is_known = ~values.isnan()
+def clients_with_a_change(numbers, earlier_numbers) -> list[int]:
+    changes = changed_numbers(numbers, earlier_numbers)
+    is_known = ~changes["sv", OVERALL].isnan()
     return is_known.nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize(
+    ("values", "low", "high", "changed_clients"),
+    [
+        (VALUES, LOW, HIGH, []),
+        ([1.0, 2.5, NAN], LOW, HIGH, [1]),
+        ([1.0, 2.0, 3.0], LOW, HIGH, [2]),
+        (VALUES, [0.5, 1.0, NAN], HIGH, [0]),
+        (VALUES, UNKNOWN_LOW, UNKNOWN_HIGH, []),
+        ([NAN, 2.0, NAN], UNKNOWN_LOW, UNKNOWN_HIGH, []),
+    ],
+    ids=["same", "value", "first value", "interval", "unknown interval", "unknown value"],
+)
+def test_changes_of_a_round_are_numbers_with_a_new_value_or_interval(
+    values, low, high, changed_clients
+):
+    numbers = make_numbers(values, low, high)
+    assert clients_with_a_change(numbers, EARLIER_NUMBERS) == changed_clients
+
+
+NUMBERS_WITHOUT_INTERVALS = {("sv", OVERALL): torch.tensor(VALUES)}
+
+
+@pytest.mark.parametrize(
+    "earlier_numbers",
+    [{}, NUMBERS_WITHOUT_INTERVALS],
+    ids=["no numbers", "no intervals"],
+)
+def test_all_known_numbers_are_changes_if_there_were_no_intervals_before(earlier_numbers):
+    assert clients_with_a_change(EARLIER_NUMBERS, earlier_numbers) == [0, 1]
+
+
 def test_changes_by_class_are_those_of_single_numbers():
-    by_class = torch.tensor([[1.0, 2.0], [3.0, NAN]])
-    later_by_class = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
-    total = torch.tensor(7.0)
-    numbers = {
-        ("cssv", BY_COLUMN): later_by_class,
-        ("cssv/total", OVERALL): total,
-    }
-    earlier_numbers = {
-        ("cssv", BY_COLUMN): by_class,
-        ("cssv/total", OVERALL): total,
-    }
+    key = ("cssv", BY_COLUMN)
+    earlier_values = torch.tensor([[1.0, 2.0], [3.0, NAN]])
+    values = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
 
-    changes = changed_numbers(numbers, earlier_numbers)
+    changes = changed_numbers({key: values}, {key: earlier_values})
 
-    is_known = ~changes["cssv", BY_COLUMN].isnan()
-    assert is_known.tolist() == [[False, True], [False, True]]
-    assert changes["cssv/total", OVERALL] == 7.0  # of the whole federation
+    expected_changes = [[NAN, 2.5], [NAN, 4.0]]
+    np.testing.assert_equal(changes[key].numpy(), np.float32(expected_changes))
+
+
+def test_number_of_the_whole_federation_is_a_change_in_each_round():
+    numbers = {("cssv/total", OVERALL): torch.tensor(7.0)}
+    assert changed_numbers(numbers, numbers) == numbers
 
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path):
-    seeded = make_generator()
-    values = torch.rand(
-        3,
-        2,
-        generator=seeded,
-        dtype=torch.float64,
-    )
+    # Small numbers, many of whose digits count.
+    values = torch.rand(3, generator=make_generator(), dtype=torch.float64)
     values = values**40
-    table = []
-    for column in range(2):
-        values_of_column = dict(enumerate(values[:, column].tolist()))
-        table += client_rows(
-            2, "sv", values_of_column, NAMES, column=str(column), class_name="Dress"
-        )
+    values_by_client = dict(enumerate(values.tolist()))
+    rows = client_rows(
+        2,
+        "sv",
+        values_by_client,
+        NAMES,
+        column="1",
+        class_name="Dress",
+    )
     path = tmp_path / "contributions.csv"
     header = ",".join(SCHEMA) + "\n"
-    path.write_bytes(header.encode() + csv_text(table))
-    table_read = read_contributions(path)
+    path.write_bytes(header.encode() + csv_text(rows))
 
-    assert csv_text(table_read.itertuples(index=False)) == csv_text(table)
+    table = read_contributions(path)
 
-    for index in range(2):
-        estimates = last_estimates(table_read, "sv", 3, str(index))
-        values_read = torch.tensor(estimates["value"].to_numpy())
-        assert torch.equal(values_read, values[:, index])
+    assert csv_text(table.itertuples(index=False)) == csv_text(rows)
+    estimates = last_estimates(table, "sv", num_clients=3, column="1")
+    assert torch.equal(torch.tensor(estimates["value"].to_numpy()), values)
 
 
 def make_round_rows(round_index):
@@ -134,32 +139,38 @@ def write_rounds(
     return path
 
 
-@pytest.fixture
-def interrupted_csv(tmp_path, cut_line):
+@pytest.fixture(params=["", "2,cssv,0,", '2,"cs'])
+def interrupted_csv(tmp_path, request):
     """The file of a run of which rounds 0 to 2 are written, and the beginning of another line."""
     path = write_rounds(tmp_path / "c.csv", range(3))
-    with path.open("a") as out:
-        out.write(cut_line)
+    with path.open("a") as file:
+        file.write(request.param)
     return path
 
 
-@pytest.mark.parametrize("cut_line", ["", "2,cssv,0,", '2,"cs'])
-@pytest.mark.parametrize("folder", [".", "new"])
+@pytest.fixture
+def uninterrupted_text(tmp_path):
+    return write_rounds(tmp_path / "whole.csv", range(4)).read_text()
+
+
 def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
-    tmp_path, interrupted_csv, folder
+    interrupted_csv, uninterrupted_text
 ):
-    whole = write_rounds(tmp_path / "whole.csv", range(4))
-    content = interrupted_csv.read_text()
-    path = tmp_path / folder / "c.csv"
-
-    write_rounds(path, [2, 3], first_round=2, earlier=interrupted_csv)
-
-    assert path.read_text() == whole.read_text()
-    if folder != ".":
-        assert interrupted_csv.read_text() == content
+    write_rounds(interrupted_csv, [2, 3], first_round=2, earlier=interrupted_csv)
+    assert interrupted_csv.read_text() == uninterrupted_text
 
 
-# Of another run, or of this one where it goes back by more than one round.
+def test_resuming_in_another_folder_leaves_the_earlier_csv(
+    tmp_path, interrupted_csv, uninterrupted_text
+):
+    earlier_text = interrupted_csv.read_text()
+    path = write_rounds(tmp_path / "new" / "c.csv", [2, 3], first_round=2, earlier=interrupted_csv)
+
+    assert path.read_text() == uninterrupted_text
+    assert interrupted_csv.read_text() == earlier_text
+
+
+# A resumed run rewrites its last round at most. More rounds are those of another run.
 @pytest.mark.parametrize("first_round", [0, 1])
 def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path, first_round):
     path = write_rounds(tmp_path / "c.csv", range(4))
@@ -176,7 +187,7 @@ def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_pat
         write_rounds(path, range(first_round, 4), first_round=first_round)
 
 
-def test_file_of_an_earlier_run_stands_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
+def test_csv_of_an_earlier_run_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
     path = write_rounds(tmp_path / "c.csv", range(4))
     content = path.read_bytes()
 
@@ -193,7 +204,10 @@ def test_file_of_an_earlier_run_stands_if_the_new_one_cannot_be_written(tmp_path
     assert path.read_bytes() == content
 
 
-def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
+@pytest.fixture(scope="module")
+def run_of_four_rounds(tmp_path_factory):
+    """A loop of which two of three clients are drawn in each round, and the table of its folder."""
+    folder = tmp_path_factory.mktemp("run")
     metrics = {
         "cssv": ClassSpecificShapley(),
         "sv": CumulativeShapley(),
@@ -206,38 +220,47 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
         evaluation=ClientEvaluation(every=2),
         seed=1,
     )
-    fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
-    run = flsv.read_run(tmp_path)
-    frame = loop.to_frame()  # of the last round
+    fit(loop, folder, rounds=4)
+    return loop, flsv.read_run(folder)
 
-    assert tuple(frame.columns) == COLUMNS
-    assert tuple(run.columns) == COLUMNS
 
-    keys = ["metric", "client", "class"]
-    assert not run.duplicated(["round", *keys]).any()
+KEYS = ["metric", "client", "class"]
+
+
+def test_contributions_csv_has_one_row_for_each_number_of_a_round(run_of_four_rounds):
+    _, table = run_of_four_rounds
+    assert tuple(table.columns) == COLUMNS
+    assert not table.duplicated(["round", *KEYS]).any()
+    assert set(table.query("metric == 'cost'")["class"].dropna()) == {"up", "down"}
+
+
+def test_last_rows_of_contributions_csv_are_the_loops_values_by_class(run_of_four_rounds):
+    loop, table = run_of_four_rounds
+    rows_of_classes = table.query("metric == 'cssv'").dropna(subset="class")
+    last_values = rows_of_classes.groupby(["client", "class"])["value"].last()
 
     by_class = loop.contributions["cssv"].by_class
-    is_known = by_class.isfinite()
-    rows_of_classes = run[run["metric"] == "cssv"].dropna(subset="class")
-    last_values = rows_of_classes.groupby(["client", "class"])["value"].last()
-    assert last_values.tolist() == pytest.approx(by_class[is_known].tolist(), rel=1e-6)
+    known_values = by_class[by_class.isfinite()]
+    assert last_values.tolist() == pytest.approx(known_values.tolist(), rel=1e-6)
 
+
+def test_to_frame_has_the_last_row_of_each_number_in_contributions_csv(run_of_four_rounds):
+    loop, table = run_of_four_rounds
+    frame = loop.to_frame()
+    assert tuple(frame.columns) == COLUMNS
     assert set(frame["round"]) == {3}
-    traffic = run[run["metric"] == "cost"]
-    assert set(traffic["class"].dropna()) == {"up", "down"}
+    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(frame["metric"])
 
-    lasting = run[~run["metric"].isin(["update_norm", "weight"])]
-    lasting = lasting.fillna({"class": ""})
-    last_values = lasting.groupby(keys, as_index=False)["value"].last()
-    rows_of_metrics = frame[frame["metric"] != "weight"]
-    values_of_frame = rows_of_metrics.fillna({"class": ""})
-    merged = values_of_frame.merge(last_values, on=keys, how="outer", suffixes=("_frame", "_run"))
-    assert (merged["value_frame"] == merged["value_run"]).all()  # NaN, if one has no such row
-    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(values_of_frame["metric"])
+    # Norms and weights are numbers of a round, which a later round without them does not have.
+    lasting_rows = table.query("metric not in ['update_norm', 'weight']").fillna({"class": ""})
+    last_rows = lasting_rows.groupby(KEYS, as_index=False)["value"].last()
+    frame_rows = frame.query("metric != 'weight'").fillna({"class": ""})
+    merged_rows = frame_rows.merge(last_rows, on=KEYS, how="outer", suffixes=("_frame", "_csv"))
+    assert (merged_rows["value_frame"] == merged_rows["value_csv"]).all()
 
 
 def make_late_rounds(value: float) -> list[RoundResult]:
-    """Two rounds of two clients. The first client's value goes up by one, and the second's does not change."""
+    """Make two rounds of two clients. The first client's value goes up by one, and the second's does not change."""
     rows_of_round_0 = client_rows(0, "value", {0: value, 1: value}, NAMES)
     rows_of_round_1 = client_rows(1, "value", {0: value + 1, 1: value}, NAMES)
     return [
@@ -250,15 +273,16 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path)
     num_earlier_rows = len(read_contributions(path))
-    num_late_rows = 2 + 1  # in round 0 both clients have a new value, in round 1 the first one
+    num_late_rows = sum(len(late_round.changes) for late_round in make_late_rounds(3.0))
 
-    for value in (3.0, 5.0):
-        file.write_late_rounds(make_late_rounds(value))
-        table = read_contributions(path)
-        assert table["round"].is_monotonic_increasing
-        estimates = last_estimates(table, "value", num_clients=2)
-        assert estimates["value"].tolist() == [value + 1, value]
-        assert len(table) == num_earlier_rows + num_late_rows
+    file.write_late_rounds(make_late_rounds(3.0))
+    file.write_late_rounds(make_late_rounds(5.0))
+
+    table = read_contributions(path)
+    assert table["round"].is_monotonic_increasing
+    estimates = last_estimates(table, "value", num_clients=2)
+    assert estimates["value"].tolist() == [6.0, 5.0]
+    assert len(table) == num_earlier_rows + num_late_rows
 
 
 def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):

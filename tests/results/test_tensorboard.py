@@ -1,11 +1,11 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -30,7 +30,6 @@ from flsv.functional import few_coalitions
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
-    ContributionMetric,
     CumulativeShapley,
     ShadowShapley,
 )
@@ -45,12 +44,12 @@ from helpers.hospitals import ROWS, make_tables
 from helpers.models import Plain, network
 
 NAMES = ("Boston", "St. Mary's/East", "2")
-#: Of the clients: names that begin with what differs.
+#: The names of the clients' runs in TensorBoard.
 RUNS = ("Boston", "St. Mary's_East", "client 2")
 CLASSES = ["T-shirt/top", "Dress", "2"]
 
 
-class Named(FederatedDataModule):
+class DataWithClientNames(FederatedDataModule):
     @property
     def client_names(self) -> tuple[str, ...]:
         return NAMES
@@ -59,7 +58,7 @@ class Named(FederatedDataModule):
 def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
     data.source[0].classes = CLASSES
-    data.__class__ = Named
+    data.__class__ = DataWithClientNames
     return data
 
 
@@ -127,64 +126,81 @@ def fitted_run(tmp_path_factory):
     return loop, folder / "run"
 
 
+@pytest.fixture(scope="module")
+def curves_by_run(fitted_run):
+    _, folder = fitted_run
+    return read_scalars(folder)
+
+
 def steps_of(points: Points) -> list[int]:
     return [step for step, _ in points]
 
 
-def test_every_client_has_a_tensorboard_run(fitted_run):
-    loop, folder = fitted_run
-    runs = read_scalars(folder)
+def last_value_of(points: Points) -> float:
+    _, value = points[-1]
+    return value
 
-    assert set(runs) == {".", "result", *RUNS}
 
-    tags = {
-        "cssv/class_0_T-shirt_top",
-        "cssv/class_1_Dress",
-        "cssv/class_2",
-        "weight",
-        "train_loss",
-        "update_norm",
-    }
-    tags |= {f"client_{score}" for score in ("accuracy", "balanced_accuracy", "auroc")}
-    tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
-    all_tags = set().union(*runs.values())
-    first_tag = min(all_tags)
+TAGS_OF_CLIENT = {
+    "cssv/class_0_T-shirt_top",
+    "cssv/class_1_Dress",
+    "cssv/class_2",
+    "weight",
+    "train_loss",
+    "update_norm",
+    "client_accuracy",
+    "client_balanced_accuracy",
+    "client_auroc",
+    "Contributions/cssv",
+    "Contributions/sv",
+    "Contributions/cost",
+}
 
-    assert first_tag.startswith("Contributions/")  # TensorBoard shows it first
 
-    dress_values = loop.contributions["cssv"].by_class[:, 1].tolist()
-    for client, name in enumerate(RUNS):
-        curves = runs[name]
-        assert {tag for tag in curves if not tag.endswith("/stderr")} == tags
+def test_every_client_has_a_tensorboard_run_with_its_tags(curves_by_run):
+    assert set(curves_by_run) == {".", "result", *RUNS}
+    for run in RUNS:
+        tags = {tag for tag in curves_by_run[run] if not tag.endswith("/stderr")}
+        assert tags == TAGS_OF_CLIENT
+
+
+def test_tensorboard_shows_contributions_first(curves_by_run):
+    all_tags = set().union(*curves_by_run.values())
+    assert min(all_tags).startswith("Contributions/")
+
+
+def test_clients_curves_have_the_steps_and_last_values_of_the_run(fitted_run, curves_by_run):
+    loop, _ = fitted_run
+    dress_values = loop.contributions["cssv"].by_class[:, 1]
+    for client, run in enumerate(RUNS):
+        curves = curves_by_run[run]
         assert steps_of(curves["Contributions/cssv"]) == [0, 1, 2, 3]
         assert steps_of(curves["client_accuracy"]) == [1, 3]
+        dress_value = last_value_of(curves["cssv/class_1_Dress"])
+        assert dress_value == pytest.approx(dress_values[client].item())
+        assert last_value_of(curves["weight"]) == pytest.approx(loop.weights[client].item())
 
-        _, dress_value = curves["cssv/class_1_Dress"][-1]
-        _, weight = curves["weight"][-1]
-        assert dress_value == pytest.approx(dress_values[client])
-        assert weight == pytest.approx(loop.weights[client].item())
 
-    # What is nobody's alone, and nothing else.
-    shared = set(runs["."])
-    last_parts = {tag.split("/")[-1] for tag in shared}
-
+def test_run_beside_the_clients_has_curves_of_no_client_or_class(curves_by_run):
+    tags = set(curves_by_run["."])
+    last_parts = {tag.split("/")[-1] for tag in tags}
     assert not any("client_" in part or "class_" in part for part in last_parts)
-    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= shared
+    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= tags
 
 
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
-    data = toy_data((1,) * 31, client_test=0)
-    metrics = {"cssv": ClassSpecificShapley()}
-    reporting = Reporting(figures=0)
-    loop = FederatedLoop(metrics=metrics, seed=1, reporting=reporting)
-    logger = make_logger(tmp_path)
-    fit(loop, tmp_path, data=data, rounds=1, logger=logger)
+    num_clients = 31
+    data = toy_data((1,) * num_clients, client_test=0)
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=0)
+    )
+    fit(loop, tmp_path, data=data, rounds=1, logger=make_logger(tmp_path))
     runs = read_scalars(tmp_path / "run")
 
     assert set(runs) == {".", "result"}
     assert set(runs["result"]) == {"val_acc"}
     for tag in ("cssv/class_1", "cssv"):
-        assert {f"{tag}/client_{i}" for i in range(31)} <= set(runs["."])
+        assert {f"{tag}/client_{client}" for client in range(num_clients)} <= set(runs["."])
     assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
@@ -224,23 +240,25 @@ def read_hparams_tab(folder: Path) -> dict[str, Session]:
     return rows
 
 
-def test_hparams_tab_has_the_settings_and_final_numbers(fitted_run):
-    loop, folder = fitted_run
-    (session,) = read_hparams_tab(folder).values()
-    settings, numbers = session
+def test_hparams_tab_has_the_runs_settings(fitted_run):
+    _, folder = fitted_run
+    ((settings, _numbers),) = read_hparams_tab(folder).values()
 
     assert settings["aggregator"].string_value == repr(ShapFedWA("cssv"))
     assert settings["federation_seed"].number_value == 1
     assert settings["width"].number_value == 8
     assert "_class_path" not in settings
 
-    curve = read_scalars(folder)["."]["val_acc"]
-    _, last_accuracy = curve[-1]
+
+def test_hparams_tab_has_final_scores_and_values(fitted_run, curves_by_run):
+    loop, folder = fitted_run
+    ((_settings, numbers),) = read_hparams_tab(folder).values()
+
+    last_accuracy = last_value_of(curves_by_run["."]["val_acc"])
     expected = {"val_acc": last_accuracy, "performance/accuracy": last_accuracy}
-    parts = ("client_0_Boston", "client_1_St._Mary_s_East", "client_2")
+    parts_of_tags = ("client_0_Boston", "client_1_St._Mary_s_East", "client_2")
     for metric in ("cssv", "sv", "cost"):
-        values = loop.contributions[metric].tolist()
-        for part, value in zip(parts, values):
+        for part, value in zip(parts_of_tags, loop.contributions[metric].tolist()):
             expected[f"{metric}/{part}"] = value
 
     gain = numbers.pop("gain/accuracy")
@@ -248,47 +266,35 @@ def test_hparams_tab_has_the_settings_and_final_numbers(fitted_run):
     assert numbers == pytest.approx(expected)
 
 
-def write_end(
-    folder: Path,
-    names: list[str],
-    accuracy: float,
-):
-    """Write the end of a run of five rounds, in the folder North-South for clients of these names.
+LAST_ROUND = 4
+
+
+def write_last_round(folder: Path, names: list[str], accuracy: float):
+    """Write the end of a run in the folder ``North-South``, if North and South are the clients.
 
     Clients' values are 0, 1, ...
     """
-    version = "-".join(names)
-    writes = TensorBoardLogger(folder, name="", version=version)
+    logger = TensorBoardLogger(folder, name="", version="-".join(names))
     curves = Curves({"gain": MeanMetric()}, names, class_names=None)
-    sink = TensorBoard(writes, curves)
-    settings = {"clients": len(names)}
-    sink.write_settings(0, settings, partition=plt.figure)
+    sink = TensorBoard(logger, curves)
+    sink.write_settings(0, {"clients": len(names)}, partition=plt.figure)
 
     values = {client: float(client) for client in range(len(names))}
-    rows = client_rows(4, "gain", values, names)
-    game = {"by": "accuracy", "start": None, "end": accuracy}
-    record = {
-        "paid_in": {"gain": game},
-        "logged": {"val_loss": float("nan")},
-    }
-    result = RunResult(
-        round_index=4,
-        table=frame(rows),
-        record=record,
-        pictures={},
-    )
-    sink.finish(result)
+    rows = client_rows(LAST_ROUND, "gain", values, names)
+    gain = {"by": "accuracy", "start": None, "end": accuracy}
+    record = {"paid_in": {"gain": gain}, "logged": {"val_loss": float("nan")}}
+    sink.finish(RunResult(round_index=LAST_ROUND, table=frame(rows), record=record, pictures={}))
     sink.close()
-    writes.experiment.close()
+    logger.experiment.close()
 
 
 def test_hparams_tab_compares_runs_with_other_clients(tmp_path):
-    write_end(tmp_path, ["result"], accuracy=1.0)
-    write_end(tmp_path, ["North", "South"], accuracy=2.0)
+    write_last_round(tmp_path, ["result"], accuracy=1.0)
+    write_last_round(tmp_path, ["North", "South"], accuracy=2.0)
 
     rows = read_hparams_tab(tmp_path)
 
-    # A session is RUN/result. Of the run whose client has that name it is another.
+    # Rows are named RUN/result. In the first run this is the name of a client.
     assert rows.keys() == {"result/result_1", "North-South/result"}
 
     settings, numbers = rows["result/result_1"]
@@ -307,9 +313,8 @@ def test_hparams_tab_compares_runs_with_other_clients(tmp_path):
 def test_picture_of_final_values_has_each_clients_interval():
     metric = ShadowShapley(num_clients=3)
     masks = few_coalitions(3, "all")
-    member_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
-    clients = torch.arange(3)
-    metric.update(clients, masks, lambda members: members.double() @ member_values)
+    client_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
+    metric.update(torch.arange(3), masks, lambda members: members.double() @ client_values)
     values = metric.compute()
     intervals = metric.intervals(value=values)
     assert intervals is not None
@@ -319,12 +324,8 @@ def test_picture_of_final_values_has_each_clients_interval():
     (axis,) = figure.axes
     assert axis.get_title() == "value, round 5, 90 % intervals over seeds"
     (whiskers,) = axis.collections
-    segments = whiskers.get_segments()
-    expected_intervals = torch.stack(intervals, 1).tolist()
-    for segment, expected_interval in zip(segments, expected_intervals):
-        drawn_interval = segment[:, 1].tolist()
-        assert drawn_interval == pytest.approx(expected_interval)
-    assert len(segments) == len(values)
+    drawn_intervals = np.array([segment[:, 1] for segment in whiskers.get_segments()])
+    assert drawn_intervals == pytest.approx(torch.stack(intervals, 1).numpy())
 
 
 def test_settings_count_validation_samples_that_are_not_of_the_clients_data():
@@ -337,103 +338,93 @@ def test_settings_count_validation_samples_that_are_not_of_the_clients_data():
     assert settings["data/server_val_samples"] == ROWS["val"]
 
 
-class Noting(Plain):
-    """A module that logs in every step, as callbacks of Lightning do."""
-
+class ModuleThatLogsEachStep(Plain):
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.log("step_loss", loss["loss"] if isinstance(loss, dict) else loss, on_step=True)
-        return loss
+        result = super().training_step(batch, batch_idx)
+        loss = result["loss"] if isinstance(result, dict) else result
+        self.log("step_loss", loss, on_step=True)
+        return result
 
 
-class Dies(InRound):
-    """In the middle of a round, when the curves of its first batches are written."""
+class CallbackThatFailsWithinRound2(InRound):
+    """Fails after five batches, whose curves are written."""
 
     def on_train_batch_end(self, trainer, pl_module, *hook):
-        if trainer.current_epoch == 3 and self.batch_of_round(trainer) == 4:
+        if trainer.current_epoch == 2 and self.batch_of_round(trainer) == 4:
             trainer.loggers[0].save()
             raise KeyError("killed")
 
 
+def fit_with_curves(folder, rounds, after_epoch=None, callbacks=()):
+    """Fit, from the checkpoint after an epoch on if there is one."""
+    saving = ModelCheckpoint(folder / "saved", "{epoch}", save_top_k=-1)
+    checkpoint = None if after_epoch is None else folder / "saved" / f"epoch={after_epoch}.ckpt"
+    fit(
+        FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1),
+        folder,
+        ModuleThatLogsEachStep(),
+        rounds=rounds,
+        ckpt_path=checkpoint,
+        enable_checkpointing=True,
+        callbacks=[saving, *callbacks],
+        logger=make_logger(folder),
+    )
+
+
+def read_sorted_curves(folder: Path) -> dict[str, PointsByTag]:
+    """Read the curves of a run, whose points may have been written more than once."""
+    sorted_curves = {}
+    for path, curves in read_scalars(folder / "run").items():
+        sorted_curves[path] = {tag: sorted(set(points)) for tag, points in curves.items()}
+    return sorted_curves
+
+
 @pytest.mark.slow
 def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
-    """The run is killed, goes on with more rounds, and goes on from a checkpoint before that. What it trains again, it
-    draws again at the same points."""
+    whole_folder = tmp_path / "whole"
+    fit_with_curves(whole_folder, rounds=4)
 
-    def run(
-        folder: Path,
-        rounds: int,
-        ckpt_path: Path | None = None,
-        *more_callbacks: L.Callback,
-    ) -> None:
-        saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
-        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-        options = {
-            "enable_checkpointing": True,
-            "callbacks": [saving, *more_callbacks],
-            "logger": make_logger(folder),
-        }
-        fit(loop, folder, Noting(), rounds=rounds, ckpt_path=ckpt_path, **options)
-
-    run(tmp_path / "straight", 5)
-    shutil.rmtree(tmp_path / "saved")
-
+    folder = tmp_path / "resumed"
     with pytest.raises(KeyError, match="killed"):
-        run(tmp_path / "resumed", 5, None, Dies())
+        fit_with_curves(folder, rounds=4, callbacks=[CallbackThatFailsWithinRound2()])
+    fit_with_curves(folder, rounds=3, after_epoch=1)
+    # Rounds that have been trained already are trained again.
+    fit_with_curves(folder, rounds=4, after_epoch=0)
 
-    rounds_and_last_epochs = ((4, 2), (5, 3), (5, 1))
-    for rounds, last_epoch in rounds_and_last_epochs:
-        (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last_epoch}.ckpt")
-        run(tmp_path / "resumed", rounds, checkpoint)
-
-    def curves(run_folder: Path) -> dict[str, Any]:
-        sorted_curves = {}
-        for path, tags in read_scalars(run_folder).items():
-            sorted_curves[path] = {}
-            for tag, points in tags.items():
-                sorted_curves[path][tag] = sorted(set(points))
-        return sorted_curves
-
-    expected = curves(tmp_path / "straight/run")
-    assert len(expected["."]["step_loss"]) > 5 * 5
-    assert curves(tmp_path / "resumed/run") == expected
+    expected = read_sorted_curves(whole_folder)
+    assert len(expected["."]["step_loss"]) > 4 * 5
+    assert read_sorted_curves(folder) == expected
 
 
-def picture_rounds(
-    folder: Path,
-    metric: ContributionMetric,
-    figures: int | None,
-    rounds: int = 3,
-) -> list[int]:
-    """Return the rounds after which a run has drawn its metric's values."""
+def rounds_with_pictures(folder, metric, figures):
+    """Return the rounds after which a run of three rounds has drawn its metric's values."""
     reporting = Reporting(figures=figures)
-    metrics = {"value": metric}
-    loop = FederatedLoop(metrics=metrics, seed=1, reporting=reporting)
+    loop = FederatedLoop(metrics={"value": metric}, seed=1, reporting=reporting)
     module = Plain(network(batch_norm=False))
-    data = toy_data(server_val=0.3)
-    logger = make_logger(folder)
-    fit(loop, folder, module, data, rounds, logger=logger)
+    fit(loop, folder, module, toy_data(server_val=0.3), rounds=3, logger=make_logger(folder))
 
-    run_events = read_events(folder / "run")
-    pictures = run_events.Images("Contributions/value")
+    pictures = read_events(folder / "run").Images("Contributions/value")
     return [picture.step for picture in pictures]
 
 
-ALL_ROUNDS = [0, 1, 2]
+@pytest.fixture
+def set_time_for_pictures(monkeypatch):
+    """``set_time_for_pictures(share)``: the share of a run's time in which pictures are drawn before its end."""
+    return partial(monkeypatch.setattr, "flsv.results.tensorboard.MAX_PART_FOR_PICTURES")
 
 
-@pytest.mark.parametrize(
-    ("metric", "figures", "max_part", "rounds"),
-    [
-        (ClassSpecificShapley, None, 0.0, [2]),
-        pytest.param(ClassSpecificShapley, None, 1.0, ALL_ROUNDS, marks=pytest.mark.slow),
-        pytest.param(ShadowShapley, 1, 0.0, ALL_ROUNDS, marks=pytest.mark.slow),
-    ],
-    ids=["no time", "all the time", "asked for"],
-)
-def test_pictures_are_drawn_when_asked_for_and_before_the_end_in_a_part_of_the_time(
-    tmp_path, monkeypatch, metric, figures, max_part, rounds
-):
-    monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
+def test_pictures_are_drawn_at_the_end_if_there_is_no_time_before(tmp_path, set_time_for_pictures):
+    set_time_for_pictures(0.0)
+    assert rounds_with_pictures(tmp_path, ClassSpecificShapley(), figures=None) == [2]
 
-    assert picture_rounds(tmp_path, metric(), figures) == rounds
+
+@pytest.mark.slow
+def test_pictures_are_drawn_after_each_round_if_there_is_time(tmp_path, set_time_for_pictures):
+    set_time_for_pictures(1.0)
+    assert rounds_with_pictures(tmp_path, ClassSpecificShapley(), figures=None) == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_after_each_round_if_they_are_asked_for(tmp_path, set_time_for_pictures):
+    set_time_for_pictures(0.0)
+    assert rounds_with_pictures(tmp_path, ShadowShapley(), figures=1) == [0, 1, 2]

@@ -1,9 +1,11 @@
-"""What a terminal shows: round and client on the trainer's bar, whichever it is; and the last table after the bar, as
-wide as the terminal, never with a number cut."""
+"""What a terminal shows: round and client on the trainer's bar; and the last table after the bar, as wide as the
+terminal, never with a number cut.
+"""
 
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
@@ -22,127 +24,139 @@ from helpers.retrained import make_trained
 from helpers.runs import add_intervals, make_game
 
 
-class Shows(Plain):
+class ModuleWithAccuracyOnTheBar(Plain):
     def validation_step(self, batch, batch_idx):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    "metric", [ClassSpecificShapley(), ShadowShapley(excluded_callbacks=["Look"])]
-)
-@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
-def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
-    make_bar, metric, tmp_path, monkeypatch
-):
-    """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
-    shown = []
-    events = []
+class RecordBar(Callback):
+    """Records what the progress bar shows after each batch."""
 
-    class Bar(make_bar):
-        def teardown(self, trainer, pl_module, stage):
-            super().teardown(trainer, pl_module, stage)
-            if isinstance(self, RichProgressBar):
-                assert not self.progress.live.is_started
-            events.append("bar stopped")
+    def __init__(self):
+        self.shown = []
 
-    class Look(Callback):
-        def on_train_batch_end(self, trainer, module, *args):
-            shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
+    def on_train_batch_end(self, trainer, module, *args):
+        self.shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
-    monkeypatch.setattr(
-        "flsv.results.terminal.print_contributions", lambda *_: events.append("table")
-    )
-    bar = Bar()
+
+def fit_with_bar(folder, metric, *callbacks):
     loop = FederatedLoop(metrics={"values": metric}, seed=1)
-    data = toy_data(server_val=0.3)
-    callbacks = [bar, Look()]
     fit(
         loop,
-        tmp_path,
-        Shows(),
-        data,
+        folder,
+        ModuleWithAccuracyOnTheBar(),
+        toy_data(server_val=0.3),
         rounds=2,
         enable_progress_bar=True,
         callbacks=callbacks,
     )
 
-    assert events == ["bar stopped", "table"]
+
+@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
+def test_progress_bar_shows_round_client_and_validation(make_bar, tmp_path):
+    bar = make_bar()
+    record = RecordBar()
+    fit_with_bar(tmp_path, ClassSpecificShapley(), bar, record)
+
+    shown = pandas.DataFrame(record.shown)
+    assert shown["client"].unique().tolist() == ["1/3", "2/3", "3/3"]
+    assert shown["round"].is_monotonic_increasing
+    assert shown["round"].unique().tolist() == ["1/2", "2/2"]
+    assert shown["val_acc"].tolist()[-1] == 0.5
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
 
-    clients = [row["client"] for row in shown]
-    different_clients = list(dict.fromkeys(clients))
-    assert different_clients == ["1/3", "2/3", "3/3"]
 
-    rounds = [row["round"] for row in shown]
-    half = (len(shown) + 1) // 2
-    in_round_one = ["1/2"] * half
-    in_round_two = ["2/2"] * (len(shown) - half)
-    assert rounds == in_round_one + in_round_two
-    assert shown[-1]["val_acc"] == 0.5
-
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    fit(loop, tmp_path / "none", rounds=1)  # without a bar
-    assert events == ["bar stopped", "table", "table"]
+@pytest.fixture
+def events(monkeypatch):
+    """What happens at the end of a run: "bar stopped" and "table"."""
+    events = []
+    monkeypatch.setattr(
+        "flsv.results.terminal.print_contributions", lambda *_: events.append("table")
+    )
+    return events
 
 
-class LogsByGroup(Plain):
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley()])
+@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
+def test_table_is_printed_after_the_progress_bar_has_stopped(make_bar, metric, tmp_path, events):
+    """Rich erases what is printed below its running bar."""
+
+    class BarThatRecordsItsStop(make_bar):
+        def teardown(self, trainer, pl_module, stage):
+            super().teardown(trainer, pl_module, stage)
+            events.append("bar stopped")
+
+    fit_with_bar(tmp_path, metric, BarThatRecordsItsStop())
+
+    assert events == ["bar stopped", "table"]
+
+
+def test_table_is_printed_without_a_progress_bar(tmp_path, events):
+    fit(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1), tmp_path, rounds=1)
+    assert events == ["table"]
+
+
+class ModuleThatLogsScoresAndRates(Plain):
     def validation_step(self, batch, batch_idx):
-        f1 = torch.tensor(0.5)
-        learning_rate = torch.tensor(0.1)
-        self.log_dict({"val/f1": f1, "lr": learning_rate})
-        self.log("lr-SGD", 0.1)  # as a LearningRateMonitor
+        self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1), "lr-SGD": 0.1})
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("metrics", "head"),
+    ("metrics", "expected_columns", "num_tables_by_class"),
     [
-        # The nearest to retraining.
-        ({"sv": CumulativeShapley(), "value": ShadowShapley()}, "client samples value share"),
-        ({"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}, "client samples sv share"),
-        ({"cssv": ClassSpecificShapley()}, "client samples cssv"),
+        (
+            {"sv": CumulativeShapley(), "nearest_to_retraining": ShadowShapley()},
+            ["client", "samples", "nearest_to_retraining", "share"],
+            0,
+        ),
+        (
+            {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()},
+            ["client", "samples", "sv", "share"],
+            0,
+        ),
+        ({"cssv": ClassSpecificShapley()}, ["client", "samples", "cssv"], 1),
     ],
 )
-def test_final_table_has_the_documented_columns(metrics, head, tmp_path, capsys):
-    module = LogsByGroup(network(batch_norm=False))
+def test_final_table_has_the_documented_columns_and_logged_scores(
+    metrics, expected_columns, num_tables_by_class, tmp_path, capsys
+):
+    module = ModuleThatLogsScoresAndRates(network(batch_norm=False))
     loop = FederatedLoop(metrics=metrics, seed=1)
-    data = toy_data(server_val=0.3)
-    fit(loop, tmp_path, module, data, rounds=1)
-    text = capsys.readouterr().out
-    table = text[text.index("Contributions") :]
+    fit(loop, tmp_path, module, toy_data(server_val=0.3), rounds=1)
 
+    _, table = capsys.readouterr().out.split("Contributions", maxsplit=1)
     lines = table.splitlines()
-    assert lines[1].split() == head.split()
-    has_only_cssv = list(metrics) == ["cssv"]
-    assert ("cssv by class" in table) == has_only_cssv
-    # And no contribution, of whenever it is, nor a learning rate.
+    assert lines[1].split() == expected_columns
+    assert table.count("cssv by class") == num_tables_by_class
     assert "Model:   val/f1 0.5" in lines
 
 
-def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
-    values = torch.arange(100.0).roll(13)
+def test_table_of_many_clients_shows_the_highest_and_lowest_ten():
+    values = Series(range(100), dtype=float)
     values[40] = float("nan")
 
-    clients = shown_clients(Series(values.tolist()), 100)
+    ten_highest = list(range(99, 89, -1))
+    ten_lowest = list(range(9, -1, -1))
+    assert shown_clients(values, 100) == ten_highest + ten_lowest
 
-    order = values.nan_to_num(-1).argsort(descending=True)
-    clients_with_value = order.tolist()[:99]
-    assert clients == clients_with_value[:10] + clients_with_value[-10:]
 
+def test_table_prints_the_cells_of_shown_clients_only(capsys):
     names = [str(client) for client in range(100)]
     cells = [f"v{client}" for client in range(100)]
-    print_table("Contributions", names, {"sv": cells}, clients)
-    printed_cells = re.findall(r"v\d+", capsys.readouterr().out)
-    assert len(printed_cells) == 20
+    print_table("Contributions", names, {"sv": cells}, [5, 50])
+
+    assert re.findall(r"v\d+", capsys.readouterr().out) == ["v5", "v50"]
 
 
-def test_tables_of_few_clients_and_of_many_without_values():
+def test_table_of_few_clients_shows_all():
     values = Series(range(20), dtype=float)
     assert shown_clients(values, 20) == list(range(20))
 
-    ten_at_each_end = [*range(10), *range(40, 50)]
-    assert shown_clients(None, 50) == ten_at_each_end
+
+def test_table_of_many_clients_without_values_shows_the_first_and_last_ten():
+    assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
 
 VALUES = [0.193, 0.204, 0.126, 0.112, 0.191]

@@ -1,8 +1,10 @@
 """Pictures in W&B, MLflow and Comet: by Lightning's loggers with a stand-in for the service."""
 
+from contextlib import chdir
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
 
 from flsv import FederatedLoop, Reporting
@@ -38,9 +40,7 @@ class WandbInMemory(RecordsInMemory, WandbLogger):
         (self.pictures[key],) = images
 
 
-class FullWandb(WandbInMemory):
-    """Refuses pictures, which it has noted all the same."""
-
+class WandbThatFailsAtPictures(WandbInMemory):
     def log_image(self, key, images, step=None, **_):
         super().log_image(key, images, step)
         raise OSError("no room")
@@ -49,35 +49,45 @@ class FullWandb(WandbInMemory):
 class MLflowInMemory(RecordsInMemory, MLFlowLogger):
     @property
     def experiment(self):
-        return SimpleNamespace(
-            log_figure=lambda run_id, figure, file: self.pictures.update({file: figure})
-        )
+        def log_figure(run_id, figure, file):
+            self.pictures[file] = figure
+
+        return SimpleNamespace(log_figure=log_figure)
 
 
 class CometInMemory(RecordsInMemory, CometLogger):
     @property
     def experiment(self):
-        return SimpleNamespace(
-            log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure})
-        )
+        def log_figure(figure_name, figure, step):
+            self.pictures[figure_name] = figure
+
+        return SimpleNamespace(log_figure=log_figure)
 
 
-def test_wandb_mlflow_and_comet_get_pictures_of_contributions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    picture_names_by_kind = {
-        WandbInMemory: {"charts/cssv", "charts/cgsv"},
-        MLflowInMemory: {"charts/cssv.png", "charts/cgsv.png"},
-        CometInMemory: {"cssv", "cgsv"},
-        FullWandb: {"charts/cssv", "charts/cgsv"},
-    }
-    loggers = [kind() for kind in picture_names_by_kind]
+PICTURES_BY_LOGGER = {
+    WandbInMemory: {"charts/cssv", "charts/cgsv"},
+    MLflowInMemory: {"charts/cssv.png", "charts/cgsv.png"},
+    CometInMemory: {"cssv", "cgsv"},
+    WandbThatFailsAtPictures: {"charts/cssv", "charts/cgsv"},
+}
+
+
+@pytest.fixture(scope="module")
+def loggers(tmp_path_factory):
+    """Loggers by class, after a run that has logged by all of them. One that fails is warned about."""
+    folder = tmp_path_factory.mktemp("trackers")
+    logger_by_class = {logger_class: logger_class() for logger_class in PICTURES_BY_LOGGER}
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+    reporting = Reporting(table=False, figures=0)
+    loop = FederatedLoop(metrics=metrics, reporting=reporting)
+    with chdir(folder), warns("no room"):
+        fit(loop, folder, rounds=1, logger=[*logger_by_class.values()])
+    return logger_by_class
 
-    with warns("no room"):  # what a service refuses is no error
-        fit(loop, tmp_path, rounds=1, logger=loggers)
 
-    for logger in loggers:
-        assert set(logger.pictures) == picture_names_by_kind[type(logger)]
-        assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
-        assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
+@pytest.mark.parametrize(("logger_class", "expected_names"), PICTURES_BY_LOGGER.items())
+def test_logger_gets_pictures_and_values_of_contributions(loggers, logger_class, expected_names):
+    logger = loggers[logger_class]
+    assert set(logger.pictures) == expected_names
+    assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
+    assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars

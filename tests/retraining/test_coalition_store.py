@@ -25,11 +25,12 @@ from flsv.values.coalition_files import (
 from helpers import refused, warns
 
 MASKS = few_coalitions(3, "all")
-ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
+#: Of three clients: eight coalitions, with the empty one.
+ALL_COALITIONS = members_of(MASKS)
 NAMES = ["Lyon", "Osaka", "Bergen"]
 
 
-class InstantTrainer:
+class TrainerKilledAfterMaxFits:
     """Trains coalitions at once, and is killed before one more than ``max_fits``."""
 
     def __init__(self, max_fits=None):
@@ -57,25 +58,18 @@ def utility_of_members(members):
     return float(sum(UTILITY_OF_CLIENT[client] for client in members))
 
 
-def train_missing(
-    trainer,
-    store,
-    count=lambda: None,
-):
-    """Train the coalitions of seed 0 that are not in the store, and return how many they were."""
-    missing = store.missing(0, ALL_COALITIONS)
+def train_missing(trainer, store, on_each_trained=lambda: None):
+    """Train the coalitions of seed 0 that are not in the store."""
     training = CoalitionTraining(
         trainer,
         TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
         num_samples=[1, 1, 1],
     )
-    training.train(ALL_COALITIONS, store, count)
-
-    return len(missing)
+    training.train(ALL_COALITIONS, store, on_each_trained)
 
 
 class FirstOfTwoRanks(Ranks):
-    """The other one has no part."""
+    """The rank beside another one, which has trained nothing."""
 
     rank = 0
     size = 2
@@ -98,34 +92,37 @@ def write_and_read_table(store):
     return store._folder.with_name("coalitions.csv").read_bytes()
 
 
-def test_killed_game_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path):
-    whole_store = make_store(tmp_path / "whole")
-    assert train_missing(InstantTrainer(), whole_store) == len(ALL_COALITIONS)
-
-    folder = tmp_path / "killed"
-    killed = InstantTrainer(max_fits=4)
-    with pytest.raises(KeyboardInterrupt):
-        train_missing(killed, make_store(folder))
-    # A coalition's file that was being written.
+def leave_half_written_file(folder):
     (path, *_) = folder.glob("coalitions/0/*.pt")
     path.with_name(".another.pt.tmp").write_bytes(path.read_bytes()[:100])
 
-    counts = []
-    second = InstantTrainer()
-    store = make_store(folder)
-    num_missing = train_missing(second, store, lambda: counts.append(1))
 
-    # Of 8 coalitions the empty one needs no training, and four were trained before.
-    assert num_missing == 8 - 1 - 4
-    assert sorted([(), *killed.trained, *second.trained]) == sorted(ALL_COALITIONS)
-    assert len(counts) == num_missing
+def test_killed_training_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path):
+    whole_store = make_store(tmp_path / "whole")
+    train_missing(TrainerKilledAfterMaxFits(), whole_store)
+
+    folder = tmp_path / "killed"
+    killed_trainer = TrainerKilledAfterMaxFits(max_fits=4)
+    with pytest.raises(KeyboardInterrupt):
+        train_missing(killed_trainer, make_store(folder))
+    leave_half_written_file(folder)
+
+    counts = []
+    second_trainer = TrainerKilledAfterMaxFits()
+    store = make_store(folder)
+    train_missing(second_trainer, store, lambda: counts.append(1))
+
+    # The empty coalition needs no training.
+    trained = [(), *killed_trainer.trained, *second_trainer.trained]
+    assert sorted(trained) == sorted(ALL_COALITIONS)
+    assert len(counts) == len(second_trainer.trained)
     assert store.progress(0, ALL_COALITIONS) == "seed 0: 8 of 8 coalitions"
     assert write_and_read_table(store) == write_and_read_table(whole_store)
 
 
 def test_table_for_people_has_members_names(tmp_path):
     store = make_store(tmp_path)
-    train_missing(InstantTrainer(), store)
+    train_missing(TrainerKilledAfterMaxFits(), store)
 
     store.write_table(NAMES)
 
@@ -137,14 +134,16 @@ def test_table_for_people_has_members_names(tmp_path):
 
 
 def test_each_rank_trains_a_part_of_the_coalitions():
-    trainer = InstantTrainer()
+    trainer = TrainerKilledAfterMaxFits()
     store = make_store(None, ranks=FirstOfTwoRanks())
 
     train_missing(trainer, store)
 
-    assert len(trainer.trained) in (3, 4)  # of seven
+    # The empty coalition needs no training.
+    num_to_train = len(ALL_COALITIONS) - 1
     num_missing = len(store.missing(0, ALL_COALITIONS))
-    assert num_missing == 8 - 1 - len(trainer.trained)  # the empty one has a model, too
+    assert len(trainer.trained) in (num_to_train // 2, num_to_train // 2 + 1)
+    assert num_missing == num_to_train - len(trainer.trained)
 
 
 def test_error_of_failed_coalitions_can_be_pickled():
@@ -190,7 +189,7 @@ def missing_of(store, *coalitions):
 
 def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    for round_index, utilities in SCORES.items():  # as a run adds its own
+    for round_index, utilities in SCORES.items():
         add_models(store, (0, 2), {round_index: utilities})
     add_models(store, (1,), {0: SCORES[0]})
 
@@ -198,8 +197,7 @@ def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
 
     models_read = store_read.scores(seed=7).models[0, 2]
     assert {index: model.utilities for index, model in models_read.items()} == SCORES
-    coalitions = [(1,), (0, 2), (1,)]
-    assert missing_of(store_read, *coalitions) == [(1,)]
+    assert missing_of(store_read, (1,), (0, 2), (1,)) == [(1,)]
 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):
@@ -222,7 +220,7 @@ def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path)
     assert missing_of(store_read, (0, 2), (1,)) == [(1,)]
 
 
-def test_scores_that_are_not_finite_are_held_and_not_written(tmp_path):
+def test_scores_that_are_not_finite_stay_in_memory_only(tmp_path):
     utilities_with_nan = {**SCORES[3], "val_loss (min)": [float("nan")]}
     scores_with_nan = {0: SCORES[0], 3: utilities_with_nan}
     store = make_store_of_two_rounds(tmp_path)
@@ -234,7 +232,7 @@ def test_scores_that_are_not_finite_are_held_and_not_written(tmp_path):
     assert missing_of(store_read, (1,)) == [(1,)]
 
 
-def test_coalitions_without_a_score_are_missing(tmp_path):
+def test_coalition_without_scores_by_another_measure_is_missing(tmp_path):
     first_store = make_store_of_two_rounds(tmp_path)
     add_models(first_store, (0, 2), SCORES)
 
@@ -268,7 +266,7 @@ def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
     assert path.read_bytes() == b"outputs"
 
 
-def test_kill_before_the_settings_are_written_leaves_a_folder_to_go_on_in(tmp_path):
+def test_folder_with_half_written_settings_is_used_as_an_empty_one(tmp_path):
     folder = tmp_path / "coalitions"
     folder.mkdir()
     (folder / ".settings.json.tmp").write_text('{"a"')
@@ -288,50 +286,52 @@ SCORES_OF_CLIENT_0 = "the scores of client 0 with seed 7"
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "missing"),
+    ("failing_function", "warned_of", "missing_after_restart"),
     [
         ("write_settings", SCORES_OF_CLIENT_0, [(0,)]),
         ("write_coalition", SCORES_OF_CLIENT_0, [(0,)]),
         ("write_untrained", "the scores of untrained models", []),
     ],
 )
-def test_what_cannot_be_written_to_a_full_disk_is_held_and_named(
-    tmp_path, monkeypatch, name, title, missing
+def test_scores_stay_in_memory_and_are_named_if_the_disk_is_full(
+    tmp_path, monkeypatch, failing_function, warned_of, missing_after_restart
 ):
     store = make_store_of_two_rounds(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(coalition_store, name, fail_to_write)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(coalition_store, failing_function, fail_to_write)
         add_models(store, (0,), SCORES)
         store.add_untrained({})
-    add_models(store, (1,), SCORES)  # the disk has space again
+    add_models(store, (1,), SCORES)
 
-    with warns(f"could not be stored: .*{title}.*No space left"):
+    with warns(f"could not be stored: .*{warned_of}.*No space left"):
         store.write_table(NAMES)
     assert missing_of(store, (0,), (1,)) == []
-    assert missing_of(make_store_of_two_rounds(tmp_path), (0,), (1,)) == missing
+    restarted_store = make_store_of_two_rounds(tmp_path)
+    assert missing_of(restarted_store, (0,), (1,)) == missing_after_restart
 
 
-def test_table_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+def test_store_warns_if_its_table_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
     with warns("table of the coalitions' scores could not be written.*No space left"):
         make_store(tmp_path).write_table(NAMES)
 
 
-def test_copy_that_was_killed_has_settings_and_no_part_of_a_file(tmp_path, monkeypatch):
-    add_models(make_store_of_two_rounds(tmp_path / "run"), (1,), SCORES)
+def test_killed_copy_of_coalitions_can_be_repeated(tmp_path, monkeypatch):
+    run_folder = tmp_path / "run"
+    copied_folder = tmp_path / "copy"
+    add_models(make_store_of_two_rounds(run_folder), (1,), SCORES)
 
-    def stop(*files):
+    def interrupt(*files):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfileobj", stop)
+        patch.setattr("shutil.copyfileobj", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            copy_coalitions(tmp_path / "run", tmp_path / "copy")
+            copy_coalitions(run_folder, copied_folder)
 
-    store = make_store_of_two_rounds(tmp_path / "copy")
-    assert missing_of(store, (1,)) == [(1,)]
-    copy_coalitions(tmp_path / "run", tmp_path / "copy")
-    assert missing_of(make_store_of_two_rounds(tmp_path / "copy"), (1,)) == []
+    assert missing_of(make_store_of_two_rounds(copied_folder), (1,)) == [(1,)]
+    copy_coalitions(run_folder, copied_folder)
+    assert missing_of(make_store_of_two_rounds(copied_folder), (1,)) == []
 
 
 def test_discarded_coalitions_are_not_read_again(tmp_path):
@@ -345,9 +345,13 @@ def test_discarded_coalitions_are_not_read_again(tmp_path):
         assert missing_of(present_store, (0, 2), (1,)) == [(1,)]
 
 
-@pytest.mark.parametrize("earlier_grand_utility", [0.75, 0.76])
-def test_coalitions_are_taken_over_from_an_earlier_run_of_the_same_last_scores(
-    tmp_path, earlier_grand_utility
+@pytest.mark.parametrize(
+    ("earlier_grand_utility", "missing_singles"),
+    [(0.75, []), (0.76, [(0,)])],
+    ids=["same last score", "another last score"],
+)
+def test_coalitions_are_taken_over_from_an_earlier_run_with_the_same_last_score(
+    tmp_path, earlier_grand_utility, missing_singles
 ):
     earlier_store = make_store(tmp_path / "earlier")
     store = make_store(tmp_path / "run", settings={"a": 1, "b": 2})
@@ -357,26 +361,19 @@ def test_coalitions_are_taken_over_from_an_earlier_run_of_the_same_last_scores(
 
     store.take_over(tmp_path / "earlier", Training(7, (0, 1)))
 
-    is_same_run = earlier_grand_utility == 0.75
-    is_taken_over = not missing_of(store, (0,))
-    assert is_taken_over is is_same_run
+    assert missing_of(store, (0,)) == missing_singles
 
 
 def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
     all_clients = tuple(range(1000))
     all_but_one = tuple(range(999))
-    store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
-    outputs_by_members = {}
+    store = make_store_of_two_rounds(tmp_path)
     for members in (all_clients, all_but_one):
-        outputs = torch.randn(5)
-        outputs_by_members[members] = outputs
-        add_models(store, members, SCORES, per_class=outputs)
+        add_models(store, members, SCORES)
     store.write_table([f"University Hospital number {client}" for client in all_clients])
 
-    store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
-    for members, outputs in outputs_by_members.items():
-        for model in store_read.scores(seed=7).models[members].values():
-            assert torch.equal(model.outputs["per_class"], outputs)
+    store_read = make_store_of_two_rounds(tmp_path)
+    assert missing_of(store_read, all_clients, all_but_one) == []
 
 
 def test_untrained_scores_are_read_back(tmp_path):

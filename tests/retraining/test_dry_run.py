@@ -18,44 +18,34 @@ from helpers.fits import fit, state_vector
 from zoo.program import SEED, Base, fit_valued, make_data
 
 
-def saves_best():
-    return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
-
-
 @pytest.mark.slow
-def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
-    saved = []
+def test_callbacks_that_nothing_reads_neither_save_nor_stop_in_coalitions(tmp_path):
+    folders_of_checkpoints = []
 
-    class Saves(Base):
+    class NotesFoldersOfCheckpoints(Base):
         def on_save_checkpoint(self, checkpoint):
-            saved.append(os.getcwd())
+            folders_of_checkpoints.append(os.getcwd())
 
     callbacks = [
-        saves_best(),
+        ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss"),
         EarlyStopping("val_loss", patience=50),
     ]
-    fit_valued(tmp_path, Saves(), callbacks=callbacks, enable_checkpointing=True)
+    fit_valued(
+        tmp_path, NotesFoldersOfCheckpoints(), callbacks=callbacks, enable_checkpointing=True
+    )
 
-    saved_in_copies = []
-    for folder in saved:
-        if folder != os.getcwd():
-            saved_in_copies.append(folder)
-    assert len(saved_in_copies) == 1, "in the trial"
-
-
-# ---- what fails
+    # The dry run saves one. Coalitions would save in folders of their own.
+    folders_of_copies = [folder for folder in folders_of_checkpoints if folder != os.getcwd()]
+    assert len(folders_of_copies) == 1
 
 
-class FailsAtTheEnd(Base):
-    def on_train_end(self):
-        raise LookupError("no such thing")
-
+# ---- errors
 
 LAYERS = []
 
 
-class Carries(torch.nn.Module):
-    """Adds a part of its last inputs, until all layers of the program are reset."""
+class LayerThatAddsItsLastOutput(torch.nn.Module):
+    """Adds half of its last output, until ``memory`` is reset."""
 
     def __init__(self):
         super().__init__()
@@ -67,12 +57,12 @@ class Carries(torch.nn.Module):
         return self.memory
 
 
-class CarriesInARound(Base):
-    """A copy of it resets the layers of the run, and never its own."""
+class ModuleThatResetsLayersOfTheRun(Base):
+    """A copy of it resets the layers of the run, and never its own: its second batch fails."""
 
     def __init__(self):
         super().__init__()
-        self.net.insert(1, Carries())
+        self.net.insert(1, LayerThatAddsItsLastOutput())
 
     def loss(self, batch):
         for (layer,) in LAYERS:
@@ -82,119 +72,121 @@ class CarriesInARound(Base):
 
 def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path):
     with refused("RuntimeError: .*second time|size of tensor"):
-        fit_valued(tmp_path, CarriesInARound())
+        fit_valued(tmp_path, ModuleThatResetsLayersOfTheRun())
 
 
-def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path):
+class ModuleThatFailsInOnTrainEnd(Base):
+    def on_train_end(self):
+        raise LookupError("no such thing")
+
+
+def test_error_in_on_train_end_is_reported_before_the_first_round(tmp_path):
     with refused(r"test_dry_run.py:\d+ .on_train_end.: LookupError"):
-        fit_valued(tmp_path, FailsAtTheEnd())
+        fit_valued(tmp_path, ModuleThatFailsInOnTrainEnd())
 
 
 # ---- loggers
 
 
-class AsksLogger(Base):
+class ModuleThatWritesIntoItsLogFolder(Base):
+    """Logs to TensorBoard, and writes a file beside its log."""
+
     def on_train_start(self):
         logger = self.logger
         assert isinstance(logger, TensorBoardLogger)
-        writer = logger.experiment
-        writer.add_scalar("a", 1.0, global_step=0)
-        Path(logger.log_dir).mkdir(parents=True, exist_ok=True)
-        file = Path(writer.log_dir, "own.txt")
-        file.write_text(f"{logger.name}")
         assert logger.version == "v1"
+
+        logger.experiment.add_scalar("a", 1.0, global_step=0)
+        folder = Path(logger.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(folder, "own.txt").write_text(logger.name)
 
 
 @pytest.mark.slow
-def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path):
+def test_logger_of_a_coalition_has_its_class_and_logs_nothing(tmp_path):
     loggers = [
         TensorBoardLogger(tmp_path, "logs", version="v1"),
         CSVLogger(tmp_path, "other"),
     ]
 
-    loop = fit_valued(tmp_path, AsksLogger(), logger=loggers)
+    loop = fit_valued(tmp_path, ModuleThatWritesIntoItsLogFolder(), logger=loggers)
 
     assert loop.contributions["shadow"].isfinite().all()
-    files = list(tmp_path.rglob("own.txt"))
-    assert len(files) == 1
+    files_of_run = list(tmp_path.rglob("own.txt"))
+    assert len(files_of_run) == 1
 
 
-# ---- what the program keeps
+# ---- state of the program
 
-HISTORY = []
+EPOCHS = []
 
 
-class Remembers(Base):
-    num_fits = 0
+class ModuleThatCountsEpochsInGlobals(Base):
+    """Counts its epochs in a global list, in its class and in the environment."""
+
+    num_epochs = 0
 
     def on_train_epoch_end(self):
-        HISTORY.append(self.current_epoch)
-        Remembers.num_fits += 1
-        os.environ["FLSV_TEST_FITS"] = str(Remembers.num_fits)
+        EPOCHS.append(self.current_epoch)
+        ModuleThatCountsEpochsInGlobals.num_epochs += 1
+        os.environ["FLSV_TEST_EPOCHS"] = str(ModuleThatCountsEpochsInGlobals.num_epochs)
 
 
 @pytest.mark.slow
-def test_globals_class_attributes_and_environment_are_those_of_the_run(
-    tmp_path,
-    monkeypatch,
-):
-    monkeypatch.setenv("FLSV_TEST_FITS", "0")
-    HISTORY.clear()
-    Remembers.num_fits = 0
+def test_globals_class_attributes_and_environment_are_those_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLSV_TEST_EPOCHS", "0")
+    monkeypatch.setattr(ModuleThatCountsEpochsInGlobals, "num_epochs", 0)
+    EPOCHS.clear()
 
-    fit_valued(tmp_path, Remembers())
+    fit_valued(tmp_path, ModuleThatCountsEpochsInGlobals(), rounds=2)
 
-    assert HISTORY == [0, 1]
-    assert Remembers.num_fits == 2
-    assert os.environ["FLSV_TEST_FITS"] == "2"
+    assert EPOCHS == [0, 1]
+    assert ModuleThatCountsEpochsInGlobals.num_epochs == 2
+    assert os.environ["FLSV_TEST_EPOCHS"] == "2"
 
 
-NETS = {}
+TEACHERS = {}
 
 
-class Registered(Base):
-    """Trains by the module that a registry holds in a tuple, which in a coalition is the run's."""
+class ModuleThatCallsItselfByARegistry(Base):
+    """Calls the network that a global registry holds in a tuple, which in a coalition is the run's."""
 
     def __init__(self):
         super().__init__()
-        NETS["teachers"] = (self,)
+        TEACHERS["first"] = (self,)
 
     def loss(self, batch):
-        (teacher,) = NETS["teachers"]
+        (teacher,) = TEACHERS["first"]
+        inputs, _labels = batch
         with torch.no_grad():
-            teacher.net(batch[0])
+            teacher.net(inputs)
         return super().loss(batch)
 
 
 @pytest.mark.slow
-def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
-    module = Registered()
-    fit(FederatedLoop(seed=SEED), tmp_path / "plain", module, make_data(), rounds=2)
-    weights = state_vector(module)
+def test_weights_of_the_run_that_coalitions_change_are_restored(tmp_path):
+    plain_module = ModuleThatCallsItselfByARegistry()
+    fit(FederatedLoop(seed=SEED), tmp_path / "plain", plain_module, make_data(), rounds=2)
 
-    valued_module = Registered()
+    valued_module = ModuleThatCallsItselfByARegistry()
     with warns("has changed the run's own module or optimizers"):
         fit_valued(tmp_path / "valued", valued_module)
 
-    assert torch.equal(state_vector(valued_module), weights)
+    assert torch.equal(state_vector(valued_module), state_vector(plain_module))
 
 
 # ---- callbacks that read a validation's values
 
 
-class Stops(EarlyStopping):
-    """Overrides nothing."""
-
-
-class StopsLate(EarlyStopping):
-    """Reads nothing in the first round, the only one of the trial."""
+class EarlyStoppingFromRound1(EarlyStopping):
+    """Reads nothing in round 0, the only one of the dry run."""
 
     def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch > 0:
             super().on_train_epoch_end(trainer, pl_module)
 
 
-class HoldsEarlyStopping(L.Callback):
+class CallbackThatHoldsAnEarlyStopping(L.Callback):
     def __init__(self):
         self.early_stopping = EarlyStopping("val_loss", patience=50)
 
@@ -205,7 +197,7 @@ class HoldsEarlyStopping(L.Callback):
         self.early_stopping.on_train_epoch_end(trainer, pl_module)
 
 
-class ReadsValidationLoop(L.Callback):
+class CallbackThatReadsTheValidationLoop(L.Callback):
     """Fails by an attribute that is None until Lightning validates."""
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -221,29 +213,28 @@ def values_without_callbacks(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make_reader",
+    "make_callback",
     [
-        lambda: Stops("val_loss", patience=50),
-        lambda: StopsLate("val_loss", patience=50),
-        HoldsEarlyStopping,
-        ReadsValidationLoop,
+        lambda: EarlyStoppingFromRound1("val_loss", patience=50),
+        CallbackThatHoldsAnEarlyStopping,
+        CallbackThatReadsTheValidationLoop,
     ],
 )
 def test_callback_that_reads_validations_has_them_in_coalitions(
-    tmp_path, values_without_callbacks, make_reader
+    tmp_path, values_without_callbacks, make_callback
 ):
-    """The callback changes nothing."""
-    loop = fit_valued(tmp_path, Base(), callbacks=[make_reader()])
+    loop = fit_valued(tmp_path, Base(), callbacks=[make_callback()])
 
     assert loop.contributions["shadow"].isfinite().all()
     assert torch.equal(loop.contributions["shadow"], values_without_callbacks)
 
 
-class LowersItsRate(Base):
-    """After each validation but the first its learning rate is a tenth, by a subclass of ReduceLROnPlateau."""
+class OwnPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """A subclass, which Lightning does not know by its class."""
 
-    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
-        pass
+
+class ModuleWithLearningRateByValidation(Base):
+    """After each validation but the first its learning rate is a tenth."""
 
     def __init__(self, strict):
         super().__init__()
@@ -251,21 +242,24 @@ class LowersItsRate(Base):
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        plateau = self.Plateau(optimizer, patience=0, threshold=1e6, threshold_mode="abs")
+        plateau = OwnPlateau(optimizer, patience=0, threshold=1e6, threshold_mode="abs")
         config = {"scheduler": plateau, "monitor": "val_loss", "strict": self.strict}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 @pytest.mark.slow
 def test_schedule_that_lightning_skips_without_validations_has_them_in_coalitions(tmp_path):
-    """Without validations a strict schedule fails in the dry run. Another one would be skipped, without a word."""
+    """Without validations Lightning raises an error for a strict schedule, and skips another one silently."""
 
-    def values_of(name, module):
+    def fit_and_value(name, module):
         metric = ShadowShapley(coalitions="singles", performance="negative_loss")
         loop = fit_valued(tmp_path / name, module, rounds=3, metric=metric)
         return loop.contributions["shadow"]
 
-    values = values_of("strict", LowersItsRate(strict=True))
-    assert values.isfinite().all()
-    assert not torch.equal(values, values_of("constant", Base()))
-    assert torch.equal(values, values_of("not_strict", LowersItsRate(strict=False)))
+    constant_rate = fit_and_value("constant", Base())
+    strict_schedule = fit_and_value("strict", ModuleWithLearningRateByValidation(strict=True))
+    skipped_schedule = fit_and_value("skipped", ModuleWithLearningRateByValidation(strict=False))
+
+    assert strict_schedule.isfinite().all()
+    assert not torch.equal(strict_schedule, constant_rate)
+    assert torch.equal(strict_schedule, skipped_schedule)

@@ -12,43 +12,33 @@ from flsv.retraining.copied_fits import CopyOfRun
 from flsv.training.local_training import SharedObjectCheck
 from zoo.program import Base, fit_valued
 
-HOLDERS = []
+PORT_HOLDERS = []
 
 
-class HoldsUntilTeardown(Base):
-    """Holds something that only one fit of a program may have, such as a port."""
+class ModuleThatHoldsAPortUntilTeardown(Base):
+    """Refuses a second fit before the first one's teardown, as a module with a port does."""
 
     def setup(self, stage):
-        if HOLDERS:
+        if PORT_HOLDERS:
             raise OSError("the port is in use")
-        HOLDERS.append(self)
+        PORT_HOLDERS.append(self)
 
     def teardown(self, stage):
-        HOLDERS.clear()
+        PORT_HOLDERS.clear()
         torch.save(self, "by_module.pt")
 
 
-class SavesTheModule(L.Callback):
-    """Saves the module when a fit ends, with all its attributes."""
-
-    def teardown(
-        self,
-        trainer,
-        pl_module,
-        stage,
-    ):
+class CallbackThatSavesTheModuleInTeardown(L.Callback):
+    def teardown(self, trainer, pl_module, stage):
         torch.save(pl_module, "by_callback.pt")
 
 
 @pytest.mark.slow
-def test_coalitions_train_after_the_modules_teardown(
-    tmp_path,
-    monkeypatch,
-):
+def test_coalitions_train_after_the_modules_teardown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = HoldsUntilTeardown()
+    module = ModuleThatHoldsAPortUntilTeardown()
 
-    loop = fit_valued(tmp_path, module, callbacks=[SavesTheModule()])
+    loop = fit_valued(tmp_path, module, callbacks=[CallbackThatSavesTheModuleInTeardown()])
 
     assert loop.contributions["shadow"].isfinite().all()
     assert "teardown" not in vars(module)
@@ -59,51 +49,49 @@ def test_coalitions_train_after_the_modules_teardown(
 
 @pytest.mark.slow
 def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
-    """Its parts refer to each other, so that it is there until garbage is collected."""
-    references = []
-    numbers = []
+    """Parts of a copy refer to each other, so that only garbage collection frees it."""
+    module_references = []
+    copies_in_memory = []
     load = CopyOfRun.load
 
-    def counted_load(run_copy):
+    def load_and_count(run_copy):
         trainer, module, data = load(run_copy)
-        references.append(weakref.ref(module))
-        loaded_copies = [reference for reference in references if reference() is not None]
-        numbers.append(len(loaded_copies))
+        module_references.append(weakref.ref(module))
+        is_in_memory = [reference() is not None for reference in module_references]
+        copies_in_memory.append(sum(is_in_memory))
         return trainer, module, data
 
-    monkeypatch.setattr(CopyOfRun, "load", counted_load)
+    monkeypatch.setattr(CopyOfRun, "load", load_and_count)
 
     fit_valued(tmp_path, Base())
 
-    _trial, _second_of_trial, *coalitions = numbers
-    assert len(coalitions) > 3
-    assert set(coalitions) == {1}
+    num_loads_of_dry_run = 2
+    copies_in_memory_of_coalitions = copies_in_memory[num_loads_of_dry_run:]
+    assert len(copies_in_memory_of_coalitions) > 3
+    assert set(copies_in_memory_of_coalitions) == {1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("owner", "method"),
-    [
-        (RunReports, "_result"),
-        (RunReports, "_describe_run"),
-        (SharedObjectCheck, "__init__"),
-    ],
-)
-def test_fit_of_a_coalition_makes_nothing_that_only_the_run_shows(
-    owner,
-    method,
-    tmp_path,
-    monkeypatch,
-):
+def test_coalitions_make_no_reports_and_checks_of_the_run(tmp_path, monkeypatch):
     calls = []
-    method_of_run = getattr(owner, method)
 
-    def counted_method(*arguments, **options):
-        calls.append(method)
-        return method_of_run(*arguments, **options)
+    def record_calls(owner, method):
+        call_method = getattr(owner, method)
 
-    monkeypatch.setattr(owner, method, counted_method)
+        def record_and_call(*arguments, **options):
+            calls.append(method)
+            return call_method(*arguments, **options)
+
+        monkeypatch.setattr(owner, method, record_and_call)
+
+    methods_of_run = {
+        "_result": RunReports,
+        "_describe_run": RunReports,
+        "__init__": SharedObjectCheck,
+    }
+    for method, owner in methods_of_run.items():
+        record_calls(owner, method)
 
     fit_valued(tmp_path, Base())
 
-    assert calls == [method]
+    assert sorted(calls) == sorted(methods_of_run)

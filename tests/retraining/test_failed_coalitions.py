@@ -15,40 +15,32 @@ from helpers.pages import text_of_page
 from zoo.program import Base, fit_valued
 
 
-class FailingAlone(Base):
-    """Fails in a federation of one client, from a round on."""
-
-    first_failing_round = 2
-
+class ModuleThatFailsInRound2OfOneClient(Base):
     def on_train_batch_start(self, batch, batch_idx):
-        loop = loop_of(self)
-        is_alone = len(loop.state.cohort) == 1
-        if is_alone and self.current_epoch >= self.first_failing_round:
+        is_alone = len(loop_of(self).state.cohort) == 1
+        if is_alone and self.current_epoch == 2:
             raise ValueError("no batch norm of one client")
 
 
 @pytest.mark.slow
-def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
-    tmp_path,
-):
-    module = FailingAlone()
-    first_part = fit_valued(tmp_path, module)
+def test_resumed_run_with_failed_coalitions_shows_no_values_of_an_earlier_round(tmp_path):
+    module = ModuleThatFailsInRound2OfOneClient()
+    first_part = fit_valued(tmp_path, module, rounds=2)
     assert first_part.contributions["shadow"].isfinite().all()
 
     checkpoint = tmp_path / "after.ckpt"
     module.trainer.save_checkpoint(checkpoint)
+    module = ModuleThatFailsInRound2OfOneClient()
     with warns("no values.*no batch norm of one client"):
-        resumed = fit_valued(tmp_path, FailingAlone(), rounds=4, ckpt_path=checkpoint)
+        resumed = fit_valued(tmp_path, module, rounds=3, ckpt_path=checkpoint)
 
-    assert resumed.round_index == 4
+    assert resumed.round_index == 3
     assert resumed.contributions["shadow"].isnan().all()
     record = resumed.metrics["shadow"].payment_record()
     assert "no batch norm" in record["why_no_values"]
 
 
-def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
-    """The other metric's values are kept, which were there before the coalitions were trained."""
-
+def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_path, monkeypatch):
     def fail_to_read(*args, **kwargs):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -65,18 +57,20 @@ def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
 def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []
+    # One in the dry run, the untrained one, and the one after round 0.
+    num_models_until_round_1 = 3
 
-    def fail_in_the_second_round(scoring, module, **options):
+    def fail_after_round_1(scoring, module, **options):
         scored_models.append(module)
-        if len(scored_models) > 3:  # on trial, untrained, and after the first round
+        if len(scored_models) > num_models_until_round_1:
             raise RuntimeError("out of memory")
         return score(scoring, module, **options)
 
-    monkeypatch.setattr(ModelScoring, "score", fail_in_the_second_round)
+    monkeypatch.setattr(ModelScoring, "score", fail_after_round_1)
     with warns("has failed: .*round 2.*out of memory"):
         loop = fit_valued(tmp_path, Base(), rounds=3)
 
     assert loop.contributions["shadow"].isnan().all()
-    assert len(scored_models) == 4
-    trained = read_coalitions(tmp_path / "coalitions")
-    assert {training.members for training in trained} == {(), (0, 1, 2)}
+    assert len(scored_models) == num_models_until_round_1 + 1
+    trainings = read_coalitions(tmp_path / "coalitions")
+    assert {training.members for training in trainings} == {(), (0, 1, 2)}

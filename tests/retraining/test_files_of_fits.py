@@ -1,7 +1,6 @@
 """Files that a program writes in its hooks: after a fit with values they are those of the fit without a metric."""
 
 import json
-from contextlib import chdir
 from pathlib import Path
 
 import joblib
@@ -15,130 +14,148 @@ from helpers import warns
 from helpers.fits import fit, state_vector
 from zoo.program import SEED, Base, fit_valued, make_data
 
-NAMES = ("history.csv", "final.pt")
+
+def append_row(path, row):
+    with open(path, "a") as file:
+        file.write(f"{row}\n")
 
 
-class Saves(Base):
-    """Saves its weights, and a row a round, in a folder."""
-
+class ModuleThatSavesItsHistoryAndWeights(Base):
     def __init__(self, folder):
         super().__init__()
         self.folder = Path(folder)
 
     def on_train_epoch_end(self):
-        with open(self.folder / "history.csv", "a") as file:
-            file.write(f"{self.current_epoch}\n")
+        append_row(self.folder / "history.csv", self.current_epoch)
 
     def on_train_end(self):
         torch.save(self.state_dict(), self.folder / "final.pt")
 
 
-def fit_in(folder, module, metric=None):
-    """Fit in a folder, with a history of an earlier fit."""
+def make_folder_with_history(folder):
     folder.mkdir(exist_ok=True)
-    with chdir(folder):
-        if metric is None:
-            fit(FederatedLoop(seed=SEED), folder / "run", module, make_data(), rounds=2)
-            return None
-        return fit_valued(folder / "run", module, metric=metric)
+    (folder / "history.csv").write_text("earlier\n")
+    return folder
+
+
+def fit_without_metric(folder, module):
+    fit(FederatedLoop(seed=SEED), folder, module, make_data(), rounds=2)
+
+
+def saved_files(folder):
+    return (folder / "history.csv").read_bytes(), (folder / "final.pt").read_bytes()
 
 
 @pytest.fixture
-def folders(tmp_path):
-    for name in ("plain", "valued"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "history.csv").write_text("earlier\n")
-    return tmp_path / "plain", tmp_path / "valued"
+def folder(tmp_path):
+    """A folder with the history of an earlier fit."""
+    return make_folder_with_history(tmp_path / "project")
 
 
-def assert_same_files(plain, valued, names=NAMES):
-    for name in names:
-        assert (valued / name).read_bytes() == (plain / name).read_bytes()
+@pytest.fixture(scope="module")
+def files_without_metric(tmp_path_factory):
+    folder = make_folder_with_history(tmp_path_factory.mktemp("plain"))
+    fit_without_metric(folder, ModuleThatSavesItsHistoryAndWeights(folder))
+    return saved_files(folder)
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("is_absolute", [True, False], ids=["absolute", "relative"])
-def test_files_are_those_without_the_metric(folders, tmp_path, is_absolute):
-    plain, valued = folders
-    elsewhere = tmp_path / "working"
-    for folder in folders:
-        path = folder if is_absolute else "."
-        loop = fit_in(
-            elsewhere if is_absolute else folder,
-            Saves(path),
-            metric=ShadowShapley(coalitions="singles") if folder == valued else None,
-        )
+def test_files_by_absolute_paths_are_those_without_the_metric(
+    folder, files_without_metric, tmp_path
+):
+    loop = fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
     assert loop.contributions["shadow"].isfinite().all()
-    assert_same_files(plain, valued)
+    assert saved_files(folder) == files_without_metric
 
 
 @pytest.mark.slow
-def test_files_are_those_without_the_metric_if_workers_train_coalitions(folders, tmp_path):
-    plain, valued = folders
-    fit_in(tmp_path / "working", Saves(plain))
+def test_files_by_relative_paths_are_those_without_the_metric(
+    folder, files_without_metric, monkeypatch
+):
+    monkeypatch.chdir(folder)
 
+    loop = fit_valued(folder / "run", ModuleThatSavesItsHistoryAndWeights("."))
+
+    assert loop.contributions["shadow"].isfinite().all()
+    assert saved_files(folder) == files_without_metric
+
+
+@pytest.mark.slow
+def test_files_are_those_without_the_metric_if_workers_train_coalitions(
+    folder, files_without_metric, tmp_path
+):
     with joblib.parallel_config(n_jobs=2):
-        fit_in(tmp_path / "working", Saves(valued), ShadowShapley(coalitions="all"))
+        fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
-    assert_same_files(plain, valued)
+    assert saved_files(folder) == files_without_metric
 
 
-class ReadsWhatItSaves(Saves):
-    """Ends with the weights of its first round, which it has saved."""
+class ModuleThatEndsWithItsSavedWeights(Base):
+    """Saves its weights in round 0, and ends with what it reads from this file."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
 
     def on_train_epoch_end(self):
         if self.current_epoch == 0:
-            torch.save(self.state_dict(), self.folder / "best.pt")
+            torch.save(self.state_dict(), self.path)
 
     def on_train_end(self):
-        self.load_state_dict(torch.load(self.folder / "best.pt"))
+        self.load_state_dict(torch.load(self.path))
 
 
 @pytest.mark.slow
-def test_no_two_coalitions_train_at_a_time_that_read_what_they_have_written(folders, tmp_path):
-    values = []
-    for num_jobs, folder in zip((1, 2), folders):
-        with joblib.parallel_config(n_jobs=num_jobs):
-            module = ReadsWhatItSaves(folder)
-            metric = ShadowShapley(coalitions="all", performance="negative_loss")
-            loop = fit_in(tmp_path / "working", module, metric)
-        values.append(loop.contributions["shadow"].tolist())
+def test_coalitions_that_read_what_they_write_train_one_after_the_other(tmp_path):
+    def fit_with_workers(num_workers):
+        folder = tmp_path / f"{num_workers} workers"
+        folder.mkdir()
+        path = folder / "best.pt"
+        metric = ShadowShapley(coalitions="all", performance="negative_loss")
+        with joblib.parallel_config(n_jobs=num_workers):
+            module = ModuleThatEndsWithItsSavedWeights(path)
+            loop = fit_valued(tmp_path / "run", module, metric=metric)
+        return loop.contributions["shadow"].tolist(), path.read_bytes()
 
-    assert values[0] == values[1]
-    assert_same_files(*folders, names=["best.pt"])
+    assert fit_with_workers(2) == fit_with_workers(1)
 
 
-class ValidationHistory(Base):
-    """Keeps a history of its validations in a file, by which it trains."""
+class ModuleThatTrainsByItsValidationHistory(Base):
+    """Writes a row at each validation, and divides its loss by the number of rows."""
 
     def on_train_epoch_start(self):
-        lines = Path("history.csv").read_text().splitlines()
-        self.weight = 1 / len(lines)
+        rows = Path("history.csv").read_text().splitlines()
+        self.weight = 1 / len(rows)
 
     def on_validation_epoch_end(self):
-        with open("history.csv", "a") as file:
-            file.write("validated\n")
+        append_row("history.csv", "validated")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
-def test_scoring_by_validation_hooks_writes_nothing(folders, performance):
-    plain, valued = folders
-    plain_module, module = ValidationHistory(), ValidationHistory()
-    mode = "min" if performance == "val_loss" else None
-    metric = ShadowShapley(coalitions="singles", performance=performance, mode=mode)
-    fit_in(plain, plain_module)
+@pytest.mark.parametrize(
+    ("performance", "mode"),
+    [("val_loss", "min"), ("negative_loss", None)],
+)
+def test_scoring_by_validation_hooks_writes_nothing(tmp_path, performance, mode, monkeypatch):
+    plain_folder = make_folder_with_history(tmp_path / "plain")
+    plain_module = ModuleThatTrainsByItsValidationHistory()
+    monkeypatch.chdir(plain_folder)
+    fit_without_metric(plain_folder / "run", plain_module)
 
-    loop = fit_in(valued, module, metric)
+    valued_folder = make_folder_with_history(tmp_path / "valued")
+    valued_module = ModuleThatTrainsByItsValidationHistory()
+    metric = ShadowShapley(coalitions="singles", performance=performance, mode=mode)
+    monkeypatch.chdir(valued_folder)
+    loop = fit_valued(valued_folder / "run", valued_module, metric=metric)
 
     assert loop.contributions["shadow"].isfinite().all()
-    assert_same_files(plain, valued, names=["history.csv"])
-    assert torch.equal(state_vector(module), state_vector(plain_module))
+    history = (valued_folder / "history.csv").read_text()
+    assert history == (plain_folder / "history.csv").read_text()
+    assert torch.equal(state_vector(valued_module), state_vector(plain_module))
 
 
-class TrainsByAFile(Base):
-    """Trains by a number in a file, in the place of which it leaves another at its end."""
+class ModuleThatReplacesTheFileItTrainsBy(Base):
+    """Reads the weight of its loss from a file, in which it leaves another at its end."""
 
     def on_train_start(self):
         self.weight = json.loads(Path("weight.json").read_text())
@@ -149,31 +166,32 @@ class TrainsByAFile(Base):
 
 
 @pytest.mark.slow
-def test_coalitions_see_files_as_they_were_before_the_run(tmp_path, recwarn):
-    (tmp_path / "weight.json").write_text("0.5")
+def test_coalitions_read_files_as_they_were_before_the_run(tmp_path, monkeypatch, recwarn):
+    monkeypatch.chdir(tmp_path)
+    Path("weight.json").write_text("0.5")
 
-    loop = fit_in(tmp_path, TrainsByAFile(), ShadowShapley(coalitions="singles"))
+    loop = fit_valued(tmp_path / "run", ModuleThatReplacesTheFileItTrainsBy())
 
     assert loop.contributions["shadow"].isfinite().all()
-    assert not [warning for warning in recwarn if "another model" in str(warning.message)]
-    assert (tmp_path / "weight.json").read_text() == "7.0"
+    assert "another model" not in " ".join(str(warning.message) for warning in recwarn)
+    assert Path("weight.json").read_text() == "7.0"
 
 
-class MakesFolder(L.Callback):
-    """Makes a folder that must be new, outside of the working folder."""
+class CallbackThatMakesANewFolder(L.Callback):
+    """Fails in a hook if its folder, which is outside of the working folder, exists."""
 
     def __init__(self, folder, hook):
         self.folder = folder
-        setattr(self, hook, self.make)
+        setattr(self, hook, self.make_folder)
 
-    def make(self, *_, **__):
+    def make_folder(self, *_, **__):
         self.folder.mkdir()
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("hook", ["setup", "on_train_start"])
-def test_folder_that_no_coalition_can_make_a_second_time_ends_no_run(tmp_path, hook):
-    callback = MakesFolder(tmp_path / "new", hook)
+def test_run_ends_without_values_if_coalitions_cannot_make_a_folder_again(tmp_path, hook):
+    callback = CallbackThatMakesANewFolder(tmp_path / "new", hook)
 
     with warns("File exists.*exist_ok=True.*exclude"):
         loop = fit_valued(tmp_path / "run", Base(), callbacks=[callback])
@@ -183,22 +201,20 @@ def test_folder_that_no_coalition_can_make_a_second_time_ends_no_run(tmp_path, h
     assert (tmp_path / "new").is_dir()
 
 
-class FailsInCopies(L.Callback):
-    """Finds a file otherwise in each fit but the first."""
-
-    def __init__(self, path):
-        self.path = path
-        self.first_id = id(self)
+class CallbackThatFindsItsFileOnlyInTheRun(L.Callback):
+    def __init__(self):
+        self.id_in_run = id(self)
 
     def on_train_start(self, *_):
-        if id(self) != self.first_id:
-            raise FileNotFoundError(f"no {self.path}")
+        is_copy = id(self) != self.id_in_run
+        if is_copy:
+            raise FileNotFoundError("no model.bin")
 
 
 @pytest.mark.slow
-def test_trial_that_finds_files_otherwise_than_the_run_ends_no_run(tmp_path):
+def test_run_ends_without_values_if_the_dry_run_finds_other_files(tmp_path):
     with warns("there will be no values.*no model.bin.*exist_ok=True.*exclude"):
-        loop = fit_valued(tmp_path, Base(), callbacks=[FailsInCopies("model.bin")])
+        loop = fit_valued(tmp_path, Base(), callbacks=[CallbackThatFindsItsFileOnlyInTheRun()])
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == 2

@@ -1,6 +1,7 @@
 """Ctrl-C and kills while coalitions are trained: what is trained is kept, and a line says how to do the rest."""
 
 import os
+import shutil
 import signal
 import warnings
 
@@ -23,8 +24,8 @@ from zoo.program import Base, fit_valued
 
 
 @pytest.fixture
-def interrupted_after_one(monkeypatch):
-    """Ctrl-C once the first client's coalition is trained and stored."""
+def interruption(monkeypatch):
+    """Ctrl-C once the first client's coalition is trained and stored, until ``undo``."""
     add = CoalitionStore.add
 
     def add_and_interrupt(store, seed, members, models):
@@ -38,28 +39,30 @@ def interrupted_after_one(monkeypatch):
 
 
 @pytest.mark.fast_rows
-@pytest.mark.usefixtures("interrupted_after_one")
+@pytest.mark.usefixtures("interruption")
 @pytest.mark.parametrize(
-    ("writes_files", "message"),
+    ("writes_files", "message", "num_tables"),
     [
-        (True, "1 of 3 coalitions .*kept in .*flsv retrain"),
-        (False, "1 of 3 coalitions .*none is kept"),
+        (True, "1 of 3 coalitions .*kept in .*flsv retrain", 1),
+        (False, "1 of 3 coalitions .*none is kept", 0),
     ],
 )
-def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, message, tmp_path):
+def test_interrupted_trainings_are_kept_and_the_rest_is_named(
+    writes_files, message, num_tables, tmp_path
+):
     reporting = Reporting(table=False, files=writes_files)
     with warns(message):
         loop = fit_valued(tmp_path, Base(), loop={"reporting": reporting})
 
+    values = loop.contributions["shadow"]
     assert loop.round_index == 2
-    assert loop.contributions["shadow"].isnan().all()
-    assert "before the coalitions are trained" in repr(loop.contributions["shadow"])
-    stored = list(tmp_path.rglob("coalitions.csv"))
-    assert len(stored) == writes_files
+    assert values.isnan().all()
+    assert "before the coalitions are trained" in repr(values)
+    assert len(list(tmp_path.rglob("coalitions.csv"))) == num_tables
 
 
-class LooksForCoalitions(L.Callback):
-    """Notes the stored coalitions and the settings in the first round of a fit."""
+class CallbackThatNotesStoredCoalitions(L.Callback):
+    """Notes the stored coalitions and their settings in the first round of a fit."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -73,33 +76,34 @@ class LooksForCoalitions(L.Callback):
 
 
 @pytest.mark.slow
-def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path):
-    checkpoint = tmp_path / "first.ckpt"
+def test_run_removes_the_coalitions_of_an_earlier_run_unless_it_resumes_it(tmp_path):
     fit_valued(tmp_path, Base(), rounds=1)
     assert stored_coalitions(tmp_path)
 
-    first_look = LooksForCoalitions(tmp_path)
+    in_new_run = CallbackThatNotesStoredCoalitions(tmp_path)
     module = Base()
-    fit_valued(tmp_path, module, rounds=1, callbacks=[first_look])
+    fit_valued(tmp_path, module, rounds=1, callbacks=[in_new_run])
+    checkpoint = tmp_path / "first.ckpt"
     module.trainer.save_checkpoint(checkpoint)
-    second_look = LooksForCoalitions(tmp_path)
-    fit_valued(tmp_path, Base(), rounds=2, callbacks=[second_look], ckpt_path=checkpoint)
 
-    assert first_look.coalitions == set()
-    assert second_look.coalitions == {(0,), (1,), (2,)}  # of the run that goes on
-    assert first_look.settings == second_look.settings
+    in_resumed_run = CallbackThatNotesStoredCoalitions(tmp_path)
+    fit_valued(tmp_path, Base(), rounds=2, callbacks=[in_resumed_run], ckpt_path=checkpoint)
+
+    assert in_new_run.coalitions == set()
+    assert in_resumed_run.coalitions == {(0,), (1,), (2,)}
+    assert in_new_run.settings == in_resumed_run.settings
 
 
 @pytest.mark.slow
-def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
+def test_progress_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
     counts_by_title = {}
 
-    class Bar(Tqdm):
+    class BarThatNotesItsCounts(Tqdm):
         def close(self):
             counts_by_title[self.desc.strip(": ")] = self.n, self.total
             super().close()
 
-    monkeypatch.setattr("flsv.retraining.progress.Tqdm", Bar)
+    monkeypatch.setattr("flsv.retraining.progress.Tqdm", BarThatNotesItsCounts)
     monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
@@ -109,8 +113,23 @@ def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
         assert num_done == total
 
 
-class InterruptsItself(StepsByHand):
-    """Sends itself Ctrl-C when clients 1 and 2 train alone, if FLSV_TEST_INTERRUPT is set."""
+def fit_with_checkpoints(folder, module, *, rounds=2, metric=None, callbacks=(), resumes=False):
+    """Fit, and return the last values. A fit that resumes goes on from the last checkpoint in the folder."""
+    checkpoints = folder / "checkpoints"
+    loop = fit_valued(
+        folder,
+        module,
+        rounds,
+        metric=metric,
+        callbacks=[ModelCheckpoint(checkpoints, save_last=True), *callbacks],
+        enable_checkpointing=True,
+        ckpt_path=checkpoints / "last.ckpt" if resumes else None,
+    )
+    return loop.contributions["shadow"]
+
+
+class ModuleThatSendsCtrlC(StepsByHand):
+    """Sends SIGINT to its process when clients 1 and 2 train alone, if FLSV_TEST_INTERRUPT is set."""
 
     def training_step(self, batch, batch_idx):
         cohort = loop_of(self).state.cohort
@@ -120,114 +139,92 @@ class InterruptsItself(StepsByHand):
         super().training_step(batch, batch_idx)
 
 
-def fit_with_values(folder, path=None):
+def fit_and_value_pairs(folder, resumes=False):
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
-    saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    loop = fit_valued(
-        folder,
-        InterruptsItself(),
-        metric=metric,
-        callbacks=[saves],
-        enable_checkpointing=True,
-        ckpt_path=path,
-    )
-
-    rows = loop.history().query("metric == 'shadow'")
-    sorted_rows = rows.sort_values(["round", "client"])
-    return sorted_rows.value.tolist()
+    return fit_with_checkpoints(folder, ModuleThatSendsCtrlC(), metric=metric, resumes=resumes)
 
 
-def fit_once(folder):
-    """Fit, and print the warnings, which the tests' process would record."""
+def fit_and_print_warnings(folder):
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit_with_values(folder)
+        fit_and_value_pairs(folder)
 
     for warning in caught_warnings:
         print(warning.message)
 
 
 @pytest.mark.slow
-def test_interrupted_run_resumes_to_the_bit_and_trains_only_the_rest(tmp_path, monkeypatch):
-    folder = tmp_path / "ended"
-    process = Forked(tmp_path / "process", fit_once, folder, FLSV_TEST_INTERRUPT="1")
-
+def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    process = Forked(tmp_path / "process", fit_and_print_warnings, folder, FLSV_TEST_INTERRUPT="1")
     status, output = process.wait()
-
-    # Ctrl-C while coalitions are trained ends these trainings alone: the run is trained.
     assert status == 0, output
     assert "there are no values" in output
 
-    stored_parts = stored_coalitions(folder)
-    trained = record_fits(monkeypatch)
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    values = fit_with_values(folder, str(checkpoint))
+    coalitions_of_first_fit = stored_coalitions(folder)
+    trained_coalitions = record_fits(monkeypatch)
+    resumed_values = fit_and_value_pairs(folder, resumes=True)
 
-    # The fit of all clients, which the run's comparison trains, is the run's.
-    assert stored_parts
-    assert not stored_parts & trained
-    assert values == fit_with_values(tmp_path / "whole")
+    assert coalitions_of_first_fit
+    assert not coalitions_of_first_fit & trained_coalitions
+    assert torch.equal(resumed_values, fit_and_value_pairs(tmp_path / "whole"))
 
 
-class StopsInSecondRound(L.Callback):
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.should_stop = trainer.current_epoch > 0
-
-
-def fit_with_checkpoints(
-    folder,
-    every,
-    rounds,
-    ckpt_path=None,
-):
-    saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    loop = fit_valued(
-        folder,
-        Base(),
-        rounds,
-        metric=ShadowShapley(coalitions="singles", every=every),
-        callbacks=[saves, StopsInSecondRound()],
-        enable_checkpointing=True,
-        ckpt_path=ckpt_path,
-    )
-    return loop.contributions["shadow"]
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """The folder and the values of a run of two rounds."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, fit_with_checkpoints(folder, Base())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("every", "rounds"),
-    [(1000, 2), (None, 2), (1000, 5)],
-)
 def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
-    tmp_path, interrupted_after_one, every, rounds
+    tmp_path, interruption, whole_run
 ):
-    """Also if no round was due for values but the last, and if the run has stopped early."""
-    folder = tmp_path / "run"
-    interrupted = fit_with_checkpoints(folder, every, rounds)
-    assert interrupted.isnan().all()
+    assert fit_with_checkpoints(tmp_path, Base()).isnan().all()
+    interruption.undo()
 
-    interrupted_after_one.undo()
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    resumed = fit_with_checkpoints(folder, every, rounds, checkpoint)
+    resumed_values = fit_with_checkpoints(tmp_path, Base(), resumes=True)
 
-    assert not resumed.isnan().any()
-    if rounds == 2:  # else another round is trained
-        whole = fit_with_checkpoints(tmp_path / "whole", every, rounds)
-        assert torch.equal(resumed, whole)
+    _, expected_values = whole_run
+    assert torch.equal(resumed_values, expected_values)
+
+
+class CallbackThatStopsAfterRound1(L.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch >= 1
 
 
 @pytest.mark.slow
-def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
-    """Those of the run itself, too."""
-    folder = tmp_path / "run"
-    whole = fit_with_checkpoints(folder, every=None, rounds=2)
-    path = folder / "coalitions.csv"
-    content = path.read_bytes()
+def test_interrupted_coalitions_of_a_stopped_run_have_values_when_it_is_resumed(
+    tmp_path, interruption
+):
+    def fit_with_early_stop(resumes=False):
+        return fit_with_checkpoints(
+            tmp_path,
+            Base(),
+            rounds=5,
+            metric=ShadowShapley(coalitions="singles", every=1000),
+            callbacks=[CallbackThatStopsAfterRound1()],
+            resumes=resumes,
+        )
 
+    assert fit_with_early_stop().isnan().all()
+    interruption.undo()
+
+    assert fit_with_early_stop(resumes=True).isfinite().all()
+
+
+@pytest.mark.slow
+def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path, whole_run):
+    whole_folder, expected_values = whole_run
+    folder = tmp_path / "run"
+    shutil.copytree(whole_folder, folder)
     for file in folder.glob("coalitions/*/*.pt"):
         file.unlink()
-    checkpoint = folder / "checkpoints" / "last.ckpt"
-    resumed = fit_with_checkpoints(folder, every=None, rounds=2, ckpt_path=checkpoint)
 
-    assert torch.equal(resumed, whole)
-    assert path.read_bytes() == content
+    resumed_values = fit_with_checkpoints(folder, Base(), resumes=True)
+
+    assert torch.equal(resumed_values, expected_values)
+    table = (folder / "coalitions.csv").read_bytes()
+    assert table == (whole_folder / "coalitions.csv").read_bytes()

@@ -88,7 +88,7 @@ def copy_with_an_old_time(folder):
 
 
 def write_an_array(folder):
-    array = np.memmap(folder / "log.csv", dtype=np.uint8)  # mode r+
+    array = np.memmap(folder / "log.csv", dtype=np.uint8, mode="r+")
     array[0] = 0
     array.flush()
 
@@ -143,12 +143,14 @@ def replace_a_folder_by_a_file(folder):
     (folder / "log.csv").mkdir()
 
 
+def save_tensor(path):
+    torch.save(torch.ones(2), path)
+
+
 #: Functions that write into a folder.
 WRITES = {
-    "a file that is a link": lambda folder: torch.save(torch.ones(2), folder / "final.pt"),
-    "a file in a linked folder": lambda folder: torch.save(
-        torch.ones(2), folder / "out/weights.pt"
-    ),
+    "a file that is a link": lambda folder: save_tensor(folder / "final.pt"),
+    "a file in a linked folder": lambda folder: save_tensor(folder / "out/weights.pt"),
     "a new file in an empty folder": lambda folder: (folder / "empty/new").touch(),
     "a log": append,
     "a log by a descriptor": append_by_a_descriptor,
@@ -172,38 +174,47 @@ WRITES = {
 }
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["own", "elsewhere"])
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_what_a_coalition_writes_changes_no_file(
-    program,
-    tmp_path,
-    write,
-    is_elsewhere,
-):
-    initial_entries = entries(tmp_path)
+def assert_coalition_changes_no_file(write, folder_of_writes):
+    """Let two coalitions write, one after the other. Both must find the files of the run."""
+    project = Path.cwd().parents[1]
+    initial_entries = entries(project)
     folder = ProgramFolder()
 
-    for _ in range(2):  # the second finds what the first has found
+    for _coalition in range(2):
         with folder.entered():
             assert Path("../data/table.csv").read_text() == "a,b\n"
             assert Path("log.csv").read_text() == "earlier\n"
             assert Path("final.pt").read_text() == "earlier"
             assert Path("out/weights.pt").read_text() == "earlier"
             assert Path("empty").is_dir()
-            write(program if is_elsewhere else Path("."))
+            write(folder_of_writes)
 
-        assert entries(tmp_path) == initial_entries
+        assert entries(project) == initial_entries
         assert folder.changed_files == []
-    assert Path.cwd() == program
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_what_the_run_writes_is_not_there_in_a_coalition(program, tmp_path, write):
-    for path in (program / "final.pt", program / "out/weights.pt"):
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content)  # a file that no other name links to
+def test_writes_of_a_coalition_by_relative_paths_change_no_file(program, write):
+    assert_coalition_changes_no_file(write, Path("."))
+    assert Path.cwd() == program
+
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_writes_of_a_coalition_by_absolute_paths_change_no_file(program, write):
+    assert_coalition_changes_no_file(write, program)
+
+
+def replace_hard_link(path):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_coalition_finds_files_as_they_were_before_the_run_wrote_them(program, tmp_path, write):
+    replace_hard_link(program / "final.pt")
+    replace_hard_link(program / "out/weights.pt")
     initial_contents = contents(program)
     folder = ProgramFolder()
     folder.begin_run()
@@ -241,67 +252,69 @@ def test_folders_beside_many_others_are_linked_when_they_are_opened(program, mon
     assert entries(program.parent) == initial_entries
 
 
-@pytest.mark.parametrize("name", ["log.csv", "nowhere", "data/a.txt"])
-def test_large_file_is_read_by_its_link_and_named_if_it_is_changed(program, monkeypatch, name):
-    (program / "nowhere").unlink()
-    for path in (program / "nowhere", program / "data/a.txt"):
-        path.write_text("earlier\n")
+@pytest.mark.parametrize("name", ["log.csv", "data/a.txt"])
+@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
+def test_large_file_is_not_copied_and_is_named_if_it_is_changed(
+    program, monkeypatch, name, is_absolute
+):
     monkeypatch.setattr("flsv.utilities.file_writes.MAX_COPIED_BYTES", 0)
+    (program / name).write_text("earlier\n")
+    path = Path(program, name) if is_absolute else Path(name)
     folder = ProgramFolder()
 
-    for path in (Path(name), program / name):
-        (program / name).write_text("earlier\n")
-        with folder.entered():
-            assert np.memmap(path, dtype=np.uint8).tobytes() == b"earlier\n"
-            assert Path(name).is_symlink() or path.is_absolute()
-        assert folder.changed_files == []
+    with folder.entered():
+        assert np.memmap(path, dtype=np.uint8).tobytes() == b"earlier\n"
+        assert Path(name).is_symlink() or is_absolute
+    assert folder.changed_files == []
 
-        with folder.entered(), open(path, "r+") as file:
-            file.write(f"{path} more")
-        assert folder.changed_files == [f"the file {program / name}"]
+    with folder.entered(), open(path, "r+") as file:
+        file.write("more")
+    assert folder.changed_files == [f"the file {program / name}"]
 
 
-def test_what_python_does_not_know_to_be_written_is_a_copy(program):
+def append_by_a_shell(row):
+    """Write as another program does, of whose writes Python does not know."""
+    subprocess.run(f"echo {row} >> log.csv; echo {row} >> data/a.txt", shell=True, check=True)
+
+
+def test_files_that_other_programs_write_are_copied_into_the_own_folder(program):
     folder = ProgramFolder()
-    subprocess.run("echo more >> log.csv; echo more >> data/a.txt", shell=True, check=True)
+    append_by_a_shell("more")
     contents_of_run = contents(program)
     folder.take_over_run()
 
-    for _ in range(2):
+    for _coalition in range(2):
         with folder.entered():
             assert Path("log.csv").read_text() == "earlier\nmore\n"
-            subprocess.run(
-                "echo again >> log.csv; echo again >> data/a.txt", shell=True, check=True
-            )
+            append_by_a_shell("again")
 
     assert contents(program) == contents_of_run
 
 
-def test_threads_of_the_run_write_while_a_coalition_trains(program, tmp_path):
-    """Such as one that writes checkpoints."""
-    begins = threading.Event()
+def test_thread_of_the_run_writes_while_a_coalition_trains(program, tmp_path):
+    coalition_trains = threading.Event()
 
-    def write_later():
-        begins.wait()
+    def write_checkpoint():
+        coalition_trains.wait()
         (tmp_path / "checkpoint").write_text("x")
 
-    thread = threading.Thread(target=write_later)
+    thread = threading.Thread(target=write_checkpoint)
     thread.start()
     with ProgramFolder().entered():
-        begins.set()
+        coalition_trains.set()
         thread.join()
 
     assert (tmp_path / "checkpoint").read_text() == "x"
 
 
 def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
-    def fail(*_):
+    def fail_to_copy(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "history.csv").write_text("earlier\n")
     folder = ProgramFolder()
     folder.begin_run()
-    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", fail)
+    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", fail_to_copy)
     Path("log.csv").write_text("of the run")
 
     with pytest.raises(OSError, match="No space"), folder.entered():
@@ -312,7 +325,9 @@ def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
     assert Path("log.csv").read_text() == "of the run"
 
 
-def test_killed_coalition_is_put_back_when_another_begins(program, tmp_path, monkeypatch):
+def test_files_of_a_killed_coalition_are_restored_when_another_begins(
+    program, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     history = tmp_path / "history.csv"
     history.write_text("earlier\n")
@@ -332,14 +347,14 @@ def test_killed_coalition_is_put_back_when_another_begins(program, tmp_path, mon
     assert not list(tmp_path.glob("flsv-*"))
 
 
-def test_nobody_is_told_of_writes_after_a_run(program):
+def test_coalition_finds_what_is_written_after_a_run(program):
     folder = ProgramFolder()
     folder.begin_run()
     folder.end_run()
     append(program)
     folder.take_over_run()
 
-    with folder.entered():  # found by its time
+    with folder.entered():
         assert Path("log.csv").read_text() == "earlier\nmore\n"
     assert not Path(folder._home, "run").exists()
 

@@ -1,4 +1,4 @@
-"""Doubts about models that clients say they have trained alone."""
+"""Consistency checks of the models that clients say they have trained alone."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,50 +29,59 @@ LIES = {
 }
 
 
-class UnequalClients:
-    """Moves and updates of clients, which differ in length by a factor of up to four."""
+NUM_PARAMETERS = 1000
 
-    def __init__(self, clients, seed):
-        self.draw = torch.Generator().manual_seed(seed)
-        length = torch.rand(clients, 1, generator=self.draw)
-        length = 0.5 + 1.5 * length
-        common = self.normal(1)
-        specific = 0.5 * self.normal(clients)
 
-        noise = 0.3 * self.normal(clients)
-        directions = common + specific + noise
-        self.updates = length * directions
+class HonestClients:
+    """Moves of clients alone, and updates in the federation, whose lengths differ by a factor of up to four.
 
-        noise = 0.3 * self.normal(clients)
-        directions = common + 1.5 * specific + noise
-        self.moves = length * directions
+    Those of a client have a direction of the client's in common, and all have a direction in common.
+    """
 
-    def normal(self, rows):
-        return torch.randn(rows, 1000, generator=self.draw)
+    def __init__(self, num_clients, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+        lengths = 0.5 + 1.5 * torch.rand(num_clients, 1, generator=self.generator)
+        common = self.draw_normal(1)
+        specific = 0.5 * self.draw_normal(num_clients)
+
+        update_noise = 0.3 * self.draw_normal(num_clients)
+        self.updates = lengths * (common + specific + update_noise)
+
+        move_noise = 0.3 * self.draw_normal(num_clients)
+        self.moves = lengths * (common + 1.5 * specific + move_noise)
+
+    def draw_normal(self, num_rows):
+        return torch.randn(num_rows, NUM_PARAMETERS, generator=self.generator)
 
     @property
     def model(self):
         return self.updates.mean(0)
 
-    def consistency_warnings(self):
-        return inconsistent_own_models(self.moves, torch.zeros(1000), self.model, self.updates)
+    def consistency_warnings(self, has_others=None):
+        return inconsistent_own_models(
+            own_models=self.moves,
+            initial_model=torch.zeros(NUM_PARAMETERS),
+            federation_model=self.model,
+            update_sums=self.updates,
+            has_others=has_others,
+        )
 
 
-@pytest.mark.parametrize("clients", [3, 4, 6])
+@pytest.mark.parametrize("num_clients", [3, 6])
 @pytest.mark.parametrize("lie", LIES)
-def test_liar_is_inconsistent_and_no_honest_client_is(lie, clients):
+def test_client_that_lies_is_the_only_inconsistent_one(lie, num_clients):
     for seed in range(20):
-        cohort = UnequalClients(clients, seed)
+        cohort = HonestClients(num_clients, seed)
         assert cohort.consistency_warnings() == {}, seed
 
-        noise = cohort.normal(1)[0]
+        noise = cohort.draw_normal(1)[0]
         false_move = LIES[lie](cohort.moves, noise)
         cohort.moves[1] = false_move
         assert cohort.consistency_warnings().keys() == {1}, seed
 
 
-def enlarge_own_update(cohort):
-    """Its direction is its own, so that this check cannot see it."""
+def enlarge_own_move(cohort):
+    """Keep its direction, which is all that is compared."""
     cohort.moves[1] *= 5
 
 
@@ -81,24 +90,21 @@ def take_no_part(cohort):
     cohort.updates[1] = 0
 
 
-def lose_replies(cohort):
-    """Those to its own coalition's training were lost, and its updates in the federation were not."""
+def lose_replies_to_training_alone(cohort):
     cohort.moves[1] = 0
 
 
-@pytest.mark.parametrize("clients", [3, 4, 6])
-@pytest.mark.parametrize("change", [enlarge_own_update, take_no_part, lose_replies])
-def test_client_that_does_not_lie_is_not_inconsistent_and_makes_no_other_inconsistent(
-    change, clients
-):
+@pytest.mark.parametrize("num_clients", [3, 6])
+@pytest.mark.parametrize("change", [enlarge_own_move, take_no_part, lose_replies_to_training_alone])
+def test_change_that_is_no_lie_makes_no_client_inconsistent(change, num_clients):
     for seed in range(20):
-        cohort = UnequalClients(clients, seed)
+        cohort = HonestClients(num_clients, seed)
         change(cohort)
         assert cohort.consistency_warnings() == {}, seed
 
 
-def test_own_model_copied_from_the_federation_or_a_client_is_found():
-    cohort = UnequalClients(5, seed=0)
+def test_own_model_copied_from_the_federation_or_a_client_is_inconsistent():
+    cohort = HonestClients(5, seed=0)
     cohort.moves[1] = cohort.model
     cohort.moves[3] = cohort.moves[4]
 
@@ -108,28 +114,27 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found():
     }
 
 
-def test_distance_to_the_federations_model_is_compared_with_the_models_own_way():
-    cohort = UnequalClients(2, seed=0)
-    direction = torch.nn.functional.normalize(cohort.normal(1)[0], dim=0)
+@pytest.mark.parametrize(
+    ("relative_distance", "inconsistent_clients"),
+    [(0.9 * MIN_RELATIVE_DISTANCE, {0}), (1.2 * MIN_RELATIVE_DISTANCE, set())],
+)
+def test_own_model_near_the_federations_is_inconsistent(relative_distance, inconsistent_clients):
+    cohort = HonestClients(2, seed=0)
+    direction = torch.nn.functional.normalize(cohort.draw_normal(1)[0], dim=0)
+    distance = relative_distance * cohort.model.norm()
 
-    def is_inconsistent_at(share_of_path):
-        path_length = cohort.model.norm()
-        cohort.moves[0] = cohort.model + share_of_path * path_length * direction
-        return 0 in cohort.consistency_warnings()
+    cohort.moves[0] = cohort.model + distance * direction
 
-    assert is_inconsistent_at(0.9 * MIN_RELATIVE_DISTANCE)
-    assert not is_inconsistent_at(1.2 * MIN_RELATIVE_DISTANCE)
+    assert cohort.consistency_warnings().keys() == inconsistent_clients
 
 
 def test_two_clients_are_not_compared_with_each_other():
-    cohort = UnequalClients(2, seed=0)
+    cohort = HonestClients(2, seed=0)
     cohort.moves = cohort.moves.flip(0)
     assert cohort.consistency_warnings() == {}
 
 
-class Counter(Strategy):
-    """A strategy with a state."""
-
+class StrategyWithState(Strategy):
     saved = ("count",)
 
     def __init__(self, count=0):
@@ -137,10 +142,10 @@ class Counter(Strategy):
 
 
 def test_coalitions_at_sites_save_strategies_in_the_runs_order():
-    """In another process, a resumed server restores them in this order."""
+    """A resumed server restores them in this order."""
     strategies = {"sampler": FullParticipation(), "aggregator": FedAvg()}
     for number in range(8):
-        strategies[f"counter {number}"] = Counter(number)
+        strategies[f"strategy {number}"] = StrategyWithState(number)
 
     masks = torch.tensor(
         [
@@ -159,17 +164,17 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
         assert counts == list(range(8))
 
 
-def test_client_moves_as_no_other_that_has_sent_no_update():
-    cohort = UnequalClients(4, seed=0)
+def test_move_is_not_compared_with_a_client_without_updates():
+    cohort = HonestClients(4, seed=0)
     cohort.updates[2] = 0
     cohort.moves[1] = -cohort.moves[1]
     assert cohort.consistency_warnings()[1] != "its own model moves as client 2's updates do"
 
 
-def test_federation_of_one_client_so_far_has_that_clients_own_model():
-    cohort = UnequalClients(3, seed=0)
+def test_own_model_may_be_the_federations_if_no_other_client_has_updated_it():
+    cohort = HonestClients(3, seed=0)
     cohort.moves[1] = cohort.model
-    moves = cohort.moves, torch.zeros(1000), cohort.model, cohort.updates
+    has_others = torch.tensor([True, False, True])
 
-    assert inconsistent_own_models(*moves).keys() == {1}
-    assert inconsistent_own_models(*moves, torch.tensor([True, False, True])) == {}
+    assert cohort.consistency_warnings().keys() == {1}
+    assert cohort.consistency_warnings(has_others) == {}

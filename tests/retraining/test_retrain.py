@@ -30,9 +30,6 @@ from helpers.forked import Forked
 from zoo.optimizers import LowersRateOnPlateau, StepsByHand
 from zoo.program import Base, make_mlp
 
-LOSS = {"metric": "negative_loss"}
-
-
 QUIET = Reporting(table=False)
 
 
@@ -41,27 +38,27 @@ def make_trainer(folder, sampler=None, rounds=2, reporting=QUIET):
     return trainer_for(loop, folder, rounds)
 
 
+def retrain(trainer, module, coalitions="singles", seeds=1):
+    return flsv.retrain(
+        trainer,
+        module,
+        make_three_clients(),
+        coalitions=coalitions,
+        seeds=seeds,
+        metric="negative_loss",
+    )
+
+
 @pytest.mark.slow
 def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     module = Base(lambda: make_mlp(nn.Dropout(0.3)))
-    loop = FederatedLoop(seed=SEED, reporting=QUIET)
-    initial_vector = state_vector(module)
-    generator_state = torch.get_rng_state()
-    trainer = trainer_for(loop, tmp_path, rounds=2)
-
-    table = flsv.retrain(trainer, module, make_three_clients(), "all", seeds=1, **LOSS)
-
-    assert torch.equal(state_vector(module), initial_vector)
-    assert torch.equal(torch.get_rng_state(), generator_state)
-    assert trainer.current_epoch == 0
-    assert loop.round_index == 0
-    assert list(tmp_path.iterdir()) == []
-
     masks = coalition_masks("all", 3)
     game = GameByFits(partial(make_trainer, tmp_path), module, make_three_clients())
     expected = few_coalitions_shapley(masks, game(masks)).values
-    values = torch.tensor(table["value"])
 
+    table = retrain(make_trainer(tmp_path), module, coalitions="all")
+
+    values = torch.tensor(table["value"])
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
 
 
@@ -133,38 +130,45 @@ def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitio
 
 
 @pytest.mark.slow
-def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
-    tmp_path,
-):
-    # It is open, so that what coalitions write into it stays.
+def test_retrain_leaves_trainer_module_random_numbers_and_folder_as_they_were(tmp_path):
+    module = Base()
+    trainer = make_trainer(tmp_path, rounds=1)
+    initial_vector = state_vector(module)
+    generator_state = torch.get_rng_state()
+
+    retrain(trainer, module)
+
+    assert torch.equal(state_vector(module), initial_vector)
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    assert trainer.current_epoch == 0
+    assert trainer.callbacks[0].round_index == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(tmp_path):
+    # What coalitions write into a file that is open stays there.
     descriptor = os.open(tmp_path / "weights", os.O_RDWR | os.O_CREAT)
 
-    def make_module():
-        """A module with random weights, of which the first is written into a file."""
+    def make_module_and_record_a_weight():
         weight = torch.randn(8, 6)
-        module = StepsByHand()  # which sets a seed of its own
+        module = StepsByHand()
         module.net[0].weight.data = weight
         os.write(descriptor, f"{weight[0, 0]:.6f}\n".encode())
         return module
 
-    table = flsv.retrain(
-        make_trainer(tmp_path / "run", rounds=1),
-        make_module,
-        make_three_clients(),
-        "singles",
-        seeds=2,
-        **LOSS,
-    )
+    trainer = make_trainer(tmp_path / "run", rounds=1)
+    num_seeds = 2
+    table = retrain(trainer, make_module_and_record_a_weight, seeds=num_seeds)
 
     os.close(descriptor)
-    first_weights = set((tmp_path / "weights").read_text().split())
-    assert len(first_weights) == 2  # one of each seed
+    initial_weights = set((tmp_path / "weights").read_text().split())
+    assert len(initial_weights) == num_seeds
     assert (table["low_over_seeds"] < table["value"]).all()
-    # The outputs of coalitions that are not trained are predicted.
     assert table["share"].sum() == pytest.approx(1)
 
 
-def retrain_on_dask(folder):
+def compare_dask_with_one_process(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
@@ -172,7 +176,7 @@ def retrain_on_dask(folder):
     # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
     killed = folder.with_name(f"{folder.name}_killed")
 
-    class KillsItsFirstWorker(StepsByHand):
+    class ModuleThatKillsItsFirstWorker(StepsByHand):
         def on_train_start(self):
             is_at_worker = os.getpid() != own_process
             if is_at_worker:
@@ -181,16 +185,9 @@ def retrain_on_dask(folder):
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def retrain_in(run_folder):
-        return flsv.retrain(
-            make_trainer(run_folder, rounds=1),
-            KillsItsFirstWorker,
-            make_three_clients(),
-            "singles",
-            seeds=1,
-            **LOSS,
-        )
+        return retrain(make_trainer(run_folder, rounds=1), ModuleThatKillsItsFirstWorker)
 
-    expected = retrain_in(folder / "one process")
+    values_of_one_process = retrain_in(folder / "one process")
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
         first_workers = {nanny.pid for nanny in cluster.workers.values()}
@@ -198,24 +195,21 @@ def retrain_on_dask(folder):
         last_workers = {nanny.pid for nanny in cluster.workers.values()}
 
     assert len(first_workers - last_workers) == 1
-    assert_frame_equal(values_of_workers, expected)
+    assert_frame_equal(values_of_workers, values_of_one_process)
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
-    tmp_path,
-):
-    """In a process of its own: Dask leaves a thread, and a process with threads is not forked."""
+def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(tmp_path):
+    """Dask leaves a thread in its process, and a process with threads must not be forked."""
     pytest.importorskip("distributed")
-    status, output = Forked(tmp_path, retrain_on_dask, tmp_path).wait()
+    status, output = Forked(tmp_path, compare_dask_with_one_process, tmp_path).wait()
     assert status == 0, output
 
 
 def test_retrain_without_a_federated_loop_is_refused(tmp_path):
-    trainer = plain_trainer(tmp_path)
     with refused("no FederatedLoop"):
-        flsv.retrain(trainer, partial(LowersRateOnPlateau), make_three_clients())
+        retrain(plain_trainer(tmp_path), LowersRateOnPlateau)
 
 
 @pytest.fixture
@@ -227,21 +221,22 @@ def fitted_trainer(tmp_path):
 
 def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer):
     with refused("been fitted for 1 rounds"):
-        flsv.retrain(fitted_trainer, LowersRateOnPlateau, make_three_clients())
+        retrain(fitted_trainer, LowersRateOnPlateau)
 
 
 @pytest.mark.usefixtures("fitted_trainer")
 def test_retrain_command_for_a_run_started_from_python_names_the_function(tmp_path, capsys):
     status = main(["retrain", str(tmp_path)])
 
-    message = " ".join(capsys.readouterr().err.split())  # without the terminal's line breaks
+    terminal_text = capsys.readouterr().err
+    message = " ".join(terminal_text.split())
     assert status != 0
     assert "started from Python" in message
     assert "print(flsv.retrain(trainer, module, data))" in message
 
 
-class EndsWithTheBest(StepsByHand):
-    """Gets worse from the second round on, and ends with the weights that its ModelCheckpoint found best."""
+class ModuleThatEndsWithItsBestCheckpoint(StepsByHand):
+    """Gets worse from round 1 on, and ends with the weights that its ModelCheckpoint found best."""
 
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
@@ -255,20 +250,21 @@ class EndsWithTheBest(StepsByHand):
         self.load_state_dict(best["state_dict"])
 
 
+def make_trainer_with_checkpoints(loop, folder):
+    checkpoint = ModelCheckpoint(folder / "best", monitor="val_loss")
+    return trainer_for(loop, folder, rounds=2, callbacks=[checkpoint], enable_checkpointing=True)
+
+
 @pytest.mark.slow
-def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path):
-    """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
+def test_retrain_saves_the_checkpoints_that_the_module_reads_outside_of_the_folder(tmp_path):
+    metric = ShadowShapley(coalitions="singles", performance="negative_loss")
+    loop = make_shadow_loop(metric)
+    trainer = make_trainer_with_checkpoints(loop, tmp_path / "run")
+    trainer.fit(ModuleThatEndsWithItsBestCheckpoint(), make_three_clients())
 
-    def make_saving_trainer(loop, folder):
-        saves = ModelCheckpoint(folder / "best", monitor="val_loss")
-        return trainer_for(loop, folder, rounds=3, callbacks=[saves], enable_checkpointing=True)
-
-    loop = make_shadow_loop(ShadowShapley(coalitions="singles", performance="negative_loss"))
-    make_saving_trainer(loop, tmp_path / "run").fit(EndsWithTheBest(), make_three_clients())
-
-    trainer = make_saving_trainer(FederatedLoop(seed=SEED, reporting=QUIET), tmp_path / "other")
-    module = EndsWithTheBest()
-    table = flsv.retrain(trainer, module, make_three_clients(), "singles", seeds=1, **LOSS)
+    loop_to_retrain = FederatedLoop(seed=SEED, reporting=QUIET)
+    trainer = make_trainer_with_checkpoints(loop_to_retrain, tmp_path / "retrained")
+    table = retrain(trainer, ModuleThatEndsWithItsBestCheckpoint())
 
     assert table["value"].tolist() == loop.contributions["shadow"].tolist()
-    assert not (tmp_path / "other" / "best").exists()
+    assert not (tmp_path / "retrained" / "best").exists()

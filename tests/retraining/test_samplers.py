@@ -1,6 +1,7 @@
 """With a sampler each coalition draws its own cohorts: by hand, and as fits that draw among its members."""
 
-from functools import partial
+import functools
+import itertools
 
 import pytest
 import torch
@@ -9,14 +10,13 @@ import flsv
 from flsv import FederatedLoop
 from flsv.aggregation import FedAdam
 from flsv.functional import few_coalitions_shapley
-from flsv.metrics import CumulativeShapley, ShadowShapley
+from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
     FixedCohort,
     PowerOfChoice,
-    SoftmaxSampler,
     UniformSampler,
 )
 from flsv.uploads import TopK
@@ -31,105 +31,116 @@ from helpers.coalitions_by_hand import (
 from helpers.fits import assert_resumes, fit, make_untrainable, trainer_for
 from helpers.models import Plain, Plainest, network
 
-ROUNDS = 4
+COALITIONS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 
 
-def draw_uniform(members, index, size):
-    """The first members in a random order of all three clients."""
-    order = torch.randperm(3, generator=generator_for(SEED, "cohort", index)).tolist()
-    return [client for client in order if client in members][:size]
+def draw_first_in_random_order(members, generator):
+    """Return the member that is first in a random order of all three clients."""
+    order = torch.randperm(3, generator=generator).tolist()
+    return [client for client in order if client in members][:1]
 
 
-def toss_for_members(
-    members,
-    index,
-    size,
-):
-    """Return those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
-    draw = generator_for(SEED, "cohort", index)
-    chance = min(1.0, size / len(members))
-    fewest = min(2, len(members))
-    while True:
-        coins = torch.rand(3, generator=draw).tolist()
+def draw_by_coins(members, generator):
+    """Return members with chance 1.5 / |S| each, at least two, by the same coins in all coalitions."""
+    chance = min(1.0, 1.5 / len(members))
+    min_sampled = min(2, len(members))
+    sampled = []
+    while len(sampled) < min_sampled:
+        coins = torch.rand(3, generator=generator).tolist()
         sampled = [client for client in members if coins[client] < chance]
-        if len(sampled) >= fewest:
-            return sampled
+    return sampled
 
 
-SAMPLERS = {
-    "one of three": (UniformSampler(1), partial(draw_uniform, size=1)),
-    "coins": (BernoulliSampler(1.5), partial(toss_for_members, size=1.5)),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_sampler_of_a_coalition_draws_as_by_hand(name):
-    sampler, draw = SAMPLERS[name]
-    for mask in coalition_masks("all", 3)[1:]:
-        members = mask.nonzero()[:, 0].tolist()
-        for index in range(20):
-            generator = generator_for(SEED, "cohort", index)
-            cohort = sampler.among(members).sample(3, {}, generator)
-            assert sorted(cohort.tolist()) == sorted(draw(members, index=index))
+@pytest.mark.parametrize(
+    ("sampler", "draw_by_hand"),
+    [
+        (UniformSampler(1), draw_first_in_random_order),
+        (BernoulliSampler(1.5), draw_by_coins),
+    ],
+)
+def test_sampler_of_a_coalition_draws_as_by_hand(sampler, draw_by_hand):
+    for members, index in itertools.product(COALITIONS, range(20)):
+        cohort = sampler.among(members).sample(
+            3, {}, generator=generator_for(SEED, "cohort", index)
+        )
+        expected = draw_by_hand(members, generator_for(SEED, "cohort", index))
+        assert sorted(cohort.tolist()) == sorted(expected)
 
 
 def assert_near(values, expected):
     torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(tmp_path):
-    """The values of flsv.retrain are of the last round, the metric's the mean over three rounds."""
-    sampler = BernoulliSampler(1.5)
-    module = Plain(network(batch_norm=False))
-    masks = coalition_masks("all", 3)
-    values_by_round = []
-    for rounds in (2, 3, 4):
+def make_module():
+    return Plain(network(batch_norm=False))
 
-        def make_trainer(cohort, rounds=rounds):
-            loop = FederatedLoop(sampler=sampler.among(cohort.clients), seed=SEED)
-            return trainer_for(loop, tmp_path, rounds)
 
-        game = GameByFits(make_trainer, module, make_three_clients())
-        values_by_round.append(few_coalitions_shapley(masks, game(masks)).values)
+SAMPLER = BernoulliSampler(1.5)
 
+
+def make_sampled_loop():
     metric = ShadowShapley(coalitions="all", performance="negative_loss")
-    loop = make_shadow_loop(metric, sampler=sampler)
+    return make_shadow_loop(metric, sampler=SAMPLER)
+
+
+@pytest.fixture(scope="module")
+def values_by_fits(tmp_path_factory):
+    """Values by a fit of each coalition that draws among its members: ``values_by_fits(rounds)``."""
+    folder = tmp_path_factory.mktemp("fits")
+    masks = coalition_masks("all", 3)
+
+    @functools.cache
+    def values_after(rounds):
+        def make_trainer(cohort):
+            loop = FederatedLoop(sampler=SAMPLER.among(cohort.clients), seed=SEED)
+            return trainer_for(loop, folder, rounds)
+
+        game = GameByFits(make_trainer, make_module(), make_three_clients())
+        return few_coalitions_shapley(masks, game(masks)).values
+
+    return values_after
+
+
+@pytest.mark.slow
+def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(tmp_path, values_by_fits):
+    loop = make_sampled_loop()
+    fit(loop, tmp_path, make_module(), make_three_clients(), rounds=3)
+
+    last_values = torch.stack([values_by_fits(rounds) for rounds in (1, 2, 3)])
+    assert_near(loop.contributions["shadow"], last_values.mean(0))
+
+
+@pytest.mark.slow
+def test_retrain_with_a_sampler_returns_values_of_the_last_round(tmp_path, values_by_fits):
     table = flsv.retrain(
-        trainer_for(loop, tmp_path, ROUNDS),
-        module,
+        trainer_for(make_sampled_loop(), tmp_path, rounds=3),
+        make_module(),
         make_three_clients(),
-        "all",
+        coalitions="all",
         seeds=1,
         metric="negative_loss",
     )
-    assert_near(torch.tensor(table["value"]), values_by_round[-1])
 
-    fit(loop, tmp_path, module, make_three_clients(), ROUNDS)
-    assert_near(loop.contributions["shadow"], torch.stack(values_by_round).mean(0))
+    assert_near(torch.tensor(table["value"]), values_by_fits(3))
 
 
 @pytest.mark.slow
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
-    def federation():
+    def make_loop():
         return make_shadow_loop(
             sampler=UniformSampler(1),
             aggregator=FedAdam(0.02),
             uploads=[TopK(0.3)],
         )
 
-    def module():
-        return Plain(network(batch_norm=False))
+    whole = assert_resumes(make_loop, tmp_path, make_module, make_three_clients)
 
-    whole = assert_resumes(federation, tmp_path, module, make_three_clients)
-
-    # Clients that were never drawn have no value.
     was_drawn = whole.metrics["shadow"].participations > 0
     has_no_value = whole.contributions["shadow"].isnan()
     assert torch.equal(has_no_value, ~was_drawn)
 
 
-class OwnSampler(ClientSampler):
+class SamplerWithoutAmong(ClientSampler):
     """A sampler that does not say how to draw among some of the clients."""
 
     def sample(self, *args, **options):
@@ -139,61 +150,48 @@ class OwnSampler(ClientSampler):
         return torch.tensor([1.0, 1.0, 0.0])
 
 
-class Elsewhere(UniformSampler):
-    """Draws others than the coalition's members."""
+@pytest.mark.fast_rows
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (PowerOfChoice(1, 2), "it draws by values or losses"),
+        (SamplerWithoutAmong(), "has no method `among`"),
+        (FixedCohort([0, 2]), r"never draws the clients \[1\]"),
+    ],
+    ids=["by losses", "without among", "never draws a client"],
+)
+def test_sampler_that_cannot_draw_within_a_coalition_is_refused(tmp_path, sampler, message):
+    loop = make_shadow_loop(ShadowShapley(), sampler=sampler)
+    with refused(message):
+        fit(loop, tmp_path, make_untrainable(Plainest), make_three_clients(), rounds=1)
+
+
+class SamplerThatDrawsOtherClients(UniformSampler):
+    """Draws clients 0 and 2 in any coalition."""
 
     def sample(self, *args, **options):
         return torch.tensor([0, 2])
 
 
-REFUSED = {
-    "by values": ("it draws by values or losses", lambda: SoftmaxSampler(2, "rounds")),
-    "by losses": ("it draws by values or losses", lambda: PowerOfChoice(1, 2)),
-    "of one's own": ("has no method `among`", OwnSampler),
-    "nobody": (r"never draws the clients \[1\]", lambda: FixedCohort([0, 2])),
-}
-
-
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("sampler", REFUSED)
-def test_samplers_that_cannot_draw_within_a_coalition_are_refused(tmp_path, sampler):
-    match, make = REFUSED[sampler]
-
-    module = make_untrainable(Plainest)
-    loop = make_shadow_loop(
-        ShadowShapley(), sampler=make(), metrics={"rounds": CumulativeShapley()}
-    )
-
-    with refused(match):
-        fit(loop, tmp_path, module, make_three_clients(), 1)
-
-
-def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(
-    tmp_path,
-):
-    loop = make_shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
+def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(tmp_path):
+    loop = make_shadow_loop(ShadowShapley(), sampler=SamplerThatDrawsOtherClients(2))
     with refused(r"drew \[0, 2\] for the coalition \[\d\]"):
-        fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), 1)
+        fit(loop, tmp_path, make_module(), make_three_clients(), rounds=1)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
-@pytest.mark.parametrize(
-    "members",
-    [
-        [3],
-        [0, 3],
-        [1, 2, 4],
-        [0, 1, 2, 3, 4],
-    ],
-)
+@pytest.mark.parametrize("members", [[3], [1, 2, 4], [0, 1, 2, 3, 4]])
 def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(sampler, members):
-    among_members = sampler.among(members)
-    counts = torch.zeros(5)
-    for index in range(2000):
+    sampler_of_coalition = sampler.among(members)
+    num_clients = 5
+    num_draws = 2000
+    counts = torch.zeros(num_clients)
+    for index in range(num_draws):
         generator = generator_for(0, "cohort", index)
-        counts[among_members.sample(5, {}, generator)] += 1
+        cohort = sampler_of_coalition.sample(num_clients, {}, generator=generator)
+        counts[cohort] += 1
 
-    probabilities = among_members.inclusion_probabilities(5, {})
-    torch.testing.assert_close(counts / 2000, probabilities, rtol=0, atol=0.05)
+    probabilities = sampler_of_coalition.inclusion_probabilities(num_clients, {})
+    torch.testing.assert_close(counts / num_draws, probabilities, rtol=0, atol=0.05)
     assert sampler.members is None

@@ -17,46 +17,52 @@ from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns
 from zoo.program import Base, fit_valued
 
+#: A counter outside of all Python objects, which is in no copy of a run.
+COUNTER_IN_C = ctypes.c_long(0)
 
-class CountsInC(Base):
-    """Its loss grows with its steps, which are counted where no copy and no snapshot is made."""
+
+def count_in_c():
+    COUNTER_IN_C.value += 1
+    return COUNTER_IN_C.value
+
+
+class ModuleWithLossByCounterInC(Base):
+    """Its loss grows with the number of its steps in this process."""
 
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
+        return super().training_step(batch, batch_idx) * (1 + 0.02 * count_in_c())
 
 
 @pytest.mark.slow
-def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
-    tmp_path,
-):
+def test_training_by_a_counter_in_c_has_values_and_the_verdict_doubts_them(tmp_path):
     with warns("another model than the run"):
-        loop = fit_valued(tmp_path, CountsInC())
+        loop = fit_valued(tmp_path, ModuleWithLossByCounterInC())
 
     assert loop.contributions["shadow"].isfinite().all()
-    run = open_run(tmp_path)
-    of_twin, of_first_updates = run.record["events"]
-    assert of_twin.what == of_first_updates.what == UNLIKE_RUN
-    assert "the coalition of all clients" in of_twin.text
+    events = open_run(tmp_path).record["events"]
+    of_grand_coalition, of_first_updates = events
+    assert of_grand_coalition.what == of_first_updates.what == UNLIKE_RUN
+    assert "the coalition of all clients" in of_grand_coalition.text
     assert "clients train otherwise" in of_first_updates.text
-    inputs = inputs_of_events(run.record["events"], ["0", "1", "2"])
-    assert of_twin.text in inputs["unlike_run"]
+    inputs_of_verdict = inputs_of_events(events, ["0", "1", "2"])
+    assert of_grand_coalition.text in inputs_of_verdict["unlike_run"]
 
 
-class OnlyTheRun(Base):
-    """Trains in the second fit only, that of the run, which follows a trial."""
+class ModuleThatTrainsInTheRunOnly(Base):
+    """Trains in the second fit of the process: the first one is the dry run, the others are coalitions."""
 
     def on_fit_start(self):
-        STEPS_IN_C.value += 1
+        COUNTER_IN_C.value += 1
 
     def training_step(self, batch, batch_idx):
-        is_run = STEPS_IN_C.value == 2
+        is_run = COUNTER_IN_C.value == 2
         return super().training_step(batch, batch_idx) * is_run
 
 
 @pytest.mark.slow
-def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
-    STEPS_IN_C.value = 0
-    module = OnlyTheRun()
+def test_warning_says_how_far_the_grand_coalitions_model_is_from_the_runs(tmp_path):
+    COUNTER_IN_C.value = 0
+    module = ModuleThatTrainsInTheRunOnly()
     module.net[0].requires_grad_(False)
     module.net[1] = torch.nn.Identity()
 
@@ -64,7 +70,7 @@ def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
         fit_valued(tmp_path, module)
 
 
-TOOL = """
+CALLBACK_OF_A_TOOL = """
 import os
 import lightning as L
 
@@ -75,17 +81,20 @@ class Reports(L.Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         self.report(trainer.current_epoch)
 """
+METADATA = "Metadata-Version: 2.1\nName: searches-rates\nVersion: 1.0\nRequires-Dist: {}"
 
 
 def install_package(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
-    (folder / "searches_rates.py").write_text(TOOL)
     metadata = folder / "searches_rates-1.0.dist-info"
-    metadata.mkdir()
-    lines = ["Metadata-Version: 2.1", "Name: searches-rates", "Version: 1.0"]
-    lines.append(f"Requires-Dist: {requirement}")
-    (metadata / "METADATA").write_text("\n".join(lines))
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(METADATA.format(requirement))
     (metadata / "top_level.txt").write_text("searches_rates")
+    (folder / "searches_rates.py").write_text(CALLBACK_OF_A_TOOL)
+
+
+#: Reports of a run of two rounds, without those of coalitions.
+REPORTS_OF_RUN = b"0\n1\n"
 
 
 @pytest.mark.slow
@@ -98,88 +107,75 @@ def install_package(folder, requirement):
         ("torch>=2.0", {"excluded_callbacks": ["Reports"]}, False),
     ],
 )
-def test_callback_of_a_tool_takes_no_part_in_coalitions(
-    requirement,
-    options,
-    takes_part,
-    tmp_path,
-    monkeypatch,
+def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
+    requirement, options, takes_part, tmp_path, monkeypatch
 ):
-    """A package that searches settings, and is not about training, is told of the run alone."""
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    install_package(packages, requirement)
-    monkeypatch.syspath_prepend(packages)
+    install_package(tmp_path / "packages", requirement)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
-    reports = import_module("searches_rates")
+    searches_rates = import_module("searches_rates")
     metric = ShadowShapley(coalitions="singles", **options)
-    with tempfile.TemporaryFile() as study:  # it is open, so that coalitions write into it
-        callback = reports.Reports(study.fileno())
+
+    # What coalitions write into a file that is open stays there.
+    with tempfile.TemporaryFile() as reports:
+        callback = searches_rates.Reports(reports.fileno())
         fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[callback])
-        study.seek(0)
-        is_told_of_coalitions = study.read() != b"0\n1\n"
+        reports.seek(0)
+        has_reports_of_coalitions = reports.read() != REPORTS_OF_RUN
 
-    assert is_told_of_coalitions == takes_part
+    assert has_reports_of_coalitions == takes_part
 
 
-def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):
+def test_excluded_callback_that_the_trainer_has_not_is_refused(tmp_path):
     with refused("Trainer has no callback 'Note'"):
         fit_valued(tmp_path, Base(), metric=ShadowShapley(excluded_callbacks=["Note"]))
 
 
-def count_by_environment():
+def count_in_environment():
     number = int(os.environ["FLSV_STEPS"]) + 1
     os.environ["FLSV_STEPS"] = str(number)
     return number
 
 
-def count_by_c_memory():
-    STEPS_IN_C.value += 1
-    return STEPS_IN_C.value
-
-
-def count_by_file():
+def count_in_file():
     path = Path("steps.txt")
     with path.open("a") as file:
         file.write(".")
     return path.stat().st_size
 
 
-def forget_steps():
+def reset_counters():
     os.environ["FLSV_STEPS"] = "0"
-    STEPS_IN_C.value = 0
+    COUNTER_IN_C.value = 0
     Path("steps.txt").unlink(missing_ok=True)
 
 
-STEPS_IN_C = ctypes.c_long(0)
+class ModuleWithLossByStepsOfTheRound(Base):
+    """Its loss shrinks with the number of steps of all clients in this round."""
 
-
-class Counts(Base):
-    """Trains by the number of a round's steps, which it does not hold itself."""
-
-    def __init__(self, counter):
+    def __init__(self, count_step):
         super().__init__()
-        self.count = counter
+        self.count_step = count_step
 
     def on_train_epoch_start(self):
-        forget_steps()
+        reset_counters()
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        return loss / (1 + 0.1 * self.count())
+        return loss / (1 + 0.1 * self.count_step())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counter", [count_by_environment, count_by_c_memory, count_by_file])
-def test_what_passes_from_client_to_client_within_a_round_is_told_with_clients_and_entry(
-    tmp_path, monkeypatch, counter
+@pytest.mark.parametrize("count_step", [count_in_environment, count_in_c, count_in_file])
+def test_state_that_passes_between_clients_is_told_with_clients_and_parameter(
+    tmp_path, monkeypatch, count_step
 ):
-    """The twin comes to the model of the run: each round forgets what the last one has counted."""
+    """The grand coalition has the model of the run, since each round begins anew."""
     monkeypatch.chdir(tmp_path)
-    module = Counts(counter)
+    module = ModuleWithLossByStepsOfTheRound(count_step)
     with warns(r"that of the run: 1 \(net.0.weight\), 2 \("):
         fit_valued(tmp_path / "run", module)
-    forget_steps()
+    reset_counters()
 
     (event,) = open_run(tmp_path / "run").record["events"]
     assert event.what == UNLIKE_RUN

@@ -18,8 +18,8 @@ from helpers.sites import (
 )
 
 
-class Echoes:
-    """An exchange in which each site repeats its packet's text, and that notes who was asked at once."""
+class ExchangeThatEchoes:
+    """An exchange in which each site repeats its packet's text. It records the sites of each exchange."""
 
     def __init__(self):
         self.sites_of_exchanges: list[list[int]] = []
@@ -37,55 +37,51 @@ def make_clients(count):
     return [Client(number, data) for number in range(count)]
 
 
-def make_function(text):
+def make_query(text):
     return Packet("query", {"text": text}, {})
 
 
-def replies_of_client(
-    conversations,
-    num_requests,
-    client,
-):
-    """Ask a client as many requests as it has in the list, and return its replies."""
+def replies_of_client(conversations, num_requests, client):
+    """Send a client as many requests as the list says, and return its replies."""
     replies = []
     for number in range(num_requests[client.id]):
-        packet = make_function(f"{client.id}.{number}")
-        reply = conversations.send(client.id, packet)
-        replies.append(reply)
+        packet = make_query(f"{client.id}.{number}")
+        replies.append(conversations.send(client.id, packet))
     return replies
 
 
 def test_requests_of_one_step_are_one_exchange():
-    exchange = Echoes()
+    exchange = ExchangeThatEchoes()
     conversations = Conversations(exchange)
     num_requests_of_clients = [2, 0, 1]
     talk = partial(replies_of_client, conversations, num_requests_of_clients)
 
     replies = conversations.hold_conversations(talk, make_clients(3))
 
-    assert replies == [["0.0", "0.1"], [], ["2.0"]]  # "client.question", echoed
-    sites_of_steps = [[0, 2], [0]]  # client 0 alone has a second request
-    assert exchange.sites_of_exchanges == sites_of_steps
+    assert replies == [["0.0", "0.1"], [], ["2.0"]]
+    sites_of_first_requests = [0, 2]
+    sites_of_second_requests = [0]
+    assert exchange.sites_of_exchanges == [sites_of_first_requests, sites_of_second_requests]
 
 
-def test_a_request_outside_of_conversations_is_an_exchange_of_its_own():
-    exchange = Echoes()
+def test_request_outside_of_conversations_is_an_exchange_of_its_own():
+    exchange = ExchangeThatEchoes()
     conversations = Conversations(exchange)
-    assert conversations.send(1, make_function("alone")) == "alone"
+    assert conversations.send(1, make_query("alone")) == "alone"
     assert conversations.hold_conversations(lambda client: client.id, make_clients(1)) == [0]
     assert exchange.sites_of_exchanges == [[1]]
 
 
-def test_an_error_ends_all_conversations_and_is_raised():
-    conversations = Conversations(Echoes())
+def test_error_in_a_conversation_ends_all_and_is_raised():
+    conversations = Conversations(ExchangeThatEchoes())
     ended = []
 
     def talk(client):
         try:
-            conversations.send(client.id, make_function("first"))
+            conversations.send(client.id, make_query("first"))
             if client.id == 1:
                 raise KeyError("client 1")
-            conversations.send(client.id, make_function("second"))
+            conversations.send(client.id, make_query("second"))
         finally:
             ended.append(client.id)
 
@@ -96,7 +92,7 @@ def test_an_error_ends_all_conversations_and_is_raised():
     assert conversations.hold_conversations(lambda client: client.id, make_clients(2)) == [0, 1]
 
 
-def test_a_failed_exchange_ends_all_conversations():
+def test_failed_exchange_ends_all_conversations():
     def fail(packets):
         raise ConnectionError("the network is away")
 
@@ -108,17 +104,17 @@ def test_a_failed_exchange_ends_all_conversations():
 
 
 def test_another_site_is_not_asked_within_a_conversation():
-    conversations = Conversations(Echoes())
+    conversations = Conversations(ExchangeThatEchoes())
 
     def talk(client):
-        conversations.send(1 - client.id, make_function("for the other"))
+        conversations.send(1 - client.id, make_query("for the other"))
 
     with pytest.raises(RuntimeError, match="conversation with site 0"):
         conversations.hold_conversations(talk, make_clients(2))
 
 
 def test_conversations_compute_as_their_caller_does():
-    conversations = Conversations(Echoes())
+    conversations = Conversations(ExchangeThatEchoes())
     clients = make_clients(2)
 
     def autograd_modes(client):
@@ -148,13 +144,13 @@ def test_sites_score_models_at_the_same_time(tmp_path):
     exchange = transport.exchange
     num_requested_sites = []
 
-    def noted_exchange(packets, seconds):
+    def record_and_exchange(packets, seconds):
         kinds = {packet.kind for packet in packets.values()}
         if kinds == {"query"}:
             num_requested_sites.append(len(packets))
         return exchange(packets, seconds)
 
-    transport.exchange = noted_exchange
+    transport.exchange = record_and_exchange
     federation.fit(rounds=1)
 
     assert set(num_requested_sites) == {len(NAMES)}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from functools import partial
 
 import lightning as L
@@ -27,6 +28,8 @@ NUM_CLASSES = 2
 ROUNDS = 3
 LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
 NUM_SITES = 3
+#: Sizes in a greeting: of the training, validation and test samples.
+NUM_SIZES = 3
 MANY = range(30)
 EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
@@ -63,13 +66,19 @@ class OneWeightPerSample(L.LightningModule):
 
 
 class SiteData(L.LightningDataModule):
+    """A site's table, whose inputs the server knows."""
+
+    def __init__(self, labels=LABELS):
+        super().__init__()
+        self.labels = labels
+
     def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), LABELS), batch_size=8)
+        return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), self.labels), batch_size=8)
 
 
-def make_data():
-    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    return FederatedDataModule(SiteData(), OneClient(), splits=splits)
+def make_data(labels=LABELS, held_out=0.25):
+    splits = Splits(server_val=0.0, client_val=held_out, client_test=held_out)
+    return FederatedDataModule(SiteData(labels), OneClient(), splits=splits)
 
 
 def model_that_picks(sample):
@@ -82,7 +91,7 @@ def model_that_picks(sample):
 
 
 class CuriousServer:
-    """It has greeted a site, and let it train in the first round. The site's app knows the run's size."""
+    """A server that has greeted a site, and has let it train in round 0. The site's app knows the run's size."""
 
     make_module = OneWeightPerSample
 
@@ -109,13 +118,7 @@ class CuriousServer:
     def untrained_model(self):
         return torch.zeros(sum(weights.numel() for weights in self.make_module().parameters()))
 
-    def send(
-        self,
-        kind,
-        tensors=None,
-        model=None,
-        **fields,
-    ):
+    def send(self, kind, tensors=None, model=None, **fields):
         plain = {
             "agreement": self.agreement,
             "run": "1" * 16,
@@ -140,13 +143,8 @@ class CuriousServer:
         book = json.loads((self.folder / BUDGET_FILE).read_text())
         return sum(book["answers"].values())
 
-    def test(self, sample, **fields):
-        """The accuracy of a model that picks a sample, None if it is not told."""
-        model = model_that_picks(sample)
-        reply = self.send("test", model=model, **fields)
-        return reply.plain.get("accuracy")
-
     def request(self, function, *arguments, **fields):
+        """Return the result of a function at the site. None: it is refused."""
         packed, tensors = pack((arguments, {}))
         fields = {"function": function, "arguments": packed, **fields}
         reply = self.send("query", tensors, **fields)
@@ -155,10 +153,16 @@ class CuriousServer:
         return unpack(reply.plain["result"], reply.tensors)
 
 
+def accuracy_of(server, sample, **fields):
+    """Return the accuracy of a model that picks a sample. None: the site does not tell it."""
+    reply = server.send("test", model=model_that_picks(sample), **fields)
+    return reply.plain.get("accuracy")
+
+
 def score_of_others(server, sample, score="accuracy", **fields):
-    # A site's own weight of 0 leaves the aggregate as the server has made it.
-    model = model_that_picks(sample)
-    return server.request(LEAVE_SELF_OUT, model, 0.0, score, **fields)
+    # If the site's own weight is 0, its part of the aggregate is nothing.
+    own_weight = 0.0
+    return server.request(LEAVE_SELF_OUT, model_that_picks(sample), own_weight, score, **fields)
 
 
 def loss_of(server, sample, **fields):
@@ -170,11 +174,11 @@ def score_models(server, samples, *arguments, **fields):
     return server.request(SCORE_MODELS, models, *arguments, **fields)
 
 
-def score_other_coalitions(server, num_clients=6):
-    """Of as many clients as the server likes."""
-    alone = torch.eye(num_clients, dtype=torch.bool)
-    nobody, everybody = alone[:1] & False, alone[:1] | True
-    trained = torch.cat([nobody, alone, everybody])
+def scores_of_coalitions(server, num_clients):
+    """Request scores of the clients' coalitions of none, of one and of all."""
+    singles = torch.eye(num_clients, dtype=torch.bool)
+    empty = torch.zeros(1, num_clients, dtype=torch.bool)
+    trained = torch.cat([empty, singles, ~empty])
     models = torch.stack([model_that_picks(sample) for sample in range(len(trained))])
     return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
 
@@ -182,8 +186,6 @@ def score_other_coalitions(server, num_clients=6):
 #: Fields of messages about rounds, clients and classes that the run does not have.
 OUTSIDE_OF_THE_RUN = [
     {"round": ROUNDS + 1},
-    {"round": 77},
-    {"round": 123_456},
     {"round": -5},
     {"round": True},
     {"round": 1.0},
@@ -214,7 +216,7 @@ def other_scores(server):
 
 
 def rare_classes_by_accuracy(server):
-    """A model that answers with a class always has that class's share as its accuracy, counts hide it."""
+    """Request the accuracy of a model that always says one class, which is this class's share of the samples."""
     return [score_models(server, [None], score) for score in ("accuracy", "negative_loss")]
 
 
@@ -228,31 +230,20 @@ def members_by_hashes(server):
 
 
 def rows_by_other_functions(server):
-    """By functions that the loop does not request, and by that for the model that the site started from."""
+    """Call functions that the loop does not request."""
     functions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.responses:range_of_score"]
     return [server.request(function) for function in functions]
 
 
-def rows_by_errors(server):
-    replies = [
-        server.send("train", model=torch.zeros(3)),
-        server.send("train", model=model_that_picks(None), classes=1),
-        server.send("test", model=torch.zeros(3), round=1),
-    ]
-    texts = [str(reply.plain.get("error")) for reply in replies]
-    return [text if "tensor" in text else None for text in texts]
-
-
 REFUSED_ATTEMPTS = {
-    "tests outside of the run": (EVALUATED, partial(outside_of_the_run, CuriousServer.test)),
+    "tests outside of the run": (EVALUATED, partial(outside_of_the_run, accuracy_of)),
     "losses outside of the run": (BY_LOSS, partial(outside_of_the_run, loss_of)),
     "trainings outside of the run": ({}, train_outside_of_the_run),
-    "tests without evaluation": ({}, lambda server: [server.test(3)]),
+    "tests without evaluation": ({}, lambda server: [accuracy_of(server, 3)]),
     "scores of models without client-side evaluation": (
         EVALUATED,
         lambda server: [score_models(server, [3])],
     ),
-    "620 models": (EVALUATED_BY_CLIENTS, lambda server: [score_models(server, [None, *MANY] * 20)]),
     "more models than coalitions": (
         EVALUATED_BY_CLIENTS,
         lambda server: [score_models(server, range(9))],
@@ -263,11 +254,11 @@ REFUSED_ATTEMPTS = {
     ),
     "coalitions of more clients": (
         EVALUATED_BY_CLIENTS,
-        lambda server: [score_other_coalitions(server)],
+        lambda server: [scores_of_coalitions(server, num_clients=6)],
     ),
     "counts by class of coalitions that are scored by F1": (
         EVALUATED_BY_F1,
-        lambda server: [score_other_coalitions(server, num_clients=3)],
+        lambda server: [scores_of_coalitions(server, NUM_SITES)],
     ),
     "scores by more classes": (
         EVALUATED_BY_CLIENTS,
@@ -277,7 +268,6 @@ REFUSED_ATTEMPTS = {
     "other scores": (BY_OTHERS, other_scores),
     "hashes": (EVALUATED, members_by_hashes),
     "other functions": ({}, rows_by_other_functions),
-    "errors": (EVALUATED, rows_by_errors),
 }
 
 
@@ -289,9 +279,20 @@ def test_curious_server_is_told_nothing_that_the_run_does_not_ask(tmp_path, opti
     assert responses == [None] * len(responses)
 
 
-#: How a server asks once more, each time otherwise: in other rounds, runs, as other clients, of other models.
+def test_error_at_a_site_is_sent_without_its_words(tmp_path):
+    server = CuriousServer(tmp_path, **EVALUATED)
+    replies = [
+        server.send("train", model=torch.zeros(3)),
+        server.send("train", model=model_that_picks(None), classes=1),
+        server.send("test", model=torch.zeros(3), round=1),
+    ]
+    for reply in replies:
+        assert "tensor" not in str(reply.plain.get("error"))
+
+
+#: Requests that a server repeats: in other rounds and runs, as other clients, and of other models.
 REPEATED_ATTEMPTS = {
-    "tests": (EVALUATED, CuriousServer.test),
+    "tests": (EVALUATED, accuracy_of),
     "losses": (BY_LOSS, loss_of),
     "scores of the others": (BY_OTHERS, score_of_others),
     "scores of models": (
@@ -301,25 +302,33 @@ REPEATED_ATTEMPTS = {
 }
 
 
+def fields_of_another_run(number):
+    """Return the fields of a message, as if it were of another round, client and run."""
+    return {
+        "round": number % ROUNDS,
+        "client": number % NUM_SITES,
+        "run": f"{number:016x}",
+        "continue_from": None,
+        "name": f"site {number}",
+        "greeting": f"{number:016x}",
+    }
+
+
+def fields_of_the_run(server):
+    """Return the fields of a message that continues from the site's last training."""
+    return {"run": "1" * 16, "client": 0, "continue_from": server.last_visit}
+
+
 def request_in_many_ways(server, request):
-    """Return the responses to many messages, by their numbers."""
-    responses = {}
+    """Return the responses to many messages that differ in all their fields."""
+    responses = []
     for number in MANY:
-        fields = {
-            "round": number % ROUNDS,
-            "client": number % NUM_SITES,
-            "run": f"{number:016x}",
-            "continue_from": None,
-            "name": f"site {number}",
-            "greeting": f"{number:016x}",
-        }
-        if request is score_of_others:  # about what the site has sent
-            fields |= {"run": "1" * 16, "client": 0, "continue_from": server.last_visit}
+        fields = fields_of_another_run(number)
+        if request is score_of_others:
+            fields |= fields_of_the_run(server)
         server.send("handshake", **fields)
-        response = request(server, number % NUM_SAMPLES, **fields)
-        if response is not None:
-            responses[number] = response
-    return responses
+        responses.append(request(server, number % NUM_SAMPLES, **fields))
+    return [response for response in responses if response is not None]
 
 
 @pytest.mark.parametrize(
@@ -333,33 +342,40 @@ def test_all_responses_about_a_table_count_against_one_budget(tmp_path, options,
     with warns(f"answers at most {max_answers}. max_answers in its policy allows more"):
         responses = request_in_many_ways(server, send_request)
 
-    num_responses = sum(torch.as_tensor(response).numel() for response in responses.values())
+    num_responses = sum(torch.as_tensor(response).numel() for response in responses)
     assert 1 <= num_responses <= server.responded <= max_answers
 
     restarted_server = CuriousServer(tmp_path, policy, **options)
-    assert (
-        send_request(restarted_server, 39, round=1, continue_from=restarted_server.last_visit)
-        is None
+    request_again = partial(
+        send_request, restarted_server, 39, round=1, continue_from=restarted_server.last_visit
     )
+    assert request_again() is None
     assert restarted_server.responded == server.responded
 
     restarted_server.site.policy = SitePolicy(max_answers=2 * max_answers)
-    assert (
-        send_request(restarted_server, 39, round=1, continue_from=restarted_server.last_visit)
-        is not None
-    )
+    assert request_again() is not None
+
+
+#: Counts of classes by sites: of each class, and of the rare classes together.
+COUNTS_PER_MODEL = NUM_CLASSES + 1
+#: Of the coalitions of three clients, and of the samples themselves.
+NUM_SCORED_MODELS = 2**NUM_SITES + 1
+#: The number of times that a loop scores: before the run, or at its end, and in each round.
+NUM_SCORINGS = ROUNDS + 1
+#: Scores of a test: accuracy, balanced accuracy, AUROC.
+NUM_TEST_SCORES = 3
+COUNTS_OF_EVALUATORS = NUM_SCORINGS * NUM_SCORED_MODELS * COUNTS_PER_MODEL
 
 
 @pytest.mark.parametrize(
     ("options", "numbers_of_run"),
     [
         ({}, 0),
-        (EVALUATED, 3 * 4),  # three scores in each round, and at the end
-        (BY_LOSS, 4),  # before the run, too
-        (BY_OTHERS, 4),
-        # The counts of eight coalitions' models and of the samples, of two classes and of the rare ones.
-        (EVALUATED_BY_CLIENTS, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
-        (EVALUATED_BY_F1, 4 * (1 + 8)),
+        (EVALUATED, NUM_SCORINGS * NUM_TEST_SCORES),
+        (BY_LOSS, NUM_SCORINGS),
+        (BY_OTHERS, NUM_SCORINGS),
+        (EVALUATED_BY_CLIENTS, COUNTS_OF_EVALUATORS + 2 * COUNTS_OF_EVALUATORS),
+        (EVALUATED_BY_F1, NUM_SCORINGS * NUM_SCORED_MODELS),
     ],
     ids=["none", "tests", "losses", "others", "evaluators", "evaluators by F1"],
 )
@@ -367,12 +383,11 @@ def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     tmp_path, options, numbers_of_run
 ):
     server = CuriousServer(tmp_path, **options)
-    num_sizes = 3
     run = {"clients": 1000, "rounds": 1000}
-    assert server.site._default_max_answers(run) == 2 * (num_sizes + numbers_of_run)
+    assert server.site._default_max_answers(run) == 2 * (NUM_SIZES + numbers_of_run)
 
 
-def test_size_of_the_first_run_decides_the_default_of_an_app_that_does_not_know_it(tmp_path):
+def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
     make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
     site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
     hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
@@ -394,96 +409,79 @@ def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
     assert server.responded == num_responses + 1
 
 
-class DataOfEachClient(FederatedDataModule):
+class DataOfAnotherSizeForEachClient(FederatedDataModule):
     """A site that holds out another number of samples as each client."""
 
     def client_indices(self, client, split="train"):
         indices = super().client_indices(client, split)
-        return indices[self.partitioner.first_client :] if split == "val" else indices
+        if split == "val":
+            return indices[self.partitioner.first_client :]
+        return indices
 
 
-@pytest.mark.parametrize("data_type", [FederatedDataModule, DataOfEachClient])
-def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, data_type):
+@pytest.mark.parametrize("data_class", [FederatedDataModule, DataOfAnotherSizeForEachClient])
+def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, data_class):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    data = partial(data_type, SiteData(), OneClient(), splits=splits)
-    server = CuriousServer(tmp_path, SitePolicy(max_answers=6), data)
+    data = partial(data_class, SiteData(), OneClient(), splits=splits)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=2 * NUM_SIZES), data)
 
     replies = [server.send("handshake", client=client) for client in range(NUM_SITES)]
 
     assert [reply.kind for reply in replies] == ["handshake", "handshake", "failed"]
-    assert server.responded == 6
+    assert server.responded == 2 * NUM_SIZES
 
 
-@pytest.mark.parametrize("data_type", [FederatedDataModule, DataOfEachClient])
-def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_type):
+@pytest.mark.parametrize("data_class", [FederatedDataModule, DataOfAnotherSizeForEachClient])
+def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_class):
     """An update tells the size of a split of the client id."""
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    data = partial(data_type, SiteData(), OneClient(), splits=splits)
-    server = CuriousServer(tmp_path, SitePolicy(max_answers=3), data)
+    data = partial(data_class, SiteData(), OneClient(), splits=splits)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=NUM_SIZES), data)
     train = partial(server.send, "train", model=server.untrained_model(), continue_from=None)
 
     replies = [train(client=client, run=f"{client:016x}") for client in range(NUM_SITES)]
 
     assert [reply.kind for reply in replies] == ["update", "failed", "failed"]
-    assert server.responded == 3
+    assert server.responded == NUM_SIZES
 
 
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
-    powers = 2.0 ** torch.arange(-4, NUM_SAMPLES - 4)
-    weights = torch.stack([torch.zeros(NUM_SAMPLES), powers])
-    # With all digits the loss would be a binary number of labels.
+    # By all its digits, the loss would be a binary number whose digits are the labels.
+    powers_of_two = 2.0 ** torch.arange(-4, NUM_SAMPLES - 4)
+    weights = torch.stack([torch.zeros(NUM_SAMPLES), powers_of_two])
+
     loss = server.request(LOCAL_LOSS, weights.flatten())
 
     assert loss == float(f"{loss:.3g}")
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    ("options", "send_request"),
-    [
-        (EVALUATED, CuriousServer.test),
-        (BY_OTHERS, score_of_others),
-        (EVALUATED_BY_CLIENTS, REPEATED_ATTEMPTS["scores of models"][1]),
-    ],
-    ids=["test", "others", "scores of models"],
-)
-def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, send_request):
-    def make_small_data():
-        splits = Splits(server_val=0.0, client_val=0.1, client_test=0.1)  # four samples
-        return FederatedDataModule(SiteData(), OneClient(), splits=splits)
-
-    server = CuriousServer(tmp_path, data=make_small_data, **options)
+@pytest.mark.parametrize("name", ["tests", "scores of the others", "scores of models"])
+def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, name):
+    options, send_request = REPEATED_ATTEMPTS[name]
+    four_samples = 4 / NUM_SAMPLES
+    server = CuriousServer(tmp_path, data=partial(make_data, held_out=four_samples), **options)
     assert send_request(server, 3) is None
 
 
-class RareClass(SiteData):
-    def __init__(self, dtype=torch.long):
-        super().__init__()
-        self.dtype = dtype
-
-    def train_dataloader(self):
-        labels = (torch.arange(NUM_SAMPLES) % 5 == 0).to(self.dtype)  # 8 of 40
-        return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
+#: Of the 10 held-out samples, fewer than five are of class 1.
+LABELS_WITH_A_RARE_CLASS = (torch.arange(NUM_SAMPLES) % 5 == 0).long()
+make_rare_data = partial(make_data, LABELS_WITH_A_RARE_CLASS)
 
 
-def make_rare_data(**options):
-    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    return FederatedDataModule(RareClass(**options), OneClient(), splits=splits)
+def test_site_tells_the_accuracy_alone_if_a_class_has_fewer_than_five_samples(tmp_path):
+    server = CuriousServer(tmp_path, data=make_rare_data, **EVALUATED)
+    reply = server.send("test", model=model_that_picks(3))
 
-
-def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):
-    """It tells the accuracy of all samples alone."""
-
-    reply = CuriousServer(tmp_path / "a", data=make_rare_data, **EVALUATED).send(
-        "test", model=model_that_picks(3)
-    )
     assert reply.plain["withheld"] == ["balanced_accuracy", "auroc"]
-    assert reply.plain["accuracy"] == reply.plain["accuracy"]
-    assert reply.plain["auroc"] != reply.plain["auroc"]
+    assert 0 <= reply.plain["accuracy"] <= 1
+    assert math.isnan(reply.plain["auroc"])
 
-    options = {"metrics": {"fedce": ContributionEstimation(performance="balanced_accuracy")}}
-    server = CuriousServer(tmp_path / "b", data=make_rare_data, **options)
+
+def test_site_tells_no_score_of_the_others_by_classes_if_one_is_rare(tmp_path):
+    metric = ContributionEstimation(performance="balanced_accuracy")
+    server = CuriousServer(tmp_path, data=make_rare_data, metrics={"fedce": metric})
     assert score_of_others(server, 3, "balanced_accuracy") is None
 
 
@@ -500,7 +498,7 @@ class FloatLabelsServer(CuriousServer):
 
 
 def test_site_that_does_not_know_its_classes_tells_no_score_of_classes(tmp_path):
-    data = partial(make_rare_data, dtype=torch.float)
+    data = partial(make_data, LABELS_WITH_A_RARE_CLASS.float())
     server = FloatLabelsServer(tmp_path, data=data, **EVALUATED)
 
     reply = server.send("test", model=model_that_picks(3))
@@ -514,15 +512,10 @@ def test_size_of_a_rare_class_is_not_the_difference_of_reported_sizes(tmp_path):
     class_sizes, _ = score_models(server, [None])
 
     assert server.greeting.plain["sizes"]["val"] == 10
-    # Of the 10 samples fewer than five are of class 1, so the number of the others is not reported either.
+    # Otherwise the rare class's size would be the difference to the sum.
     assert class_sizes.tolist() == [0, 0, 0]
 
 
-LIMITED = {
-    "max_epsilon": SitePolicy(max_epsilon=1.0),
-    "max_epsilon, no functions": SitePolicy(max_epsilon=1.0, functions=[]),
-    "max_epsilon, no reports": SitePolicy(max_epsilon=1.0, reports=[]),
-}
 EVALUATED_BY_ALL = {**EVALUATED, **EVALUATED_BY_CLIENTS}
 
 
@@ -538,8 +531,11 @@ def send_every_kind(server):
     ]
 
 
-@pytest.mark.parametrize("policy", LIMITED.values(), ids=LIMITED)
-def test_limit_without_noise_refuses_every_kind_of_message_before_a_handshake(tmp_path, policy):
+@pytest.mark.parametrize("restrictions", [{}, {"functions": []}, {"reports": []}], ids=str)
+def test_limit_without_noise_refuses_every_kind_of_message_before_a_handshake(
+    tmp_path, restrictions
+):
+    policy = SitePolicy(max_epsilon=1.0, **restrictions)
     server = CuriousServer(tmp_path, policy, greets=False, **EVALUATED_BY_ALL)
 
     *replies, unknown_reply = send_every_kind(server)
@@ -551,24 +547,29 @@ def test_limit_without_noise_refuses_every_kind_of_message_before_a_handshake(tm
     assert not (tmp_path / BUDGET_FILE).exists()
 
 
-def test_limit_that_is_added_during_a_run_refuses_what_was_answered_before(tmp_path):
+NOT_LIMITED = ["handshake", "update", "tested", "result", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected_kinds"),
+    [
+        (SitePolicy(max_epsilon=1.0), ["failed"] * 5),
+        (
+            SitePolicy(reports=["training_loss"]),
+            ["handshake", "update", "failed", "failed", "failed"],
+        ),
+    ],
+    ids=["max_epsilon", "reports"],
+)
+def test_limit_that_is_added_during_a_run_refuses_what_was_answered_before(
+    tmp_path, policy, expected_kinds
+):
     server = CuriousServer(tmp_path, **EVALUATED_BY_ALL)
-    replies = send_every_kind(server)
-    assert [reply.kind for reply in replies] == [
-        "handshake",
-        "update",
-        "tested",
-        "result",
-        "failed",
-    ]
+    assert [reply.kind for reply in send_every_kind(server)] == NOT_LIMITED
 
-    server.site.policy = SitePolicy(max_epsilon=1.0)
-    for reply in send_every_kind(server):
-        assert reply.kind == "failed"
+    server.site.policy = policy
 
-    server.site.policy = SitePolicy(reports=["training_loss"])
-    replies = send_every_kind(server)
-    assert [reply.kind for reply in replies[:4]] == ["handshake", "update", "failed", "failed"]
+    assert [reply.kind for reply in send_every_kind(server)] == expected_kinds
 
 
 def loss_that_overflows(server, sample):
@@ -580,32 +581,38 @@ def loss_that_overflows(server, sample):
 
 
 def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_path):
-    max_answers = 13
-    server = CuriousServer(tmp_path, SitePolicy(max_answers=max_answers), **BY_LOSS)
+    server = CuriousServer(tmp_path, **BY_LOSS)
 
-    replies = [loss_that_overflows(server, sample) for sample in range(10)]
+    replies = [loss_that_overflows(server, sample) for sample in range(4)]
 
     assert {reply.kind for reply in replies} == {"failed", "result"}
-    assert server.responded == max_answers
+    assert server.responded == NUM_SIZES + 4
     errors = {reply.plain["error"] for reply in replies if reply.kind == "failed"}
     assert errors == {"it failed with an error; the site's own log has the details"}
 
-    # After the last number a failure cannot be told from a success.
-    later_replies = [loss_that_overflows(server, sample) for sample in range(10, NUM_SAMPLES)]
-    errors = {reply.plain["error"] for reply in later_replies}
-    words = f"it has answered {max_answers} numbers about its samples, and answers at most {max_answers}"
-    assert errors == {words}
+
+def test_failures_and_successes_have_one_error_when_the_budget_is_spent(tmp_path):
+    max_answers = NUM_SIZES + 1
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=max_answers), **BY_LOSS)
+    loss_that_overflows(server, 0)
+
+    replies = [loss_that_overflows(server, sample) for sample in range(1, 10)]
+
+    errors = {reply.plain["error"] for reply in replies}
+    answered = f"it has answered {max_answers} numbers about its samples"
+    assert errors == {f"{answered}, and answers at most {max_answers}"}
 
 
-def test_refusal_without_numbers_counts_if_it_depends_on_samples(tmp_path):
-    """A request for the scores of no model tells whether the site has a rare class."""
-    for name, data in {"rare": make_rare_data, "usual": make_data}.items():
-        server = CuriousServer(tmp_path / name, data=data, **EVALUATED_BY_F1)
-        no_models = torch.zeros(0, len(server.untrained_model()))
+@pytest.mark.parametrize("make_site_data", [make_rare_data, make_data], ids=["rare", "balanced"])
+def test_request_for_no_scores_counts_since_its_refusal_tells_of_a_rare_class(
+    tmp_path, make_site_data
+):
+    server = CuriousServer(tmp_path, data=make_site_data, **EVALUATED_BY_F1)
+    no_models = torch.zeros(0, len(server.untrained_model()))
 
-        server.request(SCORE_MODELS, no_models, "f1")
+    server.request(SCORE_MODELS, no_models, "f1")
 
-        assert server.responded == 3 + 1
+    assert server.responded == NUM_SIZES + 1
 
 
 @pytest.mark.parametrize(
@@ -624,14 +631,14 @@ def test_agreement_of_the_server_is_shortened_and_escaped_in_the_sites_log(tmp_p
     assert "x\nx" not in caplog.text
 
 
-def test_failure_is_sent_again_for_the_same_message(tmp_path):
+def test_repeated_message_has_the_same_failure_and_counts_once(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
-    replies = [loss_that_overflows(server, sample) for sample in (0, 0, 1, 1, 2, 2, 3, 3)]
-    responded = server.responded
+    for sample in range(4):
+        reply = loss_that_overflows(server, sample)
+        repeated_reply = loss_that_overflows(server, sample)
+        assert dict(repeated_reply.plain) == dict(reply.plain)
 
-    plain_replies = [dict(reply.plain) for reply in replies]
-    assert plain_replies[::2] == plain_replies[1::2]
-    assert responded == 3 + 4
+    assert server.responded == NUM_SIZES + 4
 
 
 def test_site_that_may_answer_nothing_trains(tmp_path):
@@ -639,7 +646,7 @@ def test_site_that_may_answer_nothing_trains(tmp_path):
 
     assert server.greeting.kind == "handshake"
     assert server.last_visit is not None
-    assert server.test(3) is None
+    assert accuracy_of(server, 3) is None
 
 
 class MomentumModule(OneWeightPerSample):
@@ -653,8 +660,8 @@ class MomentumModule(OneWeightPerSample):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class ForgetfulServer(CuriousServer):
-    """It lets a site delete the state from which an earlier message was answered."""
+class ServerThatTrainsAgain(CuriousServer):
+    """Lets a site train rounds again, also from states that the site has deleted."""
 
     make_module = MomentumModule
 
@@ -672,22 +679,22 @@ class ForgetfulServer(CuriousServer):
 
 
 def test_message_has_one_response_although_an_earlier_state_is_gone(tmp_path):
-    server = ForgetfulServer(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
+    server = ServerThatTrainsAgain(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
     first_state = server.last_visit
     state = server.train(1, first_state)
     response = server.weigh(state)
     num_responses = server.responded
 
-    server.train(2, state)  # now the first state is deleted
-    assert server.train(1, first_state) == state  # trained without it, under the same name
+    server.train(2, state)
+    # The first state is deleted. A training without it has the same name.
+    assert server.train(1, first_state) == state
 
     assert torch.equal(server.weigh(state), response)
     assert server.responded == num_responses
 
 
 def test_training_that_is_sent_again_keeps_the_states_of_later_requests(tmp_path):
-    """As after a kill of the server, which then continues from the state of a request."""
-    server = ForgetfulServer(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
+    server = ServerThatTrainsAgain(tmp_path, personalizer=FedFomo(), optimizer_state="persist")
     first_state = server.last_visit
     state = server.train(1, first_state)
     server.weigh(state)

@@ -81,19 +81,12 @@ class BostonThatComesLate:
 
 @pytest.mark.parametrize(
     ("absences", "refusals", "num_warnings"),
-    [
-        (2, 0, 0),
-        (0, 2, 1),
-    ],
+    [(2, 0, 0), (0, 2, 1)],
+    ids=["away", "silent"],
 )
 def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
-    tmp_path,
-    absences,
-    refusals,
-    num_warnings,
-    recwarn,
+    tmp_path, absences, refusals, num_warnings, recwarn
 ):
-    """As after a restart of the server, while sites are busy or away."""
     nodes = BostonThatComesLate(absences=absences, refusals=refusals)
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
 
@@ -101,20 +94,15 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     assert replies[0].plain["address"] == BOSTON_ADDRESS
     assert replies[1] == "it cannot be reached"
-
     messages = [str(warning.message) for warning in recwarn]
-    silent = [
-        message for message in messages if "'Boston' has not announced its samples" in message
-    ]
-
-    assert len(silent) == num_warnings
+    text = " ".join(messages)
+    assert text.count("'Boston' has not announced its samples") == num_warnings
 
 
 @pytest.mark.parametrize(
     "error", [ConfigurationError("class 'of Jane Doe' has 1 sample"), KeyError("Jane Doe")]
 )
-def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(tmp_path, error):
-    """At once and by name; what its error says, which may be of its samples, stays there."""
+def test_misconfigured_site_ends_the_servers_start_without_the_sites_own_words(tmp_path, error):
     with refused("site 'Osaka' cannot take part: it failed with an error; the site's") as raised:
         directory_of(tmp_path, failure_packet(error), wait=60).gather()
 
@@ -154,8 +142,8 @@ def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
         assert words.isprintable()
 
 
-class OsakaThatComesLate(Replay):
-    """Osaka comes while the response of Boston is awaited for the whole time, and Boston has none."""
+class NodesWithSilentBostonAndLateOsaka(Replay):
+    """Boston never responds. Osaka is there from the second exchange on."""
 
     def __init__(self):
         super().__init__()
@@ -171,17 +159,17 @@ class OsakaThatComesLate(Replay):
         self.num_exchanges += 1
         for address, packet in packets.items():
             if address == BOSTON_ADDRESS:
-                time.sleep(2 * WAIT)
+                time.sleep(2 * SECONDS_TO_WAIT)
             else:
                 yield address, named(packet, HELLO)
 
 
-WAIT = 0.1
+SECONDS_TO_WAIT = 0.1
 
 
 def test_site_that_does_not_respond_is_not_said_to_be_away(tmp_path):
-    nodes = OsakaThatComesLate()
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
+    nodes = NodesWithSilentBostonAndLateOsaka()
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=SECONDS_TO_WAIT)
 
     with pytest.raises(RuntimeError) as error:
         directory.gather()
@@ -194,7 +182,7 @@ def test_site_that_does_not_respond_is_not_said_to_be_away(tmp_path):
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     another_address = 99
-    remote.transport.names[LYON_ADDRESS] = ""  # registered without one
+    remote.transport.names[LYON_ADDRESS] = ""
     remote.transport.sites[another_address] = remote.transport.sites[OSAKA_ADDRESS]
     remote.transport.names[another_address] = "Osaka"
     words = r"a node is registered as '', which is not in sites=\['Boston', 'Lyon', 'Osaka'\]"
@@ -209,43 +197,52 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     assert "two nodes are registered as 'Osaka'. The server uses one of them only." in messages
 
 
+def write_book_of_earlier_start(path):
+    path.write_text(json.dumps({"sites": dict.fromkeys(NAMES, SIZES)}))
+
+
 def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeypatch):
-    statuses = []  # None: the server no longer waits
-    nodes = BostonThatComesLate()  # the only node
-    book = tmp_path / "book"
-    book.write_text(json.dumps({"sites": dict.fromkeys(NAMES, SIZES)}))  # of the run's first start
     monkeypatch.setattr("flsv.sites.transport.rank_zero_info", print)
-    directory = Directory(nodes, NAMES, {}, book, wait=60, report_waiting=statuses.append)
+    book = tmp_path / "book"
+    write_book_of_earlier_start(book)
+    statuses = []
+    only_boston = BostonThatComesLate()
+    directory = Directory(only_boston, NAMES, {}, book, wait=60, report_waiting=statuses.append)
 
     directory.gather()
-    assert capsys.readouterr().out == "flsv: 1 of 3 sites are connected, without Lyon, Osaka.\n"
-    assert statuses == [None]
-
     directory.exchange({0: Packet("query")})
-    assert statuses == [None, None]
+
+    assert capsys.readouterr().out == "flsv: 1 of 3 sites are connected, without Lyon, Osaka.\n"
+    no_longer_waiting = None
+    assert statuses == [no_longer_waiting, no_longer_waiting]
 
 
 MANY_SAMPLES = Packet("here", announcement({**SIZES, "train": 1001}))
 TOO_MANY_SAMPLES = "it announces 1,001 train samples.*max_samples=1,000"
 
 
-def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path):
-    """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
+def test_site_with_more_samples_than_max_samples_ends_the_start(tmp_path):
     directory = directory_of(tmp_path, MANY_SAMPLES, max_samples=1000)
-
     with refused(f"'Osaka' cannot take part: {TOO_MANY_SAMPLES}"):
         directory.gather()
+
+
+def test_site_with_more_samples_than_max_samples_is_left_out_later(tmp_path):
+    directory = directory_of(tmp_path, MANY_SAMPLES, max_samples=1000)
     with warns(f"'Osaka' has not.*{TOO_MANY_SAMPLES}"):
         addresses = directory.refresh()
 
     assert addresses == {0: BOSTON_ADDRESS, 1: LYON_ADDRESS}
 
 
-def test_book_with_a_site_of_too_many_or_other_samples_is_refused(tmp_path):
+def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
     directory_of(tmp_path, MANY_SAMPLES).gather()
-
     with refused(f"book cannot take part: {TOO_MANY_SAMPLES}"):
         directory_of(tmp_path, max_samples=1000)
+
+
+def test_site_with_other_samples_than_in_the_book_is_refused(tmp_path):
+    directory_of(tmp_path, MANY_SAMPLES).gather()
     with refused("'Osaka' cannot take part: it has {'train': 3, .* now, but it had {'train': 1001"):
         directory_of(tmp_path).gather()
 
@@ -267,8 +264,8 @@ def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
         remote.fit()
 
 
-class Killed(BaseException):
-    """Ends a run even where scores may fail."""
+class ServerKilled(BaseException):
+    """Ends a run also where other errors only fail a score."""
 
 
 def make_halving_loop():
@@ -283,68 +280,74 @@ def make_halving_loop():
     )
 
 
+def kill_at_last_reply_of_round_1(address, packet, reply):
+    is_last_site = address == OSAKA_ADDRESS
+    if packet.plain.get("round") == 1 and is_last_site:
+        raise ServerKilled
+    return reply
+
+
 @pytest.mark.slow
 def test_run_of_a_server_that_is_killed_twice_equals_the_uninterrupted_run(tmp_path, monkeypatch):
-    """It dies after its sites have trained a round that it has not saved, which they train again from before it, and
-    while it writes the rows of coalitions, which it trains again."""
+    """It is killed in round 1 after its sites have trained, and while it stores coalitions of this round."""
     whole = SitesInProcess(tmp_path / "whole", make_halving_loop, make_momentum_module)
+    whole_run = whole.fit(rounds=3, server_data=ServerData())
     killed = SitesInProcess(tmp_path / "killed", make_halving_loop, make_momentum_module)
-    whole_run = whole.fit(rounds=4, server_data=ServerData())
+    fit_on = partial(killed.go_on_until, 3, server_data=ServerData())
 
-    def kill_in_round_2(address, packet, reply):
-        is_last_site = address == OSAKA_ADDRESS
-        if packet.plain.get("round") == 2 and is_last_site:
-            raise Killed
-        return reply
-
-    pass_on = killed.transport.on_reply
-    killed.transport.on_reply = kill_in_round_2
-    with pytest.raises(Killed), warns("round 3 is discarded"):
-        killed.go_on_until(4, server_data=ServerData())
-    killed.transport.on_reply = pass_on
+    pass_reply_on = killed.transport.on_reply
+    killed.transport.on_reply = kill_at_last_reply_of_round_1
+    with pytest.raises(ServerKilled), warns("round 2 is discarded"):
+        fit_on()
+    killed.transport.on_reply = pass_reply_on
 
     add = CoalitionStore.add
 
-    def kill_at_row_2(store, seed, members, models):
-        if 2 in models:
-            raise Killed
+    def kill_at_coalitions_of_round_1(store, seed, members, models):
+        if 1 in models:
+            raise ServerKilled
         add(store, seed, members, models)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CoalitionStore, "add", kill_at_row_2)
-        with pytest.raises(Killed):
-            killed.go_on_until(4, server_data=ServerData())
+        patch.setattr(CoalitionStore, "add", kill_at_coalitions_of_round_1)
+        with pytest.raises(ServerKilled):
+            fit_on()
 
-    resumed_run = killed.go_on_until(4, server_data=ServerData())
+    resumed_run = fit_on()
     assert_same_runs(resumed_run, whole_run)
-    table, whole_table = [
-        (folder / "coalitions.csv").read_text() for folder in (killed.tmp, whole.tmp)
-    ]
-    assert table == whole_table
+    table = (killed.tmp / "coalitions.csv").read_text()
+    assert table == (whole.tmp / "coalitions.csv").read_text()
 
 
-def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(tmp_path):
-    settings = {"local_epochs": 2, "client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]}
-    difference = r"at clients': the site has .*FedProx\(.*, TopK\(.*, the server 'nothing'"
+def make_site_of_lyon_with_other_settings(folder):
+    make_loop = partial(
+        make_shapfed_loop, local_epochs=2, client_algorithm=FedProx(0.1), uploads=[TopK(0.5)]
+    )
+    return make_site(folder, 1, make_loop)
+
+
+def test_site_with_other_settings_ends_the_start(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    right_site = remote.transport.sites[LYON_ADDRESS]
-    wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
+    remote.transport.sites[LYON_ADDRESS] = make_site_of_lyon_with_other_settings(tmp_path)
+    difference = r"at clients': the site has .*FedProx\(.*, TopK\(.*, the server 'nothing'"
 
-    remote.transport.sites[LYON_ADDRESS] = wrong_site
     with refused(f"site 'Lyon' cannot take.*{difference}"):
         remote.fit()
 
-    remote.transport.sites[LYON_ADDRESS] = right_site
+
+def test_site_that_changes_its_settings_within_a_run_is_left_out(tmp_path):
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
 
     def change_lyon_after_round_0(address, packet, reply):
         is_last_site = address == OSAKA_ADDRESS
         if packet.plain.get("round") == 0 and is_last_site:
-            remote.transport.sites[LYON_ADDRESS] = wrong_site
+            changed_site = make_site_of_lyon_with_other_settings(tmp_path)
+            remote.transport.sites[LYON_ADDRESS] = changed_site
         return reply
 
     remote.transport.on_reply = change_lyon_after_round_0
     with warns(r"'Lyon' \(client 1\).*round 2:"):
-        loop = remote.fit(2)
+        loop = remote.fit(rounds=2)
 
     assert loop.participations.tolist() == [2, 1, 2]
 
@@ -361,12 +364,12 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
 
     record = json.loads((tmp_path / "run.json").read_text())
     events = [(event["client"], event["what"]) for event in record["events"]]
-    expected = [(client, "is excluded: no reply within 1 s") for client in range(3)]
-    assert events == expected
+    event_of_each_client = "is excluded: no reply within 1 s"
+    assert events == [(client, event_of_each_client) for client in range(3)]
 
 
-class HalfNova(FedNova):
-    """An aggregator of one's own, which inherits that it divides by reported steps."""
+class SubclassOfFedNova(FedNova):
+    """An aggregator of one's own that divides by reported steps, too."""
 
 
 @pytest.mark.parametrize(
@@ -398,56 +401,73 @@ class HalfNova(FedNova):
             "if updates have noise, their scores",
         ),
         ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "do not get each other's"),
-        ({"aggregator": HalfNova(), "metrics": {}}, "numbers of steps. The server cannot check"),
+        (
+            {"aggregator": SubclassOfFedNova(), "metrics": {}},
+            "numbers of steps. The server cannot check",
+        ),
     ],
 )
 def test_settings_that_remote_sites_cannot_support_are_refused(options, words):
     loop = make_shapfed_loop(**options)
+    metrics = loop.contribution_metrics
     with refused(words):
-        check_deployment(
-            loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating
-        )
+        check_deployment(loop.config, metrics.fields, metrics.evaluating)
 
 
-def test_status_json_says_how_a_run_has_ended(tmp_path, capsys):
-    def said():
-        status_file = json.loads((tmp_path / "status.json").read_text())
-        return status_file["status"], status_file["why"]
+def read_status(folder):
+    status_file = json.loads((folder / "status.json").read_text())
+    return status_file["status"], status_file["why"]
 
-    with run_status(tmp_path) as say:
-        assert said() == ("running", None)
-        say("waiting for Osaka")
-        assert said() == ("running", "waiting for Osaka")
-        say("Osaka was away")
 
-    assert said() == ("finished", "Osaka was away")
+def test_status_json_of_a_run_says_what_the_server_waits_for(tmp_path):
+    with run_status(tmp_path) as report:
+        assert read_status(tmp_path) == ("running", None)
+        report("waiting for Osaka")
+        assert read_status(tmp_path) == ("running", "waiting for Osaka")
+        report("Osaka was away")
 
+    assert read_status(tmp_path) == ("finished", "Osaka was away")
+
+
+def test_finished_run_is_reported_in_status_json_and_the_terminal(tmp_path, capsys):
     with run_status(tmp_path):
         pass
-    assert said() == ("finished", None)
+
+    assert read_status(tmp_path) == ("finished", None)
     assert capsys.readouterr().err.endswith(f"flsv: the run has finished: {tmp_path}.\n")
 
-    with pytest.raises(ValueError, match="too bad"), run_status(tmp_path):
-        raise ValueError("too bad")
-    assert said() == ("failed", "ValueError: too bad")
 
-    with pytest.raises(SystemExit), run_status(tmp_path):
-        raise SystemExit(0)  # as Flower ends an app whose SuperLink is gone
-    assert said() == ("running", None)
+@pytest.mark.parametrize(
+    ("error", "expected_status"),
+    [
+        (ValueError("too bad"), ("failed", "ValueError: too bad")),
+        # Flower ends an app so whose SuperLink is gone.
+        (SystemExit(0), ("running", None)),
+    ],
+    ids=["error", "exit"],
+)
+def test_status_json_of_a_run_that_an_exception_ends(tmp_path, error, expected_status):
+    with pytest.raises(type(error)), run_status(tmp_path):
+        raise error
+
+    assert read_status(tmp_path) == expected_status
 
 
 def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path):
-    status = tmp_path / "status.json"
-    with run_status(tmp_path, "12") as say:
-        stopped = status.read_text().replace("running", "stopped")
-        status.write_text(stopped)
-        say("waiting for Osaka")
-        assert status.read_text() == stopped
+    status_file = tmp_path / "status.json"
+    with run_status(tmp_path, "12") as report:
+        stopped = status_file.read_text().replace("running", "stopped")
+        status_file.write_text(stopped)
+        report("waiting for Osaka")
+        assert status_file.read_text() == stopped
 
-    assert status.read_text() == stopped
+    assert status_file.read_text() == stopped
 
+
+def test_status_json_of_a_stopped_run_is_replaced_by_the_next_run(tmp_path):
+    (tmp_path / "status.json").write_text('{"status": "stopped", "run": "12"}')
     with run_status(tmp_path, "13"):
-        assert "running" in status.read_text()
+        assert "running" in (tmp_path / "status.json").read_text()
 
 
 @pytest.mark.parametrize(

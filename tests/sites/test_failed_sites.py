@@ -1,8 +1,7 @@
 """Sites that do not respond, or send what is of no use: which sites are excluded, and what stays as it was."""
 
 import shutil
-import warnings
-from functools import partial
+from functools import cache, partial
 
 import lightning as L
 import pytest
@@ -12,7 +11,7 @@ from flsv._lightning.patches import find_loop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.filters import OutlierFilter
 from flsv.metrics import ContributionEstimation, DomainRelevance
-from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
+from flsv.personalization import IFCA, FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.sites import Packet
 from flsv.sites.messages import pack
@@ -30,7 +29,7 @@ from helpers.sites import (
 )
 
 _plain, _tensors = pack(torch.zeros(7))
-WRONG_SHAPE = Packet("result", {"result": _plain, "state": "0" * 64}, _tensors)
+RESULT_OF_WRONG_SHAPE = Packet("result", {"result": _plain, "state": "0" * 64}, _tensors)
 
 
 def make_evaluation_loop(personalizer):
@@ -43,75 +42,88 @@ make_pfedsv_loop = partial(make_evaluation_loop, partial(PFedSV, "relevance", k=
 make_fedfomo_loop = partial(make_evaluation_loop, partial(FedFomo, num_downloads=2))
 
 
-@pytest.mark.slow
-def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path):
-    """In its first round, when it has no model of its own to go on from, and in a later one."""
+BOSTON, LYON, OSAKA = range(len(NAMES))
 
-    def spoil_two_responses(address, packet, reply):
-        if packet.kind != "query":
-            return reply
-        visit = address, packet.plain["round"]
-        is_spoiled = visit in [(LYON_ADDRESS, 0), (OSAKA_ADDRESS, 1)]
-        return None if is_spoiled else reply
 
-    relevances = []
-    states_of_osaka = []
+class CallbackThatRecordsRounds(L.Callback):
+    """Records the relevances after each round, and what Osaka keeps then."""
 
-    class Recorder(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            relevance = find_loop(trainer.callbacks).contributions["relevance"]
-            relevances.append(relevance.by_class.clone())
-            states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
+    def __init__(self, folder):
+        self.folder = folder
+        self.relevances = []
+        self.states_of_osaka = []
 
-    remote = SitesInProcess(tmp_path, make_pfedsv_loop, client_val=0.3)
-    remote.transport.on_reply = spoil_two_responses
+    def on_train_epoch_end(self, trainer, pl_module):
+        relevance = find_loop(trainer.callbacks).contributions["relevance"]
+        self.relevances.append(relevance.by_class.clone())
+        self.states_of_osaka.append(load_site_states(self.folder, NAMES[OSAKA])[-1])
+
+
+@pytest.fixture(scope="module")
+def run_with_two_lost_results(tmp_path_factory):
+    """A recorded run of three rounds. Lyon's scores of models are lost in round 0, and Osaka's in round 1."""
+    folder = tmp_path_factory.mktemp("lost")
+    lost_results = [(LYON_ADDRESS, 0), (OSAKA_ADDRESS, 1)]
+
+    def lose_results(address, packet, reply):
+        is_lost = packet.kind == "query" and (address, packet.plain["round"]) in lost_results
+        return None if is_lost else reply
+
+    remote = SitesInProcess(folder, make_pfedsv_loop, client_val=0.3)
+    remote.transport.on_reply = lose_results
+    record = CallbackThatRecordsRounds(folder)
     with warns("has sent no result of .*no reply within 1 s"):
-        loop = remote.fit(callbacks=[Recorder()])
+        loop = remote.fit(rounds=3, callbacks=[record])
+    return loop, record
 
-    first_relevance = relevances[0]
-    second_relevance = relevances[1]
 
-    assert first_relevance[1].isnan().all()
-    assert first_relevance[2].isfinite().any()
-    assert second_relevance[2].tolist() == pytest.approx(
-        first_relevance[2].tolist(),
-        nan_ok=True,
-    )
+@pytest.mark.slow
+def test_site_whose_scores_are_lost_keeps_its_last_value(run_with_two_lost_results):
+    loop, record = run_with_two_lost_results
+    first_relevance, second_relevance, last_relevance = record.relevances
 
-    final_relevance = loop.contributions["relevance"].by_class
-    assert final_relevance[1].isfinite().any()
+    assert first_relevance[LYON].isnan().all()
+    assert last_relevance[LYON].isfinite().any()
+    assert first_relevance[OSAKA].isfinite().any()
+    expected = first_relevance[OSAKA].tolist()
+    assert second_relevance[OSAKA].tolist() == pytest.approx(expected, nan_ok=True)
     assert loop.participations.tolist() == [3, 3, 3]
 
-    # The mixture of round 1, whose scores never came, is not what it goes on from.
-    mixtures = [state["store"]["tensors"]["own_model"] for state in states_of_osaka[:2]]
-    assert not torch.equal(mixtures[0], mixtures[1])
-    assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
+
+@pytest.mark.slow
+def test_site_whose_scores_are_lost_continues_from_its_earlier_model(run_with_two_lost_results):
+    _, record = run_with_two_lost_results
+    first_state, second_state, third_state = record.states_of_osaka
+    first_mixture = first_state["store"]["tensors"]["own_model"]
+    mixture_without_scores = second_state["store"]["tensors"]["own_model"]
+
+    assert not torch.equal(first_mixture, mixture_without_scores)
+    assert torch.equal(third_state["start"], first_mixture)
+
+
+def make_fedce_loop():
+    return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
 
 @pytest.mark.slow
 def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
-    """One site is silent in round 0, all of them in round 1."""
+    """Lyon's scores are wrong in both rounds, and all sites' in round 1."""
 
-    def spoil_responses(address, packet, reply):
+    def spoil_results(address, packet, reply):
         if packet.kind != "query":
             return reply
         is_spoiled = address == LYON_ADDRESS or packet.plain["round"] == 1
-        return WRONG_SHAPE if is_spoiled else reply
+        return RESULT_OF_WRONG_SHAPE if is_spoiled else reply
 
-    def make():
-        return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
-
-    remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.on_reply = spoil_responses
+    remote = SitesInProcess(tmp_path, make_fedce_loop, **SPLITS)
+    remote.transport.on_reply = spoil_results
     with warns("result is wrong: expected torch.float64"):
         loop = remote.fit(rounds=2)
 
     fedce = loop.metrics["fedce"]
     assert fedce.participations.tolist() == [1, 0, 1]
     assert fedce.rounds == 2
-
-    values = loop.contributions["fedce"]
-    assert values.isnan().tolist() == [False, True, False]
+    assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
 
 
 def lose_update(reply):
@@ -123,20 +135,21 @@ def enlarge_update(reply):
     return Packet("update", reply.plain, {**reply.tensors, "vector": huge_vector})
 
 
+def control_variate_of_site(folder, name):
+    last_state = load_site_states(folder, name)[-1]
+    return last_state["store"]["tensors"]["control_variate"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil_update", "exclude"),
-    [
-        (lose_update, False),
-        (enlarge_update, True),
-    ],
+    [(lose_update, False), (enlarge_update, True)],
+    ids=["lost", "excluded"],
 )
 def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     tmp_path, spoil_update, exclude
 ):
-    """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
-    killed and goes on from its checkpoint, too."""
-
+    """The server's control variate stays the mean of the sites', also after a resume."""
     make = partial(
         make_shapfed_loop,
         aggregator=FedAvg("uniform"),
@@ -145,20 +158,17 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
         filters=[OutlierFilter(exclude=exclude)],
     )
     remote = SitesInProcess(tmp_path, make)
-    remote.transport.change_replies("train", spoil_update, [LYON_ADDRESS], rounds=[1, 2])
+    remote.transport.change_replies("train", spoil_update, [LYON_ADDRESS], rounds=[1])
 
     with warns("is excluded|excluded from the round"):
-        remote.go_on_until(3)
-    loop = remote.go_on_until(4)
-    assert loop.participations.tolist() == [4, 2, 4]
-    assert rounds_of_site_states(tmp_path, "Lyon") == [0, 3]
+        remote.go_on_until(2)
+    loop = remote.go_on_until(3)
 
-    last_states = [load_site_states(tmp_path, name)[-1] for name in NAMES]
-    last_tensors = [state["store"]["tensors"] for state in last_states]
-    variates = torch.stack([tensors["control_variate"] for tensors in last_tensors])
-    variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
-
-    torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert rounds_of_site_states(tmp_path, "Lyon") == [0, 2]
+    variates = torch.stack([control_variate_of_site(tmp_path, name) for name in NAMES])
+    variate_of_server = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+    torch.testing.assert_close(variate_of_server, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def rounds_of_site_states(folder, name):
@@ -169,8 +179,8 @@ def rounds_of_site_states(folder, name):
     return rounds
 
 
-class HurriedSite:
-    """A site that is given no time in round 1."""
+class SiteWithoutTimeInRound1:
+    """A site that is given 0 seconds to train in round 1."""
 
     def __init__(self, site):
         self.site = site
@@ -183,23 +193,21 @@ class HurriedSite:
 
 
 def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path):
-    """It keeps nothing of what it has stopped."""
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     sites_by_address = remote.transport.sites
-    sites_by_address[LYON_ADDRESS] = HurriedSite(sites_by_address[LYON_ADDRESS])
-    words = r"site 'Lyon' \(client 1\) is excluded in round 2: its training was not complete after 0.0 s"
+    sites_by_address[LYON_ADDRESS] = SiteWithoutTimeInRound1(sites_by_address[LYON_ADDRESS])
 
-    with warns(words):
-        loop = remote.fit()
+    with warns(
+        r"site 'Lyon' \(client 1\) is excluded in round 2: its training was not complete after 0.0 s"
+    ):
+        loop = remote.fit(rounds=3)
 
     assert loop.participations.tolist() == [3, 2, 3]
     assert rounds_of_site_states(tmp_path, "Lyon") == [0, 2]
 
 
 @pytest.mark.slow
-def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
-    tmp_path,
-):
+def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(tmp_path):
     def answer_with_a_word(reply):
         return Packet(reply.kind, {**reply.plain, "result": "high"})
 
@@ -213,44 +221,30 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     federation.transport.change_replies("query", answer_with_a_word, [LYON_ADDRESS])
 
     with warns("The sampler chooses this client last"):
-        loop = federation.fit()
+        loop = federation.fit(rounds=2)
 
-    # Of three candidates two are drawn in each of three rounds.
-    assert loop.participations.tolist() == [3, 0, 3]
-
-
-def make_standalone_loop():
-    return make_shapfed_loop(
-        aggregator=FedAvg(),
-        metrics={},
-        personalizer=Standalone(),
-    )
+    assert loop.participations.tolist() == [2, 0, 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_fedfomo_loop, make_standalone_loop])
-def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
-    """Its disk is replaced once it has trained in round 2, before the server requests scores of models."""
-
+def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path):
     def lose_folder(reply):
         shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
         return reply
 
-    remote = SitesInProcess(tmp_path, make, **SPLITS)
+    remote = SitesInProcess(tmp_path, make_fedfomo_loop, **SPLITS)
     remote.transport.change_replies("train", lose_folder, [LYON_ADDRESS], rounds=[1])
     with warns("'Lyon' .*has lost its state"):
-        loop = remote.fit(rounds=4)
+        loop = remote.fit(rounds=3)
 
-    assert loop.participations.tolist() == [4, 4, 4]
-    assert {event.client for event in loop.events} == {1}
-
-    state = load_site_states(tmp_path, "Lyon")[-1]
-    tensors = state["store"]["tensors"]
-
-    assert "own_model" in tensors
+    assert loop.participations.tolist() == [3, 3, 3]
+    assert {event.client for event in loop.events} == {LYON}
+    last_state = load_site_states(tmp_path, "Lyon")[-1]
+    assert "own_model" in last_state["store"]["tensors"]
 
 
 def fill_reports(reply, number):
+    """Replace the tensors that a site reports beside its update."""
     tensors = dict(reply.tensors)
     for name, tensor in reply.tensors.items():
         if name.startswith("report/"):
@@ -259,37 +253,51 @@ def fill_reports(reply, number):
     return Packet("update", reply.plain, tensors)
 
 
-@pytest.mark.slow
-def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
-    """Its update is as it should be, and what it reports beside it is any number."""
+@pytest.fixture(scope="module")
+def model_with_reports_of_lyon(tmp_path_factory):
+    """``model_with_reports_of_lyon(number)``: the model after two rounds of SCAFFOLD. None: with honest reports."""
     make = partial(
         make_shapfed_loop,
         aggregator=FedAvg("uniform"),
         metrics={},
         client_algorithm=SCAFFOLD(),
     )
-    honest_run = SitesInProcess(tmp_path / "honest", make).fit(rounds=2)
-    honest_model = honest_run.state.model()
-    believable_number = 100.0
-    for number in (believable_number, 3e38, 1e-300, -1.0):
-        remote = SitesInProcess(tmp_path / f"{number}", make)
-        remote.transport.change_replies(
-            "train", partial(fill_reports, number=number), [LYON_ADDRESS]
-        )
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            model = remote.fit(rounds=2).state.model()
 
-        difference = model - honest_model
-        assert difference.norm() < 0.1 * honest_model.norm(), number
-        is_named = any("Lyon" in str(warning.message) for warning in warned)
-        assert is_named == (number != believable_number), number
+    @cache
+    def fit_and_read_model(number):
+        remote = SitesInProcess(tmp_path_factory.mktemp("sites"), make)
+        if number is not None:
+            change = partial(fill_reports, number=number)
+            remote.transport.change_replies("train", change, [LYON_ADDRESS])
+        return remote.fit(rounds=2).state.model()
+
+    return fit_and_read_model
+
+
+def assert_near_honest_model(model, honest_model):
+    assert (model - honest_model).norm() < 0.1 * honest_model.norm()
+
+
+@pytest.mark.slow
+def test_believable_false_report_cannot_move_the_model_far(model_with_reports_of_lyon):
+    honest_model = model_with_reports_of_lyon(None)
+    assert_near_honest_model(model_with_reports_of_lyon(100.0), honest_model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3e38, -1.0])
+def test_unbelievable_report_is_warned_about_and_cannot_move_the_model_far(
+    model_with_reports_of_lyon, number
+):
+    honest_model = model_with_reports_of_lyon(None)
+    with warns("Lyon"):
+        model = model_with_reports_of_lyon(number)
+    assert_near_honest_model(model, honest_model)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("number", [0.5, -7e9])
-def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path, number):
-    """A report that is used as an index must be one: a fraction would be a cluster of its own."""
+def test_site_that_reports_no_index_of_a_cluster_is_left_out(tmp_path, number):
     cluster = torch.tensor(number, dtype=torch.float64)
     vectors_by_address = {}
 
@@ -300,9 +308,7 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path,
         vectors_by_address[address] = reply.tensors["vector"].clone()
         if address != LYON_ADDRESS:
             return reply
-
-        tensors = {**reply.tensors, "report/cluster": cluster}
-        return Packet("update", reply.plain, tensors)
+        return Packet("update", reply.plain, {**reply.tensors, "report/cluster": cluster})
 
     make = partial(
         make_shapfed_loop,
@@ -317,11 +323,8 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path,
         loop = remote.fit(rounds=1)
 
     assert loop.participations.tolist() == [1, 0, 1]
-
     (event,) = loop.events
-    assert event.client == 1
-
+    assert event.client == LYON
     honest_mean = (vectors_by_address[BOSTON_ADDRESS] + vectors_by_address[OSAKA_ADDRESS]) / 2
-    clusters = loop.strategies["personalizer"]._clusters
-
-    torch.testing.assert_close(clusters[0], honest_mean)
+    (cluster_model,) = loop.strategies["personalizer"]._clusters
+    torch.testing.assert_close(cluster_model, honest_mean)

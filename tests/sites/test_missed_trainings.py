@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -42,23 +43,28 @@ def spoil(reply):
     return Packet("update", reply.plain, {"vector": reply.tensors["vector"] * torch.nan})
 
 
-class Federation(SitesInProcess):
-    """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
+class SitesWithChangedReplyOfLyon(SitesInProcess):
+    """Lyon's reply in round 1 is changed: in the run itself, or in its coalitions' runs."""
 
     def __init__(self, folder, change, in_run):
         super().__init__(folder, make_shadow_loop)
+        self.change = change
+        self.in_run = in_run
         self.run_id: str | None = None
+        self.transport.on_reply = self.change_reply_of_lyon
 
-        def on_reply(address, packet, reply):
-            if packet.kind != "train":
-                return reply
-            if self.run_id is None:
-                self.run_id = packet.plain["run"]  # coalitions train after it
-            is_of_run = packet.plain["run"] == self.run_id
-            is_changed = address == LYON_ADDRESS and packet.plain["round"] == 1
-            return change(reply) if is_changed and is_of_run == in_run else reply
+    def change_reply_of_lyon(self, address, packet, reply):
+        if packet.kind != "train":
+            return reply
+        run_id = packet.plain["run"]
+        if self.run_id is None:
+            self.run_id = run_id
 
-        self.transport.on_reply = on_reply
+        is_in_place = (run_id == self.run_id) == self.in_run
+        is_changed = address == LYON_ADDRESS and packet.plain["round"] == 1
+        if is_in_place and is_changed:
+            return self.change(reply)
+        return reply
 
 
 @pytest.mark.fast_rows
@@ -72,8 +78,8 @@ class Federation(SitesInProcess):
 )
 @pytest.mark.filterwarnings("ignore:.*is excluded")
 def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
-    federation = Federation(tmp_path, change, in_run=in_run)
-    loop = federation.fit(server_data=ServerData())
+    remote = SitesWithChangedReplyOfLyon(tmp_path, change, in_run=in_run)
+    loop = remote.fit(rounds=2, server_data=ServerData())
 
     (event,) = loop.events
     assert event.client == 1
@@ -104,66 +110,76 @@ def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
 
 @pytest.mark.slow
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
-    SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
+    SitesInProcess(tmp_path, make_shadow_loop).fit(rounds=2, server_data=ServerData())
     events = open_run(tmp_path).record["events"]
     assert inputs_of_events(events, NAMES)["incidents"] == ""
 
 
-def lost(round_index, kind, *sites):
-    """Replies that are lost: of the run's training, or of a site's training in its own coalition."""
-    return {(round_index, kind, site) for site in sites}
+class Loss(NamedTuple):
+    """A reply that is lost: to a training of the run, or of the site's own coalition."""
+
+    round_index: int
+    run: Literal["federation", "own coalition"]
+    site: int
 
 
+FEDERATION = "federation"
+OWN = "own coalition"
 LOSSES = {
-    "own, then the run's": lost(0, "own", 1) | lost(1, "run", 1),
-    "own in all rounds": lost(0, "own", 1) | lost(1, "own", 1) | lost(2, "own", 1),
-    "the others', then own": lost(0, "run", 0, 2) | lost(1, "own", 1) | lost(2, "run", 0, 2),
-    "two sites' own": lost(0, "own", 0, 1) | lost(1, "own", 0) | lost(2, "run", 1),
+    "own, then the federation's": {Loss(0, OWN, 1), Loss(1, FEDERATION, 1)},
+    "own in all rounds": {Loss(0, OWN, 1), Loss(1, OWN, 1), Loss(2, OWN, 1)},
+    "the others', then own": {
+        Loss(0, FEDERATION, 0),
+        Loss(0, FEDERATION, 2),
+        Loss(1, OWN, 1),
+        Loss(2, FEDERATION, 0),
+        Loss(2, FEDERATION, 2),
+    },
 }
+
+
+class SitesThatLoseReplies(SitesInProcess):
+    def __init__(self, folder, losses):
+        super().__init__(folder, partial(make_shadow_loop, FedAdam(lr=0.03)))
+        self.losses = losses
+        self.exchange = self.transport.exchange
+        self.transport.exchange = self.record_members
+        self.transport.on_reply = self.lose_replies
+        #: The sites that are sent messages of a run, by its id. The federation's own is the first.
+        self.members_by_run = defaultdict[str, set[int]](set)
+
+    def record_members(self, packets, seconds):
+        for address, packet in packets.items():
+            if packet.kind == "train":
+                self.members_by_run[packet.plain["run"]].add(address - BOSTON_ADDRESS)
+        return self.exchange(packets, seconds)
+
+    def lose_replies(self, address, packet, reply):
+        if packet.kind != "train":
+            return reply
+        site = address - BOSTON_ADDRESS
+        run = self.kind_of_run(packet.plain["run"], site)
+        is_lost = (packet.plain["round"], run, site) in self.losses
+        return None if is_lost else reply
+
+    def kind_of_run(self, run_id, site):
+        first_run, *_ = self.members_by_run
+        if run_id == first_run:
+            return FEDERATION
+        if self.members_by_run[run_id] == {site}:
+            return OWN
+        return "larger coalition"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
 @pytest.mark.filterwarnings("ignore:.*is excluded")
 def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, losses):
-    make = partial(make_shadow_loop, FedAdam(lr=0.03))
-    federation = SitesInProcess(tmp_path, make)
-    members_of_runs = members_by_run(federation)
+    num_rounds = 3
+    remote = SitesThatLoseReplies(tmp_path, losses)
+    loop = remote.fit(num_rounds, server_data=ServerData())
 
-    def on_reply(address, packet, reply):
-        if packet.kind != "train":
-            return reply
-        run = packet.plain["run"]
-        site = address - BOSTON_ADDRESS
-        # The first messages are the federation's own, the others those of coalitions.
-        first_run, *_ = members_of_runs
-        if run == first_run:
-            kind = "run"
-        elif members_of_runs[run] == {site}:
-            kind = "own"
-        else:
-            kind = "of a larger coalition"
-        is_lost = (packet.plain["round"], kind, site) in losses
-        return None if is_lost else reply
-
-    federation.transport.on_reply = on_reply
-    loop = federation.fit(server_data=ServerData())
-
-    num_lost_of_run = sum(kind == "run" for _, kind, _ in losses)
-    assert loop.participations.sum() == 9 - num_lost_of_run  # of three sites in three rounds
+    num_lost_in_federation = sum(loss.run == FEDERATION for loss in losses)
+    expected_participations = num_rounds * len(NAMES) - num_lost_in_federation
+    assert loop.participations.sum() == expected_participations
     assert [event.what for event in loop.events if "its own model" in event.what] == []
-
-
-def members_by_run(federation):
-    """``{run's id: the sites that are sent messages of it}``, filled while messages are sent."""
-    members = defaultdict[str, set[int]](set)
-    exchange = federation.transport.exchange
-
-    def note_members(packets, seconds):
-        for address, packet in packets.items():
-            if packet.kind == "train":
-                members[packet.plain["run"]].add(address - BOSTON_ADDRESS)
-        return exchange(packets, seconds)
-
-    federation.transport.exchange = note_members
-    return members

@@ -4,7 +4,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,30 +28,23 @@ from helpers.sites import (
     make_shapfed_loop,
 )
 
-#: Far more noise than update: two updates with one noise have a correlation of nearly 1.
 NOISE = 0.5
 CLIP = 1.0
-
-
-#: Numbers of rounds that the server names, by which a module of :class:`ByLength` trains at two rates.
+#: The run's number of rounds, as the server says it.
 FEW_ROUNDS = 2
 MANY_ROUNDS = 1000
+RATES = {FEW_ROUNDS: 0.5, MANY_ROUNDS: 0.01}
 
 
-class ByLength(ClassifierClient):
-    """A rate that follows from the run's number of rounds, which the server names."""
-
+class ModuleWithRateByNumberOfRounds(ClassifierClient):
     def configure_optimizers(self):
-        if self.trainer.max_epochs == FEW_ROUNDS:
-            rate = 0.5
-        else:
-            rate = 0.01
+        rate = RATES[self.trainer.max_epochs]
         return torch.optim.SGD(self.parameters(), lr=rate, momentum=0.9)
 
 
-def make_module_by_length():
+def make_module():
     torch.manual_seed(7)
-    return ByLength("mlp", num_classes=10, input_shape=(1, 8, 8))
+    return ModuleWithRateByNumberOfRounds("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
 def make_private_loop(noise=NOISE, compressed=False, **options):
@@ -61,32 +56,31 @@ def make_private_loop(noise=NOISE, compressed=False, **options):
     )
 
 
-def make_noised_site(folder, noise=NOISE):
-    return Site(
-        make_module_by_length, partial(SiteData, 0), partial(make_private_loop, noise), folder
-    )
+def make_noised_site(folder):
+    return Site(make_module, partial(SiteData, 0), make_private_loop, folder)
 
 
-def record_training_message(folder):
-    """A message of a training as a server sends it: all that it says, by whatever names."""
-    sent = []
+class TrainedSite(NamedTuple):
+    """A site's folder after two rounds, and the message of the second one."""
 
-    def record_messages_to_boston(address, packet, reply):
-        if packet.kind == "train" and address == BOSTON_ADDRESS:
-            sent.append(packet)
-        return reply
-
-    remote = SitesInProcess(folder, make_private_loop, make_module_by_length)
-    remote.transport.on_reply = record_messages_to_boston
-    remote.fit(rounds=FEW_ROUNDS)
-    return sent[-1]
+    folder: Path
+    message: Packet
 
 
 @pytest.fixture(scope="module")
-def message_and_folder(tmp_path_factory):
-    """The message of a second round, and the folder of a site that has had the first."""
-    folder = tmp_path_factory.mktemp("message_and_folder")
-    return record_training_message(folder), folder / "sites" / NAMES[0]
+def boston(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    messages = []
+
+    def record_message(address, packet, reply):
+        if packet.kind == "train" and address == BOSTON_ADDRESS:
+            messages.append(packet)
+        return reply
+
+    remote = SitesInProcess(folder, make_private_loop, make_module)
+    remote.transport.on_reply = record_message
+    remote.fit(rounds=FEW_ROUNDS)
+    return TrainedSite(folder / "sites" / NAMES[0], messages[-1])
 
 
 def step_of_site(site, packet):
@@ -106,28 +100,26 @@ def as_first_round(packet):
     return replace(packet, plain={**plain, "continue_from": None, "round": 0})
 
 
-SERVERS_NAME = "v"  # of a visit, which a site names itself
+#: Of a state. Sites name their states themselves.
+NAME_BY_THE_SERVER = "v"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_site_begins_anew_after_a_visit_that_only_the_server_names(message_and_folder, tmp_path):
-    message, _ = message_and_folder
-    packet = as_first_round(message)
+def test_site_continues_from_no_state_that_only_the_server_has_named(boston, tmp_path):
+    first_message = as_first_round(boston.message)
+    next_message = with_plain(first_message, continue_from=NAME_BY_THE_SERVER, round=1)
     site = make_noised_site(tmp_path)
 
-    steps = []
-    for rounds in (FEW_ROUNDS, MANY_ROUNDS):
-        site.respond(with_plain(packet, rounds=rounds, state=SERVERS_NAME))
-        # The server counts the visit by its own name, which the site does not know.
-        next_packet = with_plain(packet, continue_from=SERVERS_NAME, round=1)
-        steps.append(step_of_site(site, next_packet))
+    site.respond(with_plain(first_message, rounds=FEW_ROUNDS, state=NAME_BY_THE_SERVER))
+    step_after_few = step_of_site(site, next_message)
+    site.respond(with_plain(first_message, rounds=MANY_ROUNDS, state=NAME_BY_THE_SERVER))
+    step_after_many = step_of_site(site, next_message)
 
-    step_after_few, step_after_many = steps
     assert torch.equal(step_after_few, step_after_many)
 
 
-def changed(value):
-    """Another value of the same type."""
+def change_value(value):
+    """Return another value of the same type."""
     if isinstance(value, Mapping):
         return {**value, "more": 1}
     if isinstance(value, str):
@@ -148,7 +140,7 @@ def variants_of(packet):
 
     variants = {"kind": replace(packet, kind="other"), "one more": with_plain(packet, more=1)}
     for name, value in packet.plain.items():
-        variants[name] = with_plain(packet, **{name: changed(value)})
+        variants[name] = with_plain(packet, **{name: change_value(value)})
 
     for name, tensor in packet.tensors.items():
         bits = tensor.view(torch.int32).clone()
@@ -161,83 +153,79 @@ def variants_of(packet):
     return variants
 
 
-def test_every_field_of_a_message_enters_the_noise_key(message_and_folder):
-    """All fields that messages have, and all that a server writes into them."""
+def test_every_field_of_a_message_enters_the_noise_key(boston):
     secret = "0" * 64
-    packet, _ = message_and_folder
-    variants = variants_of(packet)
+    variants = variants_of(boston.message)
 
-    keys = {noise_key(secret, variant, {}) for variant in [packet, *variants.values()]}
+    keys = {noise_key(secret, variant, {}) for variant in [boston.message, *variants.values()]}
 
     fields_of_a_server = {"run", "rounds", "round", "client", "classes", "seed", "continue_from"}
     assert fields_of_a_server <= variants.keys()
     assert len(keys) == 1 + len(variants)
 
 
-def test_state_and_secret_of_a_site_enter_the_noise_key(message_and_folder):
-    packet, _ = message_and_folder
+def test_state_and_secret_of_a_site_enter_the_noise_key(boston):
     secret = "0" * 64
-    other_secret = "1" * 64
+    another_secret = "1" * 64
 
     keys = {
-        noise_key(secret, packet, None),
-        noise_key(secret, packet, {}),
-        noise_key(secret, packet, {"store": torch.zeros(1)}),
-        noise_key(other_secret, packet, {}),
+        noise_key(secret, boston.message, None),
+        noise_key(secret, boston.message, {}),
+        noise_key(secret, boston.message, {"store": torch.zeros(1)}),
+        noise_key(another_secret, boston.message, {}),
     }
 
     assert len(keys) == 4
 
 
-def test_private_site_answers_a_repeated_message_with_the_same_update(message_and_folder, tmp_path):
-    """So that averaging the responses tells nothing; also in another process of the site."""
-    packet, folder = message_and_folder
-    shutil.copytree(folder, tmp_path / "site")
+def test_private_site_answers_a_repeated_message_with_the_same_update(boston, tmp_path):
+    """Otherwise the mean of many responses would have little noise."""
+    folder = shutil.copytree(boston.folder, tmp_path / "site")
 
-    replies = [make_noised_site(tmp_path / "site").respond(packet) for _ in range(2)]
+    reply = make_noised_site(folder).respond(boston.message)
+    repeated_reply = make_noised_site(folder).respond(boston.message)
 
-    assert replies[0].digest == replies[1].digest
-    assert replies[0].plain["state"] == packet.digest.hex()
+    assert reply.digest == repeated_reply.digest
+    assert reply.plain["state"] == boston.message.digest.hex()
 
 
-class Killed(Exception):
+make_compressed_loop = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
+
+
+def make_sites_with_fixed_secrets(folder):
+    remote = SitesInProcess(folder, make_compressed_loop, make_module)
+    for client, address in enumerate(ADDRESSES):
+        site_folder = folder / "private" / NAMES[client]
+        site_folder.mkdir(parents=True)
+        (site_folder / "secret").write_text(f"{client:064x}")
+        site = Site(make_module, partial(SiteData, client), make_compressed_loop, site_folder)
+        remote.transport.sites[address] = site
+    return remote
+
+
+class ServerKilled(Exception):
     pass
+
+
+def kill_in_round_1(address, packet, reply):
+    if packet.plain.get("round") == 1:
+        raise ServerKilled
+    return reply
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path, monkeypatch):
-    """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
-    # One run's name.
-    one_name = SimpleNamespace(token_hex=lambda _: "0" * 16)
-    monkeypatch.setattr(federation, "secrets", one_name)
-    make = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
+    same_run_id = SimpleNamespace(token_hex=lambda _: "0" * 16)
+    monkeypatch.setattr(federation, "secrets", same_run_id)
+    uninterrupted_run = make_sites_with_fixed_secrets(tmp_path / "whole").fit(rounds=FEW_ROUNDS)
 
-    def make_remote(folder):
-        remote = SitesInProcess(folder, make, make_module_by_length)
-        for client, address in enumerate(ADDRESSES):
-            site_folder = folder / "private" / NAMES[client]
-            site_folder.mkdir(parents=True)
-            (site_folder / "secret").write_text(f"{client:064x}")
-            data = partial(SiteData, client)
-            remote.transport.sites[address] = Site(make_module_by_length, data, make, site_folder)
+    remote = make_sites_with_fixed_secrets(tmp_path / "killed")
+    pass_reply_on = remote.transport.on_reply
+    remote.transport.on_reply = kill_in_round_1
+    with pytest.raises(ServerKilled):
+        remote.go_on_until(FEW_ROUNDS)
 
-        return remote
+    remote.transport.on_reply = pass_reply_on
+    resumed_run = remote.go_on_until(FEW_ROUNDS)
 
-    def kill_in_round_2(address, packet, reply):
-        if packet.plain.get("round") == 2:
-            raise Killed
-        return reply
-
-    whole = make_remote(tmp_path / "whole")
-    killed = make_remote(tmp_path / "killed")
-    expected = whole.fit(rounds=4)
-
-    pass_on = killed.transport.on_reply
-    killed.transport.on_reply = kill_in_round_2
-    with pytest.raises(Killed):
-        killed.go_on_until(4)
-
-    killed.transport.on_reply = pass_on
-    resumed = killed.go_on_until(4)
-
-    assert_same_runs(resumed, expected)
+    assert_same_runs(resumed_run, uninterrupted_run)

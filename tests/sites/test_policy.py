@@ -5,11 +5,13 @@ import math
 import multiprocessing
 import re
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
-from flsv import ClientEvaluation
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.contrib import InRunShapley, InRunValues
 from flsv.metrics import ContributionEstimation, ContributionMetric, PartialFederatedShapley
@@ -21,6 +23,7 @@ from flsv.sites.messages import Refused
 from flsv.sites.site import LEDGER_FILE
 from helpers import refused, warns
 from helpers.sites import (
+    ADDRESSES,
     BOSTON_ADDRESS,
     LYON_ADDRESS,
     OSAKA_ADDRESS,
@@ -67,7 +70,11 @@ def test_site_policy_file_with_wrong_entries_is_refused(tmp_path, text, match):
         SitePolicy.read(tmp_path / "site.toml")
 
 
-def test_a_request_that_is_not_allowed_is_not_answered(tmp_path):
+def make_fedce_loop():
+    return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
+
+
+def test_request_that_is_not_allowed_is_not_answered(tmp_path):
     kinds_of_responses = set()
 
     def record_kind(address, packet, reply):
@@ -88,13 +95,7 @@ def test_a_request_that_is_not_allowed_is_not_answered(tmp_path):
     }
 
 
-def make_fedce_loop():
-    return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
-
-
-class ByLoss(ContributionMetric):
-    """Reads the clients' training losses."""
-
+class MetricThatReadsTrainingLosses(ContributionMetric):
     per_class = False
 
     def init_states(self, num_clients, num_classes):
@@ -113,122 +114,142 @@ def make_evaluation_loop(metric, **options):
     )
 
 
-@pytest.mark.slow
-def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
-    """The server says once what is withheld."""
-    make = partial(make_evaluation_loop, None, evaluation=ClientEvaluation(every=1))
-    replies = {}  # by kind and address
+make_evaluated_loop = partial(make_evaluation_loop, None, evaluation=ClientEvaluation(every=1))
+
+
+class EvaluatedRun(NamedTuple):
+    loop: FederatedLoop
+    #: Fields of replies by their message's kind and site.
+    replies: dict[tuple[str, int], list[dict]]
+    warnings: list[str]
+
+
+@pytest.fixture(scope="module")
+def run_with_withheld_scores(tmp_path_factory):
+    """A run of two rounds in which Boston reports nothing but its accuracy."""
+    replies = {}
 
     def record_reply(address, packet, reply):
-        replies.setdefault((packet.kind, address), []).append(reply)
+        replies.setdefault((packet.kind, address), []).append(dict(reply.plain))
         return reply
 
+    folder = tmp_path_factory.mktemp("withheld")
     policy = SitePolicy(reports=["accuracy"])
-    remote = make_sites_with_policy(tmp_path / "a", make, policy, client_test=0.7)
+    remote = make_sites_with_policy(folder, make_evaluated_loop, policy, client_test=0.7)
     remote.transport.on_reply = record_reply
-
-    with warns("does not report") as warned:
+    with warns("does not report") as caught_warnings:
         loop = remote.fit(rounds=2)
+    return EvaluatedRun(loop, replies, [str(warning.message) for warning in caught_warnings])
 
-    messages = [str(warning.message) for warning in warned]
-    withheld = [message for message in messages if "does not report" in message]
 
-    assert [message.split("(client 0) ")[1] for message in withheld] == [
-        f"does not report training_loss: {WITHHELD}.",
-        f"does not report balanced_accuracy, auroc: {WITHHELD}.",
-    ]
+@pytest.mark.slow
+def test_withheld_scores_and_losses_never_leave_the_site(run_with_withheld_scores):
+    replies = run_with_withheld_scores.replies
+    losses = [replies["train", address][0]["loss"] for address in ADDRESSES]
+    assert np.isnan(losses).tolist() == [True, False, False]
 
-    events = {event.what.split(":")[0] for event in loop.events}
+    for scores in replies["test", BOSTON_ADDRESS]:
+        assert 0 <= scores["accuracy"] <= 1
+        assert math.isnan(scores["auroc"])
+        assert math.isnan(scores["balanced_accuracy"])
+
+    client_scores = run_with_withheld_scores.loop.client_scores
+    assert client_scores["accuracy"].isfinite().all()
+    assert client_scores["auroc"].isfinite().tolist() == [False, True, True]
+
+
+@pytest.mark.slow
+def test_server_says_once_which_reports_a_site_withholds(run_with_withheld_scores):
+    messages = " ".join(run_with_withheld_scores.warnings)
+    assert messages.count("does not report") == 2
+    assert f"(client 0) does not report training_loss: {WITHHELD}." in messages
+    assert f"(client 0) does not report balanced_accuracy, auroc: {WITHHELD}." in messages
+
+    events = " ".join(event.what for event in run_with_withheld_scores.loop.events)
     assert "does not report training_loss" in events
 
-    def first_loss(address):
-        first_update = replies["train", address][0]
-        return first_update.plain["loss"]
 
-    assert math.isnan(first_loss(BOSTON_ADDRESS))
-    assert not math.isnan(first_loss(LYON_ADDRESS))
-    assert not math.isnan(first_loss(OSAKA_ADDRESS))
-
-    for reply in replies["test", BOSTON_ADDRESS]:
-        scores = reply.plain
-        assert 0 <= scores["accuracy"] <= 1
-        assert math.isnan(scores["auroc"] + scores["balanced_accuracy"])
-
-    assert loop.client_scores["accuracy"].isfinite().all()
-    assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
-
-    nothing = make_sites_with_policy(tmp_path / "b", make, SitePolicy(reports=[]), client_test=0.7)
+@pytest.mark.slow
+def test_site_that_may_report_no_score_is_not_scored(tmp_path):
+    policy = SitePolicy(reports=[])
+    remote = make_sites_with_policy(tmp_path, make_evaluated_loop, policy, client_test=0.7)
     with warns("not scored.*reports of 'accuracy', 'bal"):
-        nothing.fit(rounds=1)
+        remote.fit(rounds=1)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("make", "scores", "name"),
+    ("make", "allowed_report", "needed_report"),
     [
-        (lambda: make_evaluation_loop(ByLoss()), ["accuracy"], "training_loss"),
         (
-            lambda: make_evaluation_loop(InRunShapley(), client_algorithm=InRunValues()),
-            ["training_loss"],
+            partial(make_evaluation_loop, MetricThatReadsTrainingLosses()),
+            "accuracy",
+            "training_loss",
+        ),
+        (
+            partial(make_evaluation_loop, InRunShapley(), client_algorithm=InRunValues()),
+            "training_loss",
             "in_run_values",
         ),
     ],
 )
-def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, make, scores, name):
-    remote = make_sites_with_policy(tmp_path, make, SitePolicy(reports=scores))
-    with refused(f"'Boston' cannot take part:.*'{name}'"):
+def test_run_that_needs_what_a_site_withholds_is_refused(
+    tmp_path, make, allowed_report, needed_report
+):
+    remote = make_sites_with_policy(tmp_path, make, SitePolicy(reports=[allowed_report]))
+    with refused(f"'Boston' cannot take part:.*'{needed_report}'"):
         remote.fit(server_data=ServerData())
 
-    # Within a run, as by a policy that has been changed.
     reply = remote.transport.sites[BOSTON_ADDRESS].respond(training_packet(classes=10))
-
-    assert f"does not allow reports of '{name}'" in reply.plain["error"]
+    assert f"does not allow reports of '{needed_report}'" in reply.plain["error"]
 
 
 HELLO = Packet("handshake", {"client": 0, "clients": 3})
 
 
+def make_loss_loop():
+    metric = PartialFederatedShapley(evaluators="clients", performance="val_loss", mode="min")
+    return make_evaluation_loop(metric)
+
+
+#: So many samples are held out that each class has five.
+LOSS_SPLITS = {"client_val": 0.7}
+
+
 @pytest.mark.slow
-def test_losses_logged_at_sites_equal_those_of_one_process_if_a_policy_allows_them(tmp_path):
-    def make():
-        by_loss = PartialFederatedShapley(evaluators="clients", performance="val_loss", mode="min")
-        return make_evaluation_loop(by_loss)
+def test_losses_that_a_policy_allows_equal_those_of_one_process(tmp_path):
+    policy = SitePolicy(reports=["val_loss"])
+    remote = make_sites_with_policy(tmp_path / "sites", make_loss_loop, policy, **LOSS_SPLITS)
+    loop = remote.fit(rounds=1, server_data=ServerData())
+    local = fit_in_one_process(tmp_path / "one", make_loss_loop, rounds=1, **LOSS_SPLITS)
 
-    splits = {"client_val": 0.7}  # five samples of a class
-    allowing = SitePolicy(reports=["val_loss"])
-    at_sites = make_sites_with_policy(tmp_path / "a", make, allowing, **splits).fit(
-        rounds=2, server_data=ServerData()
-    )
-    local = fit_in_one_process(tmp_path / "b", make, rounds=2, **splits)
+    # Samples have another order at a site, in which their losses are rounded.
+    expected_values = local.contributions["m"]
+    torch.testing.assert_close(loop.contributions["m"], expected_values, rtol=0, atol=1e-6)
+    assert all("val_loss" not in event.what for event in loop.events)
 
-    # Samples lie in another order at a site, and losses are rounded in it.
-    values = at_sites.contributions["m"]
-    torch.testing.assert_close(values, local.contributions["m"], rtol=0, atol=1e-6)
-    assert all("val_loss" not in event.what for event in at_sites.events)
 
-    withholding = SitePolicy(reports=["training_loss", "auroc"])
+def test_run_by_losses_that_a_policy_withholds_is_refused(tmp_path):
+    policy = SitePolicy(reports=["training_loss", "auroc"])
+    remote = make_sites_with_policy(tmp_path, make_loss_loop, policy, **LOSS_SPLITS)
     with refused("policy does not allow reports of 'val_loss'"):
-        make_sites_with_policy(tmp_path / "c", make, withholding, **splits).fit(
-            rounds=1, server_data=ServerData()
-        )
+        remote.fit(rounds=1, server_data=ServerData())
 
 
 @pytest.mark.slow
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
-    """Two rounds are within the bound, three are not, be it in one run or in the next one."""
-    epsilon_of_two = gaussian_epsilon(2.0, 2)
-    epsilon_of_three = gaussian_epsilon(2.0, 3)
-    policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
+    epsilon_of_two_rounds = gaussian_epsilon(2.0, 2)
+    epsilon_of_three_rounds = gaussian_epsilon(2.0, 3)
+    policy = SitePolicy(max_epsilon=(epsilon_of_two_rounds + epsilon_of_three_rounds) / 2)
     remote = make_sites_with_policy(tmp_path, make_private_loop, policy)
 
     with warns("'Boston'.*round 3.*update after 2"):
         loop = remote.fit(rounds=3)
 
     assert loop.participations.tolist() == [2, 3, 3]
-
     ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER_FILE).read_text())
     assert ledger["updates"] == 2
-    assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
+    assert ledger["epsilon"] == pytest.approx(epsilon_of_two_rounds)
 
     next_run = make_sites_with_policy(tmp_path, make_private_loop, policy)
     with warns("'Boston'.*excluded in round 1"):
@@ -269,10 +290,13 @@ def test_max_epsilon_counts_all_updates_with_different_noise_and_before_it_was_s
     assert entries["epsilon"] == pytest.approx(gaussian_epsilon(total_multiplier, 1))
     assert entries["updates"] == 3
 
-    without_noise = []
-    SitePolicy().spend(without_noise, ledger)  # its epsilon is infinite
-    with pytest.raises(Refused, match="one more update after 4"):
-        limited.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+
+def test_max_epsilon_allows_no_update_after_one_without_noise(tmp_path):
+    ledger = tmp_path / LEDGER_FILE
+    SitePolicy().spend([], ledger)
+
+    with pytest.raises(Refused, match="one more update after 1"):
+        SitePolicy(max_epsilon=100.0).spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
 def spend_repeatedly(ledger, times):
@@ -295,31 +319,33 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path):
     assert json.loads(ledger.read_text())["updates"] == 2 * 40
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (
-            None,
-            "this site has no policy, so it does everything that the app requests. Its updates have no noise",
-        ),
-        ("delta = 1e-6", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*delta=1e-06"),
-    ],
-)
-def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, expected):
-    node = {"folder": str(tmp_path)}
-    if policy is not None:
-        policy_file = tmp_path / "flsv-site.toml"
-        policy_file.write_text(policy)
-        node["policy"] = str(policy_file)
-    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+@pytest.fixture
+def greet_twice(tmp_path, caplog):
+    """``greet_twice(**node)``: what a site with this configuration logs of its policy, when it is greeted twice."""
 
-    with caplog.at_level("INFO"):
-        client.respond(HELLO, node, "the server")
-        client.respond(HELLO, node, "the server")
+    def greet(**node):
+        client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+        with caplog.at_level("INFO"):
+            for _greeting in range(2):
+                client.respond(HELLO, {"folder": str(tmp_path), **node}, "the server")
+        return [text for text in caplog.messages if re.search("this site has .*policy", text)]
 
-    sentences = [text for text in caplog.messages if "this site has" in text and "policy" in text]
-    assert len(sentences) == 1
-    assert re.search(expected, sentences[0])
+    return greet
+
+
+def test_site_without_a_policy_says_so_once(greet_twice):
+    (message,) = greet_twice()
+    assert "this site has no policy, so it does everything that the app requests" in message
+    assert "Its updates have no noise" in message
+
+
+def test_site_says_its_policy_once(greet_twice, tmp_path):
+    policy_file = tmp_path / "flsv-site.toml"
+    policy_file.write_text("delta = 1e-6")
+
+    (message,) = greet_twice(policy=str(policy_file))
+
+    assert re.search(r"this site has the policy .*flsv-site.toml: SitePolicy\(.*1e-06", message)
 
 
 def response_to_registration(client, **node):
@@ -366,9 +392,7 @@ def test_entry_of_a_node_that_the_app_does_not_read_is_refused(tmp_path, monkeyp
         assert "its node configuration has the options ['year'], which are not used" in error
 
 
-class AllOptions(SiteData):
-    """A data module that accepts any options."""
-
+class SiteDataWithAnyOptions(SiteData):
     def __init__(self, part, **options):
         super().__init__(part)
 
@@ -380,16 +404,13 @@ class AllOptions(SiteData):
         *("max_epsilon", "max-epsilon", "epsilon", "Answers", "report"),
     ],
 )
-@pytest.mark.parametrize(
-    "read",
-    [lambda node: SiteData(node["part"]), lambda node: AllOptions(**node)],
-    ids=["by name", "all"],
-)
 def test_misspelt_option_of_the_owner_is_refused_before_the_app_reads_options(
-    tmp_path, monkeypatch, name, read
+    tmp_path, monkeypatch, name
 ):
     monkeypatch.chdir(tmp_path)
-    client = SiteClient(make_mlp_module, read, make_shapfed_loop)
+    client = SiteClient(
+        make_mlp_module, lambda node: SiteDataWithAnyOptions(**node), make_shapfed_loop
+    )
 
     response = response_to_registration(client, part=0, **{name: 1.0})
 
@@ -399,7 +420,9 @@ def test_misspelt_option_of_the_owner_is_refused_before_the_app_reads_options(
 
 def test_app_may_read_all_its_options_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    client = SiteClient(make_mlp_module, lambda node: AllOptions(**node), make_shapfed_loop)
+    client = SiteClient(
+        make_mlp_module, lambda node: SiteDataWithAnyOptions(**node), make_shapfed_loop
+    )
 
     response = response_to_registration(client, part=0, data_folder="/data", year=2024)
 

@@ -44,8 +44,8 @@ from helpers.sites import (
 )
 
 
-class Scheduled(ClassifierClient):
-    """A rate that falls with the rounds."""
+class ModuleWithRateByRound(ClassifierClient):
+    """Its learning rate is halved every second round."""
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -53,46 +53,49 @@ class Scheduled(ClassifierClient):
         return [optimizer], [{"scheduler": schedule, "interval": "epoch", "frequency": 2}]
 
 
-class Decaying(ClassifierClient):
-    """Ends at zero after the last of a client's steps."""
+class ModuleWithRateByStep(ClassifierClient):
+    """Its learning rate falls linearly to zero, over a client's steps of all rounds."""
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        total = self.trainer.estimated_stepping_batches
-
-        assert self.trainer.num_training_batches == len(self.trainer.train_dataloader) <= total
+        total_steps = self.trainer.estimated_stepping_batches
+        steps_per_epoch = len(self.trainer.train_dataloader)
+        assert self.trainer.num_training_batches == steps_per_epoch <= total_steps
 
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: max(0.0, 1 - step / total)
+            optimizer, lambda step: max(0.0, 1 - step / total_steps)
         )
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-class Dropping(ClassifierClient):
+class ModuleWithDropout(ClassifierClient):
     """Draws random numbers in every step."""
 
     def forward(self, x):
         return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
 
 
-OSAKA = 2  # the client
+#: The client, and the number of its classes if it lacks the last ones.
+OSAKA = 2
 CLASSES_AT_OSAKA = 7
 
 
-def make_module_of(kind):
+def make_module_of(module_class):
     torch.manual_seed(7)
-    return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
+    return module_class("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
 def make_fedavg_loop(**options):
     return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def make_second_model_loop():
-    """Make a loop whose clients are asked about candidate models."""
-    options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
+def make_ditto_loop():
+    """Make a loop whose clients have a second model, and are asked for losses and scores."""
     return make_fedavg_loop(
-        metrics={"cost": CommunicationCost()}, client_algorithm=Ditto(0.3, 0.05), **options
+        metrics={"cost": CommunicationCost()},
+        client_algorithm=Ditto(0.3, 0.05),
+        sampler=PowerOfChoice(2, 3),
+        evaluation=ClientEvaluation(every=2),
     )
 
 
@@ -119,63 +122,94 @@ CASES = {
     ),
     "a schedule by rounds": (
         make_shapfed_loop,
-        {"make_module": partial(make_module_of, Scheduled)},
+        {"make_module": partial(make_module_of, ModuleWithRateByRound)},
     ),
     "a schedule by a client's own steps": (
         partial(make_shapfed_loop, sampler=UniformSampler(2)),
-        {"make_module": partial(make_module_of, Decaying)},
+        {"make_module": partial(make_module_of, ModuleWithRateByStep)},
     ),
     "equally many steps": (
         partial(make_shapfed_loop, local_epochs="5 steps"),
-        {"make_module": partial(make_module_of, Decaying)},
+        {"make_module": partial(make_module_of, ModuleWithRateByStep)},
     ),
     "dropout": (
         partial(make_fedavg_loop, local_epochs=2),
-        {"make_module": partial(make_module_of, Dropping)},
+        {"make_module": partial(make_module_of, ModuleWithDropout)},
     ),
     "local heads": (partial(make_fedavg_loop, share=["!head"]), {}),
     "scaffold": (
         partial(make_shapfed_loop, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()),
         {},
     ),
-    "Ditto": (make_second_model_loop, SPLITS),
+    "Ditto": (make_ditto_loop, SPLITS),
 }
+NUM_TRAINING_SAMPLES = 480
+VALIDATION_SHARE = 0.1
+
+
+def fit_sites_and_one_process(tmp_path, make, **options):
+    """Fit a federation of sites, and the same one in one process."""
+    remote = SitesInProcess(tmp_path / "sites", make, **options).fit(server_data=ServerData())
+    local = fit_in_one_process(tmp_path / "one", make, **options)
+    return remote, local
+
+
+def assert_same_uploads_and_client_states(folder, remote, local):
+    bytes_of_sites = remote.channel.bytes(range(3), "up").tolist()
+    assert bytes_of_sites == local.channel.bytes(range(3), "up").tolist()
+
+    for client, expected_tensors in client_tensors(local).items():
+        last_state = load_site_states(folder, NAMES[client])[-1]
+        tensors = last_state["store"]["tensors"]
+        assert tensors.keys() == expected_tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, expected_tensors[name])
+
+
+def assert_sites_equal_one_process(tmp_path, make, **options):
+    """Compare results, uploads and what clients keep. Return the loops of the sites and of one process."""
+    remote, local = fit_sites_and_one_process(tmp_path, make, **options)
+    assert_same_runs(remote, local)
+    assert_same_uploads_and_client_states(tmp_path / "sites", remote, local)
+    return remote, local
 
 
 @pytest.mark.fast_rows("a schedule by a client's own steps")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_federation_of_sites_equals_one_process(tmp_path, case):
-    make, data_options = CASES[case]
-    remote, _ = check_that_sites_equal_one_process(tmp_path, make, **data_options)
+    make, options = CASES[case]
+    remote, _ = assert_sites_equal_one_process(tmp_path, make, **options)
 
     for values in remote.contribution_metrics.contributions.values():
         assert values.isfinite().any()
-
-    (record,) = (tmp_path / "b").rglob("run.json")
+    (record,) = (tmp_path / "sites").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {
         "of": "the server's own data",
-        "rows": 48,  # a tenth of the 480 samples in all
+        "rows": VALIDATION_SHARE * NUM_TRAINING_SAMPLES,
     }
 
 
+EPOCHS = (2, 1, 3)
+
+
+def make_sites_with_own_epochs(folder):
+    make = partial(make_shapfed_loop, local_epochs=dict(zip(NAMES, EPOCHS)))
+    return SitesInProcess(folder, make, make_momentum_module)
+
+
 @pytest.mark.slow
-def test_sites_know_their_own_number_of_passes(tmp_path):
-    """In a simulation clients are called by their numbers. A site of other settings is left out."""
-    passes = (2, 1, 3)
-    remote = SitesInProcess(
-        tmp_path / "b",
-        partial(make_shapfed_loop, local_epochs=dict(zip(NAMES, passes))),
-        make_momentum_module,
-    )
-    local = fit_in_one_process(
-        tmp_path / "a",
-        partial(make_shapfed_loop, local_epochs=dict(enumerate(passes))),
-        make_momentum_module,
-    )
+def test_sites_train_their_own_number_of_epochs(tmp_path):
+    remote = make_sites_with_own_epochs(tmp_path / "sites").fit(server_data=ServerData())
+    # In one process clients have ids in place of names.
+    make = partial(make_shapfed_loop, local_epochs=dict(enumerate(EPOCHS)))
+    local = fit_in_one_process(tmp_path / "one", make, make_momentum_module)
 
-    assert_same_runs(remote.fit(server_data=ServerData()), local)
+    assert_same_runs(remote, local)
 
+
+def test_site_with_another_number_of_epochs_than_the_server_is_refused(tmp_path):
+    remote = make_sites_with_own_epochs(tmp_path)
     remote.make = make_shapfed_loop
     with refused("differ in 'training': .*local_epochs=.*'Boston': 2"):
         remote.fit()
@@ -199,54 +233,41 @@ def test_sites_know_their_own_number_of_passes(tmp_path):
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make, options):
-    """Sites train coalitions as runs of their own, one process in fits of their own."""
-    remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
-    local = fit_in_one_process(tmp_path / "a", make, **options)
+    remote, local = fit_sites_and_one_process(tmp_path, make, **options)
+
     assert torch.equal(remote.state.model(), local.state.model())
     for name, values in local.contributions.items():
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-def make_coalitions_loop(coalitions, **options):
+def make_coalitions_loop(coalitions):
     metric = ShadowShapley(coalitions=coalitions, performance="negative_loss")
-    return make_fedavg_loop(metrics={"shadow": metric}, **options)
+    return make_fedavg_loop(metrics={"shadow": metric}, aggregator=FedAdam(0.02))
+
+
+def halves_of_first_updates(folder):
+    """Return the coalitions of the metric, as they follow from the models after a first round."""
+    make = partial(make_fedavg_loop, evaluation=ClientEvaluation(keep_trained=True))
+    first_round = fit_in_one_process(folder, make, rounds=1)
+    clients = range(len(NAMES))
+    first_models = torch.stack([first_round.trained[client] for client in clients])
+    halves = choose_halvings(first_models, NAMES, 1, logits=False)
+    return [[client] for client in clients] + members_of(halves)
 
 
 @pytest.mark.slow
 def test_halves_at_sites_are_those_of_first_updates(tmp_path):
-    aggregator = FedAdam(0.02)
-    make = partial(make_coalitions_loop, "halves", aggregator=aggregator)
-    remote = SitesInProcess(tmp_path / "b", make).fit(server_data=ServerData())
-    first_round = fit_in_one_process(
-        tmp_path / "a",
-        partial(make_fedavg_loop, evaluation=ClientEvaluation(keep_trained=True)),
-        rounds=1,
-    )
-    first_models = [first_round.trained[client] for client in range(len(NAMES))]
-    halves = choose_halvings(
-        torch.stack(first_models),
-        NAMES,
-        1,
-        logits=False,
-    )
-    coalitions = [[client] for client in range(len(NAMES))]
-    coalitions += members_of(halves)
-
-    local = fit_in_one_process(
-        tmp_path / "c",
-        partial(make_coalitions_loop, coalitions, aggregator=aggregator),
-    )
+    sites_in_process = SitesInProcess(tmp_path / "sites", partial(make_coalitions_loop, "halves"))
+    remote = sites_in_process.fit(server_data=ServerData())
+    coalitions = halves_of_first_updates(tmp_path / "first")
+    local = fit_in_one_process(tmp_path / "one", partial(make_coalitions_loop, coalitions))
 
     assert torch.equal(remote.state.model(), local.state.model())
-    torch.testing.assert_close(
-        remote.contributions["shadow"],
-        local.contributions["shadow"],
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    values = remote.contributions["shadow"]
+    torch.testing.assert_close(values, local.contributions["shadow"], rtol=1e-5, atol=1e-6)
 
 
-class ChangesWeights(L.Callback):
+class CallbackThatChangesWeights(L.Callback):
     """Changes the module's weights after a round."""
 
     def __init__(self, round_index):
@@ -259,22 +280,27 @@ class ChangesWeights(L.Callback):
 
 
 @pytest.mark.slow
-def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_path):
-    words = "weights or buffers have changed before round"
-    at_once = SitesInProcess(tmp_path / "a", make_shadow_loop)
+def test_hook_that_changes_weights_after_round_0_is_refused(tmp_path):
+    remote = SitesInProcess(tmp_path, make_shadow_loop)
+    callback = CallbackThatChangesWeights(round_index=0)
     with (
-        refused(f"{words} 2"),
+        refused("weights or buffers have changed before round 2"),
         warns("round 2 is discarded"),
     ):
-        at_once.fit(3, server_data=ServerData(), callbacks=[ChangesWeights(0)])
+        remote.fit(rounds=2, server_data=ServerData(), callbacks=[callback])
 
-    later = SitesInProcess(tmp_path / "b", make_shadow_loop)
-    with warns(f"{words} 3"):
-        loop = later.fit(3, server_data=ServerData(), callbacks=[ChangesWeights(1)])
+
+@pytest.mark.slow
+def test_hook_that_changes_weights_later_is_warned_about_and_recorded(tmp_path):
+    remote = SitesInProcess(tmp_path, make_shadow_loop)
+    callback = CallbackThatChangesWeights(round_index=1)
+    message = "weights or buffers have changed before round 3"
+    with warns(message):
+        loop = remote.fit(rounds=3, server_data=ServerData(), callbacks=[callback])
 
     assert loop.contributions["shadow"].isfinite().all()
-    record = json.loads((tmp_path / "b" / "run.json").read_text())
-    assert any(f"{words} 3" in event["text"] for event in record["events"])
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert any(message in event["text"] for event in record["events"])
 
 
 class LyonThatSendsTheGlobalModel:
@@ -288,22 +314,23 @@ class LyonThatSendsTheGlobalModel:
             SiteTraining, "_end_training", lambda training: self.end_training(training)
         )
 
-    def end_training(self, visit):
-        self.end_honest_training(visit)
-        instruction = visit._instruction
+    def end_training(self, training):
+        self.end_honest_training(training)
+        instruction = training._instruction
         if instruction.client_id != 1:
             return
 
-        run = visit._packet.plain["run"]
-        if self.run_of_the_federation is None:
-            self.run_of_the_federation = run  # it is the first
+        run = training._packet.plain["run"]
+        is_first_run = self.run_of_the_federation is None
+        if is_first_run:
+            self.run_of_the_federation = run
         if run == self.run_of_the_federation:
             self.global_model = instruction.start
             return
 
-        assert visit.update is not None
+        assert training.update is not None
         assert self.global_model is not None
-        visit.update = replace(visit.update, vector=self.global_model.clone())
+        training.update = replace(training.update, vector=self.global_model.clone())
 
 
 @pytest.mark.slow
@@ -312,97 +339,77 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monke
 
     loop = SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
 
-    complaints = {
-        (event.client, event.what) for event in loop.events if "its own model is" in event.what
-    }
-    assert complaints == {
+    events = {(event.client, event.what) for event in loop.events}
+    events_on_own_models = {event for event in events if "its own model is" in event[1]}
+    assert events_on_own_models == {
         (1, "its own model is not its first update"),
         (1, "its own model is the federation's"),
     }
 
 
-def check_that_sites_equal_one_process(
-    tmp_path,
-    make,
-    **options,
-):
-    """Equal in what they found, in what crossed, and in what the clients keep."""
-    remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
-    local = fit_in_one_process(tmp_path / "a", make, **options)
-
-    assert_same_runs(remote, local)
-
-    bytes_at_sites = remote.channel.bytes(range(3), "up")
-    assert bytes_at_sites.tolist() == local.channel.bytes(range(3), "up").tolist()
-
-    for client, state in client_tensors(local).items():
-        last_visit = load_site_states(tmp_path / "b", NAMES[client])[-1]
-        tensors = last_visit["store"]["tensors"]
-        assert tensors.keys() == state.keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, state[name])
-
-    return remote, local
+def labels_of_digits():
+    return torch.tensor([int(label) for _image, label in load_image_data("digits").train])
 
 
-def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path, monkeypatch):
-    """Its own log says why."""
-    owners = []
-    for index, (_, label) in enumerate(load_image_data("digits").train):
-        if int(label) == 0:
-            owners.append(OSAKA)
-        else:
-            owners.append(index % 2)  # Boston and Lyon in turn
-
+@pytest.fixture
+def osaka_has_one_class(monkeypatch):
+    """Deal all zeros to Osaka, and the other digits to Boston and Lyon."""
+    labels = labels_of_digits()
+    boston_or_lyon = torch.arange(len(labels)) % 2
+    owners = boston_or_lyon.where(labels != 0, OSAKA).tolist()
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
-    metric = PartialFederatedShapley(performance="auroc", evaluators="clients")
-    remote = SitesInProcess(
-        tmp_path,
-        lambda: make_fedavg_loop(metrics={"m": metric}),
-        client_val=0.6,  # five samples of each class and more
-    )
-    message = r"clients \[2\] do not score models\. site 'Osaka' .* with an error; the"
 
-    with refused(message):
+@pytest.mark.usefixtures("osaka_has_one_class")
+def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path):
+    metric = PartialFederatedShapley(performance="auroc", evaluators="clients")
+    make = partial(make_fedavg_loop, metrics={"m": metric})
+    # So many samples are held out that each class has five.
+    remote = SitesInProcess(tmp_path, make, client_val=0.6)
+
+    with refused(r"clients \[2\] do not score models\. site 'Osaka' .* with an error; the"):
         remote.fit(rounds=1)
 
 
 @pytest.fixture
 def osaka_lacks_the_last_classes(monkeypatch):
     """Deal all digits of the last classes to other sites than Osaka."""
-    train = load_image_data("digits").train
-    labels = torch.tensor([int(train[i][1]) for i in range(len(train))])
     owners = torch.tensor(site_of_each_digit())
-    dealt = owners.where((owners != OSAKA) | (labels < CLASSES_AT_OSAKA), 0).tolist()
+    is_to_move = (owners == OSAKA) & (labels_of_digits() >= CLASSES_AT_OSAKA)
+    dealt = owners.masked_fill(is_to_move, 0).tolist()
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: dealt)
+
+
+def make_in_run_loop():
+    return make_fedavg_loop(
+        metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(2), local_epochs=2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
-def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
-    def in_run():
-        metrics = {"in_run": InRunShapley()}
-        return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
-
-    loop, _ = check_that_sites_equal_one_process(
-        tmp_path / "in_run", in_run, make_module=make_momentum_module
+def test_in_run_values_of_a_site_that_lacks_classes_are_0_for_them(tmp_path):
+    loop, _ = assert_sites_equal_one_process(
+        tmp_path, make_in_run_loop, make_module=make_momentum_module
     )
     values = loop.contributions["in_run"].by_class
 
-    assert values.shape == (3, 11)
-    assert values[OSAKA, CLASSES_AT_OSAKA:10].tolist() == [0, 0, 0]
+    num_classes = 10
+    assert values.shape == (3, num_classes + 1)
+    assert (values[OSAKA, CLASSES_AT_OSAKA:num_classes] == 0).all()
     assert values[:, :CLASSES_AT_OSAKA].abs().min() > 0
 
-    # Models of more classes are evaluated there.
-    def fedce():
-        return make_fedavg_loop(metrics={"fedce": ContributionEstimation()})
 
-    loop, _ = check_that_sites_equal_one_process(tmp_path / "fedce", fedce, **SPLITS)
+@pytest.mark.slow
+@pytest.mark.usefixtures("osaka_lacks_the_last_classes")
+def test_site_that_lacks_classes_scores_models_of_more_classes(tmp_path):
+    make = partial(make_fedavg_loop, metrics={"fedce": ContributionEstimation()})
+    loop, _ = assert_sites_equal_one_process(tmp_path, make, **SPLITS)
     assert loop.contributions["fedce"].isfinite().all()
 
-    # Of less, they are refused.
-    reply = make_site(tmp_path, 0, in_run).respond(training_packet(classes=7))
+
+def test_site_with_more_classes_than_the_server_fails(tmp_path):
+    reply = make_site(tmp_path, 0, make_in_run_loop).respond(training_packet(classes=7))
 
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with an error; the site's own log")
@@ -418,8 +425,7 @@ def make_pfedsv_loop():
 
 @pytest.mark.slow
 def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path):
-    """Each site has a mixture of its own, which the server does not know."""
-    remote, local = check_that_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
+    remote, local = assert_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
 
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}

@@ -15,8 +15,6 @@ from helpers import refused, warns
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
-    NAMES,
-    ROUNDS,
     SitesInProcess,
     assert_same_runs,
     make_mlp_module,
@@ -25,9 +23,8 @@ from helpers.sites import (
 )
 
 
-class Server(SitesInProcess):
-    """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
-    checkpoint."""
+class ServerOfSharedSites(SitesInProcess):
+    """One of several servers whose sites have their folders in ``shared``."""
 
     def __init__(self, folder, make, shared):
         super().__init__(folder, make)
@@ -48,73 +45,71 @@ def make_scaffold_loop(**options):
 
 @pytest.mark.slow
 def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
-    """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
+    """A round of each in turn, with and without compression."""
     make_compressed_loop = partial(make_scaffold_loop, uploads=[TopK(0.1)])
-    alone = SitesInProcess(tmp_path / "alone", make_scaffold_loop).fit()
-    compressed_alone = SitesInProcess(tmp_path / "compressed_alone", make_compressed_loop).fit()
+    alone = SitesInProcess(tmp_path / "alone", make_scaffold_loop).fit(rounds=2)
+    compressed_alone = SitesInProcess(tmp_path / "compressed", make_compressed_loop).fit(rounds=2)
 
-    server = Server(tmp_path / "server", make_scaffold_loop, shared=tmp_path)
-    compressed_server = Server(
-        tmp_path / "compressed_server", make_compressed_loop, shared=tmp_path
-    )
-    for rounds in range(1, ROUNDS + 1):
-        last_loop = server.go_on_until(rounds)
-        last_compressed_loop = compressed_server.go_on_until(rounds)
+    shared = tmp_path / "shared"
+    server = ServerOfSharedSites(tmp_path / "first", make_scaffold_loop, shared)
+    compressed_server = ServerOfSharedSites(tmp_path / "second", make_compressed_loop, shared)
+    server.go_on_until(1)
+    compressed_server.go_on_until(1)
 
-    assert_same_runs(last_loop, alone)
-    assert_same_runs(last_compressed_loop, compressed_alone)
+    assert_same_runs(server.go_on_until(2), alone)
+    assert_same_runs(compressed_server.go_on_until(2), compressed_alone)
 
 
-def make_broken_module():
+def make_module_that_fails_at_its_start():
     def fail():
         raise OSError("the disk is gone")
 
-    client_module = make_mlp_module()
-    client_module.on_train_start = fail
-    return client_module
+    module = make_mlp_module()
+    module.on_train_start = fail
+    return module
+
+
+LOST_STATE = "has lost its state of earlier rounds, and continues without it"
+FAILED = "it failed with an error; the site's own log"
+
+
+def read_record(folder):
+    return json.loads((folder / "run.json").read_text())
 
 
 @pytest.mark.slow
-def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
-    """A site that has lost its folder, and one whose training fails."""
+def test_lost_state_and_failure_of_sites_are_warned_about_and_recorded(tmp_path, caplog):
     make = partial(make_scaffold_loop, reporting=Reporting(table=True))
-    record = tmp_path / "server" / "run.json"
-    server = Server(tmp_path / "server", make, tmp_path)
+    server = ServerOfSharedSites(tmp_path / "server", make, tmp_path)
     server.go_on_until(1)
-    run = json.loads(record.read_text())
+    run_id = read_record(tmp_path / "server")["run"]
+    assert read_record(tmp_path / "server")["events"] == []
 
-    assert run["events"] == []
-    assert run["validation"] is None
-
-    shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
-    server.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
+    shutil.rmtree(tmp_path / "sites" / "Boston" / "runs" / run_id)
+    failing_site = make_site(tmp_path, 1, make, make_module_that_fails_at_its_start)
+    server.transport.sites[LYON_ADDRESS] = failing_site
     with (
-        warns("has lost its state") as warned,
+        warns(LOST_STATE) as caught_warnings,
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
         server.go_on_until(3)
 
+    messages = " ".join(str(warning.message) for warning in caught_warnings)
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
+    assert f"site 'Boston' (client 0) {LOST_STATE} in round 2." in messages
+    assert f"site 'Lyon' (client 1) is excluded in round 2: {FAILED}" in messages
 
-    words = " ".join(str(warning.message) for warning in warned)
-    lost = "has lost its state of earlier rounds, and continues without it"
-    failed = "it failed with an error; the site's own log"
+    failure, loss = read_record(tmp_path / "server")["events"]
+    rounds_of_failure = {"first": 1, "last": 2, "times": 2}
+    round_of_loss = {"first": 1, "last": 1, "times": 1}
+    assert failure.items() >= {"client": 1, **rounds_of_failure}.items()
+    assert loss.items() >= {"client": 0, **round_of_loss}.items()
+    assert FAILED in failure["what"]
+    assert LOST_STATE in loss["what"]
 
-    assert f"site 'Boston' (client 0) {lost} in round 2." in words
-    assert f"site 'Lyon' (client 1) is excluded in round 2: {failed}" in words
-
-    events = json.loads(record.read_text())["events"]
-    failure, loss = events
-
-    for event, client, rounds in ((failure, 1, (1, 2)), (loss, 0, (1, 1))):
-        assert event["client"] == client
-        assert (event["first"], event["last"]) == rounds
-    assert failure["times"] == 2
-    assert loss["times"] == 1
-    assert failed in failure["what"]
-    assert lost in loss["what"]
-    assert "the disk is gone" in caplog.text  # at the site
-    assert "the disk is gone" not in words + str(events)
+    # The site's own log has the error's text, and nothing that leaves the site.
+    assert "the disk is gone" in caplog.text
+    assert "the disk is gone" not in messages + failure["what"]
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
@@ -132,7 +127,7 @@ def test_two_sites_in_one_folder_keep_their_own_states(tmp_path):
     assert [memory.load("first") for memory in memories] == [{"model": 0}, {"model": 1}]
 
 
-def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path):
+def test_files_of_models_and_secret_are_readable_by_their_owner_only(tmp_path):
     memory = SiteMemory(tmp_path, "0123456789abcdef", client=0)
     memory.save("first", {"model": 1}, [])
     memory.save("second", {"model": 2}, ["first"])

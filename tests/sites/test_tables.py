@@ -45,7 +45,7 @@ MERGED = merged_dictionary()
 
 
 class Hospitals(SitesInProcess):
-    """Sites with tables, and what the server has asked and was told."""
+    """Sites with tables. The packets of the server and of the sites are recorded."""
 
     num_classes = 2
 
@@ -63,7 +63,7 @@ class Hospitals(SitesInProcess):
         self.requests: list[Packet] = []
         self.replies: list[Packet] = []
         super().__init__(folder, make, make_module)
-        self.transport.on_reply = self._note
+        self.transport.on_reply = self._record
 
     def make_site(self, client):
         options = {"dictionary": self.dictionary}
@@ -72,7 +72,7 @@ class Hospitals(SitesInProcess):
         make_site_data = partial(make_data, self.tables[client], **options)
         return Site(make_module, make_site_data, self.make, self.tmp / NAMES[client])
 
-    def _note(self, address, packet, reply):
+    def _record(self, address, packet, reply):
         self.requests.append(packet)
         self.replies.append(reply)
         return reply
@@ -83,8 +83,7 @@ def server_data(dictionary=MERGED):
 
 
 @pytest.mark.slow
-def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
-    """With the dictionary that is merged of the sites' dictionaries, to the bit."""
+def test_sites_with_tables_have_the_weights_and_values_of_one_process(tmp_path):
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
@@ -92,16 +91,18 @@ def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
 
     assert_same_runs(remote, local)
     assert {packet.kind for packet in sites.requests} == {"handshake", "train"}
-    for folder in ("sites", "local"):
-        record = read_record(tmp_path / folder / "run.json")
-        dictionary = Dictionary.from_file(tmp_path / folder / "dictionary.yaml")
-        assert dictionary.hash in str(record["settings"])
-        assert record["dictionary"] == dictionary.to_plain()
 
 
-class CountedClient(OneClient):
-    """Site's partitioner, which counts its calls."""
+def test_run_json_and_dictionary_yaml_have_the_dictionary_of_the_sites(tmp_path):
+    Hospitals(tmp_path).fit(rounds=1, server_data=server_data())
 
+    record = read_record(tmp_path / "run.json")
+    dictionary = Dictionary.from_file(tmp_path / "dictionary.yaml")
+    assert dictionary.hash in str(record["settings"])
+    assert record["dictionary"] == dictionary.to_plain()
+
+
+class PartitionerThatCountsItsCalls(OneClient):
     num_calls = 0
 
     def partition(self, *arguments):
@@ -110,7 +111,7 @@ class CountedClient(OneClient):
 
 
 def test_data_are_set_up_once_at_each_site(tmp_path):
-    partitioners = [CountedClient() for _ in TABLES]
+    partitioners = [PartitionerThatCountsItsCalls() for _ in TABLES]
     federation = Hospitals(tmp_path, partitioners=partitioners)
     federation.fit(rounds=2, server_data=server_data())
 
@@ -152,49 +153,56 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
 
     assert {packet.kind for packet in federation.requests} == {"handshake"}
     for reply in federation.replies:
-        assert reply.plain == {
-            "sizes": reply.plain["sizes"],
-            "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
-            "dictionary": MERGED.hash,
-            "class_names": None,  # which the dictionary has
-            "message": reply.plain["message"],
-        }
+        assert reply.plain.keys() == {"sizes", "contents", "dictionary", "class_names", "message"}
+        assert reply.plain["dictionary"] == MERGED.hash
+        # The dictionary has the names.
+        assert reply.plain["class_names"] is None
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
     assert directory.dictionary_hash == MERGED.hash
 
 
-def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
-    """By unknown kinds of messages, other ids and functions, and by dictionaries of the server's choice."""
-    plain = MERGED.to_plain()
-    other_dictionary = {**plain, "columns": {"ward": {"categories": ["rare"]}}}
-    attempts = [
-        Packet("summary", {"client": 0}),
-        Packet("handshake", {"client": 1, "dictionary": other_dictionary}),
-        Packet("query", {"client": 0, "function": "flsv.tables.inference:infer", "arguments": {}}),
-    ]
+@pytest.fixture
+def ask_boston(tmp_path):
+    """``ask_boston(kind, **fields)``: what Boston replies to the message of a server that it knows."""
     federation = Hospitals(tmp_path)
     federation.directory()
-    site = federation.transport.sites[ADDRESSES[0]]
-    (usual_reply, *_) = federation.replies
+    boston = federation.transport.sites[ADDRESSES[0]]
     facts = agreement(make_module(), federation.make())
-    settings = {"agreement": facts, "clients": len(NAMES), "message": usual_reply.plain["message"]}
 
-    for attempt in attempts:
-        packet = replace(attempt, plain={**attempt.plain, **settings})
-        reply = site.respond(packet)
-        assert not reply.tensors
-        if (
-            reply.kind == "handshake"
-        ):  # as another client it has the same samples, under another name
-            assert {**reply.plain, "contents": usual_reply.plain["contents"]} == usual_reply.plain
-        else:
-            assert reply.kind not in ("result", "agreed", "tested")
-            assert "ward" not in str(reply.plain)
+    def ask(kind, **fields):
+        plain = {"client": 0, "agreement": facts, "clients": len(NAMES), **fields}
+        return boston.respond(Packet(kind, plain))
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("summary", {}),
+        ("query", {"function": "flsv.tables.inference:infer", "arguments": {}}),
+    ],
+)
+def test_request_for_columns_of_a_table_fails(ask_boston, kind, fields):
+    reply = ask_boston(kind, **fields)
+    assert reply.kind == "failed"
+    assert "ward" not in str(reply.plain)
+
+
+def test_greeting_with_another_id_and_dictionary_has_the_usual_reply(ask_boston):
+    usual_reply = ask_boston("handshake")
+    dictionary = {**MERGED.to_plain(), "columns": {"ward": {"categories": ["rare"]}}}
+
+    reply = ask_boston("handshake", client=1, dictionary=dictionary)
+
+    # The hash of the samples is keyed by the client's id.
+    contents = usual_reply.plain["contents"]
+    assert {**reply.plain, "contents": contents} == usual_reply.plain
+    assert not reply.tensors
 
 
 def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
-    """A dictionary of January, and a table of June."""
     lyon = TABLES["Lyon"].assign(age=TABLES["Lyon"]["age"] * 0.2)
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
     with warns("The tables may contain errors.*0.196 times"):
@@ -203,41 +211,32 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
     assert "0.196" not in str([reply.plain for reply in federation.replies])
 
 
-def lyon_lacks_a_column(lyon):
-    return lyon.drop(columns="age")
-
-
-def lyon_has_a_text_among_numbers(lyon):
-    ages = lyon["age"].astype(str)
-    ages.iloc[3] = "Mrs Smith"
-    return lyon.assign(age=ages)
-
-
-def lyon_has_another_class(lyon):
-    deaths = lyon["died"].astype(object)
-    deaths.iloc[3] = "Mrs Smith"
-    return lyon.assign(died=deaths)
+def test_site_names_a_column_that_it_lacks(tmp_path):
+    lyon = TABLES["Lyon"].drop(columns="age")
+    reason = "its table has no column 'age', which is named in the data dictionary"
+    with refused(f"site 'Lyon' cannot take part: {reason}"):
+        Hospitals(tmp_path, {**TABLES, "Lyon": lyon}).directory()
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("column", "reason"),
     [
-        (lyon_lacks_a_column, r"has no column 'age', which is named in the data dictionary"),
-        (lyon_has_a_text_among_numbers, r"does not fit .* in 'age' \(.*numbers from"),
-        (lyon_has_another_class, r"does not fit .* in 'died' \(one of 2 classes: no, yes\)"),
+        ("age", r"in 'age' \(.*numbers from"),
+        ("died", r"in 'died' \(one of 2 classes: no, yes\)"),
     ],
 )
-def test_site_names_a_column_that_does_not_fit_and_no_value(tmp_path, change, words, caplog):
-    federation = Hospitals(tmp_path, {**TABLES, "Lyon": change(TABLES["Lyon"])})
-    with refused(f"site 'Lyon' cannot take part: its table {words}"):
+def test_site_names_a_column_that_does_not_fit_without_its_value(tmp_path, column, reason, caplog):
+    lyon = TABLES["Lyon"].astype({column: object})
+    lyon.loc[3, column] = "Mrs Smith"
+    federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
+    with refused(f"site 'Lyon' cannot take part: its table does not fit .* {reason}"):
         federation.directory()
 
     assert "Smith" not in str([reply.plain for reply in federation.replies])
-    has_cell = change is not lyon_lacks_a_column
-    assert ("Mrs Smith" in caplog.text) == has_cell
+    assert "Mrs Smith" in caplog.text
 
 
-class Arrays(L.LightningDataModule):
+class DataWithoutATable(L.LightningDataModule):
     def train_dataloader(self):
         samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)
         return torch.utils.data.DataLoader(samples, batch_size=3, shuffle=True)
@@ -255,7 +254,7 @@ class Arrays(L.LightningDataModule):
             lambda: FederatedDataModule(VAL, labels="died", dictionary=DICTIONARY, val=VAL),
             id="no OneClient",
         ),
-        pytest.param(Arrays, id="arrays"),
+        pytest.param(DataWithoutATable, id="no table"),
     ],
 )
 def test_server_without_the_dictionary_of_the_sites_is_refused(tmp_path, make_server_data):
@@ -266,9 +265,10 @@ def test_server_without_the_dictionary_of_the_sites_is_refused(tmp_path, make_se
 
 def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     federation = Hospitals(tmp_path)
-    federation.transport.sites[OSAKA_ADDRESS] = Site(
-        make_module, Arrays, make_shapfed_loop, tmp_path / "arrays"
+    site_without_table = Site(
+        make_module, DataWithoutATable, make_shapfed_loop, tmp_path / "no_table"
     )
+    federation.transport.sites[OSAKA_ADDRESS] = site_without_table
 
     message = f"The data dictionaries differ: Boston, Lyon: {MERGED.hash}; Osaka: none"
     with refused(message):

@@ -73,7 +73,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_deployment(folder, events, *arguments, status_before=""):
-    """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
+    """Run deploy/run.py with another ``flwr``. ``status_before`` is the status of a run 0 that has begun before."""
     app = folder / "app"
     shutil.copytree(TEMPLATE, app)
     flwr = folder / "flwr"
@@ -144,8 +144,7 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
-def test_run_py_says_what_it_waits_for_and_ends_if_the_superlink_starts_no_app(tmp_path):
-    """As when the SuperLink's process flower-superexec has died: the run stays pending, and its log is empty."""
+def test_run_py_ends_if_the_superlink_starts_no_app(tmp_path):
     process = run_deployment(tmp_path, "time.sleep(1000)", status_before="pending")
 
     assert process.returncode == 1
@@ -159,7 +158,7 @@ def test_run_py_says_what_it_waits_for_and_ends_if_the_superlink_starts_no_app(t
 @pytest.mark.parametrize(
     "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
 )
-def test_a_run_that_is_stopped_is_not_started_again(events, tmp_path):
+def test_stopped_run_is_not_started_again(events, tmp_path):
     process = run_deployment(tmp_path, events, status_before="running")
 
     assert process.returncode == 1, process.stderr
@@ -203,13 +202,17 @@ def test_flower_bundle_contains_only_the_app(tmp_path):
 
 def test_supernode_script_refuses_an_unknown_site_name(tmp_path):
     shutil.copytree(DEPLOY, tmp_path / "deploy")
-    done = subprocess.run(
-        ["sh", "deploy/supernode.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    process = subprocess.run(
+        ["sh", "deploy/supernode.sh"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
+        capture_output=True,
+        text=True,
+    )
 
-    assert done.returncode == 1
-    assert done.stderr == "there is no key keys/Bostn: SITE=Bostn must name a site that has one\n"
+    assert process.returncode == 1
+    message = "there is no key keys/Bostn: SITE=Bostn must name a site that has one\n"
+    assert process.stderr == message
 
 
 #: Runs deploy/clock.py beside a SuperLink whose clock differs by the first argument.
@@ -257,7 +260,8 @@ def test_clock_that_flower_refuses_is_named_before_the_supernode_starts(seconds,
 def test_clock_within_what_flower_accepts_is_no_error():
     process = compare_clocks(0.5)
 
-    assert (process.returncode, process.stderr) == (0, "")
+    assert process.returncode == 0
+    assert process.stderr == ""
 
 
 @pytest.mark.flower
@@ -315,6 +319,10 @@ else:
 """
 
 
+#: The number of times that the script submits a job.
+MAX_JOBS = 10
+
+
 @pytest.mark.fast_rows("outcomes1-stopped-1")
 @pytest.mark.parametrize(
     ("outcomes", "status", "expected_code"),
@@ -322,13 +330,12 @@ else:
         (["FINISHED:EXECUTION_EXCEPTION", "FINISHED:COMPLETED"], "running", 0),
         (["FINISHED:ABORTED"], "stopped", 1),
         (["FINISHED:EXECUTION_EXCEPTION"], "failed", 1),
-        (["FINISHED:EXECUTION_EXCEPTION"] * 10, "running", 1),  # ten times at most
+        (["FINISHED:EXECUTION_EXCEPTION"] * MAX_JOBS, "running", 1),
     ],
 )
 def test_job_of_nvflare_is_submitted_again_unless_its_run_has_ended(
     tmp_path, outcomes, status, expected_code
 ):
-    """Whatever else writes into the log of the script stays there."""
     programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
     for name, code in programs.items():
         program = tmp_path / name

@@ -37,7 +37,7 @@ def test_intervals_of_values_without_coalitions_are_students_t():
         assert interval == pytest.approx([low, high])
 
 
-def test_intervals_of_trained_coalitions_are_known_for_clients_with_a_value_in_each_seed():
+def test_intervals_of_coalitions_are_known_for_clients_valued_in_each_seed():
     stderr = [0.01, 0.02, 0.03]
     evidence = [{"stderr": stderr}] * len(VALUES)
 

@@ -1,7 +1,9 @@
 """Values from a run's folder alone, by the query, are those that the metric has shown in the run, digit by digit."""
 
-import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from flsv.functional import few_coalitions
 from flsv.games.members import members_of
 from flsv.games.output_score import OutputScore
 from flsv.metrics import ShadowShapley
-from flsv.sampling import UniformSampler
+from flsv.sampling import ClientSampler, UniformSampler
 from flsv.values.coalition_files import (
     NO_ROUND,
     ScoredModel,
@@ -59,120 +61,134 @@ def negative_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return -torch.stack(losses)
 
 
-#: By name: the metric's options, the loop's, the measure and the measure of outputs, and the largest difference.
+@dataclass
+class GameOfRun:
+    """A game of coalitions, as a run's metric and loop describe it."""
+
+    metric: dict[str, Any]
+    measure: str
+    #: The measure as a function of outputs and labels, if utilities of further coalitions are predicted.
+    score: Callable[[Tensor, Tensor], Tensor] | None
+    sampler: ClientSampler | None = None
+    #: The largest difference from the run's values.
+    tolerance: float = 0.0
+
+
 GAMES = {
-    "each alone": ({"coalitions": "singles"}, {}, "accuracy", accuracy, 0),
-    "all": ({"coalitions": "all"}, {}, "accuracy", accuracy, 0),
-    "by class": (
-        {"coalitions": "singles", "per_class": True},
-        {},
-        "per_class_accuracy",
-        recalls,
-        0,
-    ),
-    "sampler": (
+    "singles": GameOfRun({"coalitions": "singles"}, "accuracy", accuracy),
+    "all": GameOfRun({"coalitions": "all"}, "accuracy", accuracy),
+    "sampler": GameOfRun(
         {"coalitions": "all"},
-        {"sampler": UniformSampler(2)},
         "accuracy",
         accuracy,
-        0,
+        sampler=UniformSampler(2),
     ),
-    "logged": (
+    "logged": GameOfRun(
         {"coalitions": "singles", "performance": "val_loss", "mode": "min"},
-        {},
         "val_loss (min)",
-        None,
-        0,
+        score=None,
     ),
-    "losses": (
+    "losses": GameOfRun(
         {"coalitions": "leave-one-out", "performance": "negative_loss"},
-        {},
         "negative_loss",
-        None,
-        0,
+        score=None,
     ),
     # The run sums losses by batch.
-    "predicted losses": (
+    "predicted losses": GameOfRun(
         {"coalitions": "singles", "performance": "negative_loss"},
-        {},
         "negative_loss",
         negative_loss,
-        2e-7,
+        tolerance=2e-7,
     ),
 }
 
 
-class LogsItsLoss(Plain):
+GAME_BY_CLASS = GameOfRun(
+    {"coalitions": "singles", "per_class": True},
+    "per_class_accuracy",
+    recalls,
+)
+
+
+class ModuleThatLogsItsLoss(Plain):
     def validation_step(self, batch, batch_idx):
         inputs, labels = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(inputs), labels))
+        loss = nn.functional.cross_entropy(self(inputs), labels)
+        self.log("val_loss", loss)
 
 
-def make_game(metric_options, loop_options, measure, score) -> Game:
+def make_output_score(score, data) -> OutputScore:
+    labels = torch.cat([labels for _inputs, labels in data.val_dataloader()])
+    return OutputScore(lambda outputs: score(outputs, labels), logits=True)
+
+
+def make_game(game_of_run) -> Game:
     data = make_three_clients()
     data.setup("fit")
-    output_score = None
-    if score is not None:
-        labels = torch.cat([labels for _inputs, labels in data.val_dataloader()])
-        output_score = OutputScore(lambda outputs: score(outputs, labels), logits=True)
+    score = game_of_run.score
     return Game(
-        few_coalitions(NUM_CLIENTS, metric_options["coalitions"]),
+        few_coalitions(NUM_CLIENTS, game_of_run.metric["coalitions"]),
         range(ROUNDS),
-        measure,
+        game_of_run.measure,
         weights=data.num_samples,
-        score=output_score,
-        averages="sampler" in loop_options,
-        per_class=metric_options.get("per_class", False),
+        score=None if score is None else make_output_score(score, data),
+        averages=game_of_run.sampler is not None,
+        per_class=game_of_run.metric.get("per_class", False),
     )
 
 
-def fit_game(folder, metric_options, loop_options):
-    """Train the federation of a game, and its coalitions."""
-    metric = ShadowShapley(every=1, **metric_options)
-    module = LogsItsLoss(network(batch_norm=False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit(
-            make_shadow_loop(metric, **loop_options),
-            folder,
-            module,
-            data=make_three_clients(),
-            rounds=ROUNDS,
-        )
+def fit_and_read_rows(folder, game_of_run):
+    """Train the federation of a game, and its coalitions. Return the rows of the metric."""
+    metric = ShadowShapley(every=1, **game_of_run.metric)
+    loop = make_shadow_loop(metric, sampler=game_of_run.sampler)
+    module = ModuleThatLogsItsLoss(network(batch_norm=False))
+    fit(loop, folder, module, make_three_clients(), rounds=ROUNDS)
+
+    rows = read_run(folder).query("metric == 'shadow'")
+    return rows.rename(columns={"low_over_seeds": "low", "high_over_seeds": "high"})
 
 
-@pytest.mark.fast_rows("each alone")
-@pytest.mark.parametrize("name", GAMES)
-def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
-    metric_options, loop_options, measure, score, tolerance = GAMES[name]
-    fit_game(tmp_path, metric_options, loop_options)
-    game = make_game(
-        metric_options,
-        loop_options,
-        measure=measure,
-        score=score,
-    )
-
-    table = values(tmp_path, game)
-
-    rows = read_run(tmp_path).query("metric == 'shadow'")
-    rows = rows.rename(columns={"low_over_seeds": "low", "high_over_seeds": "high"})
-    keys = ["round", "client"]
-    columns = ["value", "low", "high"]
-    if game.per_class:
-        table = table.melt(keys, var_name="class")
-        keys.append("class")
-        columns = ["value"]
-    merged_rows = table.merge(
-        rows,
-        on=keys,
-        suffixes=("", "_of_run"),
-    )
+def assert_equal_columns(table, rows, keys, columns, tolerance):
+    """Compare the numbers that both tables have, of all clients at least."""
+    merged_rows = table.merge(rows, on=keys, suffixes=("", "_of_run"))
     for column in columns:
         differences = merged_rows[column] - merged_rows[f"{column}_of_run"]
         known_differences = differences.dropna()
         assert len(known_differences) >= NUM_CLIENTS
         assert known_differences.abs().max() <= tolerance
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.fast_rows("singles")
+@pytest.mark.parametrize("game_of_run", GAMES.values(), ids=GAMES)
+def test_values_of_a_folder_are_those_of_the_run(tmp_path, game_of_run):
+    rows = fit_and_read_rows(tmp_path, game_of_run)
+
+    table = values(tmp_path, make_game(game_of_run))
+
+    assert_equal_columns(
+        table,
+        rows,
+        keys=["round", "client"],
+        columns=["value", "low", "high"],
+        tolerance=game_of_run.tolerance,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_values_of_a_folder_by_class_are_those_of_the_run(tmp_path):
+    rows = fit_and_read_rows(tmp_path, GAME_BY_CLASS)
+
+    table = values(tmp_path, make_game(GAME_BY_CLASS))
+
+    assert_equal_columns(
+        table.melt(["round", "client"], var_name="class"),
+        rows,
+        keys=["round", "client", "class"],
+        columns=["value"],
+        tolerance=0,
+    )
 
 
 def make_scores(utility_by_members, untrained=None) -> SeedScores:
@@ -201,32 +217,35 @@ def test_means_over_seeds_are_those_of_the_seeds_values():
 
     table = values(scores, game)
 
-    assert table["value"].tolist() == pytest.approx([0.2, 0.2, 0.2], rel=1e-14)  # float64
-    seeds = [values_by_round(seed_scores, game)[0] for seed_scores in scores.values()]
-    _mean, low, high = mean_over_seeds(seeds)
+    rounding_of_float64 = 1e-14
+    assert table["value"].tolist() == pytest.approx([0.2] * 3, rel=rounding_of_float64)
+    values_of_seeds = []
+    for seed_scores in scores.values():
+        values_of_seeds.append(values_by_round(seed_scores, game)[0])
+    _mean, low, high = mean_over_seeds(values_of_seeds)
     assert table["low"].tolist() == low.tolist()
     assert table["high"].tolist() == high.tolist()
 
 
 @pytest.mark.parametrize("averages", [False, True])
-def test_rounds_have_the_values_that_they_have_if_all_rounds_are_valued(averages):
+def test_values_of_a_round_do_not_depend_on_which_rounds_are_valued(averages):
     masks = few_coalitions(NUM_CLIENTS, "all")
     generator = make_generator()
     models = {}
     for members in members_of(masks):
-        rounds = range(12) if members else [NO_ROUND]
-        models[members] = {
-            index: ScoredModel({"accuracy": torch.rand(1, generator=generator).tolist()})
-            for index in rounds
-        }
+        models[members] = {}
+        for index in range(12) if members else [NO_ROUND]:
+            accuracy_of_model = torch.rand(1, generator=generator)
+            models[members][index] = ScoredModel({"accuracy": accuracy_of_model.tolist()})
     make_game_of_rounds = partial(Game, masks, measure="accuracy", averages=averages)
+    some_rounds = [0, 4, 9, 10, 11]
 
     all_values = values_by_round(SeedScores(models), make_game_of_rounds(range(12)))
-    some_values = values_by_round(SeedScores(models), make_game_of_rounds([0, 4, 9, 10, 11]))
+    some_values = values_by_round(SeedScores(models), make_game_of_rounds(some_rounds))
 
-    # Means are over the rounds just before that have values, of which round 4 has none.
-    compared_rounds = [0, 11] if averages else [*some_values]
-    for index in compared_rounds:
+    # A mean is over three rounds with values. Before round 4, rounds 2 and 3 have none.
+    compared_rounds = {False: some_rounds, True: [0, 11]}
+    for index in compared_rounds[averages]:
         assert torch.equal(some_values[index].values, all_values[index].values)
     assert torch.equal(some_values[11].stderr, all_values[11].stderr)
     assert torch.equal(some_values[4].values, some_values[4].estimate)

@@ -22,8 +22,10 @@ from helpers import refused
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 
 
-class Grid:
-    """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
+class GridWithSlowMessage:
+    """A Grid of two SuperNodes. The first message to the second one has a reply when the server has looked for it
+    ``patience`` times, or an error.
+    """
 
     def __init__(self, patience, error=None):
         self.sent: list[Message] = []
@@ -51,7 +53,7 @@ class Grid:
         for message_id in message_ids:
             message = self.sent[position_of_message(message_id)]
             if message is self._slow_message():
-                self._patience -= 1  # in looks of the server's
+                self._patience -= 1
                 if self._patience > 0:
                     continue
                 if self._error:
@@ -65,13 +67,11 @@ class Grid:
         return replies
 
     def _slow_message(self):
-        """The earliest message to the second node; the earliest of all, where it has none."""
-
-        def order(message):
-            metadata = message.metadata
-            return metadata.dst_node_id != 2, position_of_message(metadata.message_id)
-
-        return min(self.sent, key=order)
+        """Return the first message to the second node, or else the first one."""
+        for message in self.sent:
+            if message.metadata.dst_node_id == 2:
+                return message
+        return self.sent[0]
 
 
 def position_of_message(message_id):
@@ -83,18 +83,16 @@ def make_training_packets(round_index):
     return {1: packet, 2: packet}
 
 
-def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
-    grid = Grid(patience=float("inf"))
-    transport = GridTransport(grid)
-    # By the names of their registration.
-    assert transport.present() == {
-        1: "Boston",
-        2: "",
-    }
+def test_nodes_are_present_by_the_names_of_their_registration():
+    transport = GridTransport(GridWithSlowMessage(patience=0))
+    assert transport.present() == {1: "Boston", 2: ""}
 
+
+def test_late_node_is_not_waited_for():
+    grid = GridWithSlowMessage(patience=float("inf"))
     seconds = 0.2
-    packets = make_training_packets(0)
-    replies = dict(transport.exchange(packets, seconds))
+
+    replies = dict(GridTransport(grid).exchange(make_training_packets(0), seconds))
 
     assert list(replies) == [1]
     assert replies[1].plain == {"response_to_round": 0}
@@ -103,13 +101,14 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
         assert message.metadata.ttl <= seconds + 0.05
         assert from_record(message.content).plain["seconds"] == seconds
 
-    grid._patience = 5
-    later_packets = make_training_packets(1)
-    first_node, _ = next(transport.exchange(later_packets, 5.0))
+
+def test_replies_come_one_by_one():
+    transport = GridTransport(GridWithSlowMessage(patience=5))
+    first_node, _ = next(transport.exchange(make_training_packets(0), 5.0))
     assert first_node == 1
 
 
-class SlowGrid(Grid):
+class GridThatSendsLate(GridWithSlowMessage):
     """Sends messages only after their time."""
 
     def push_messages(self, messages):
@@ -118,7 +117,7 @@ class SlowGrid(Grid):
 
 
 def test_reply_in_time_is_read_although_the_server_itself_is_late():
-    grid = SlowGrid(patience=float("inf"))
+    grid = GridThatSendsLate(patience=float("inf"))
     transport = GridTransport(grid)
 
     packets = make_training_packets(0)
@@ -128,32 +127,30 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late():
 
 
 @pytest.mark.parametrize(
-    ("make_grid", "responded"),
-    [(SlowGrid, [1]), (Grid, [1, 2])],
+    ("make_grid", "nodes_with_reply"),
+    [(GridThatSendsLate, [1]), (GridWithSlowMessage, [1, 2])],
 )
-def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, responded):
+def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, nodes_with_reply):
     grid = make_grid(patience=1, error=ErrorCode.MESSAGE_UNAVAILABLE)
     transport = GridTransport(grid)
 
     replies = dict(transport.exchange(make_training_packets(0), 0.2))
 
-    assert sorted(replies) == responded
+    assert sorted(replies) == nodes_with_reply
 
 
-@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
-def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
-    grid = Grid(patience=1, error=code)
-    transport = GridTransport(grid)
+@pytest.mark.parametrize(
+    ("code", "is_permanent"),
+    [(ErrorCode.NODE_UNAVAILABLE, False), (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, True)],
+)
+def test_error_message_of_flower_is_reported_as_the_sites_fault(code, is_permanent):
+    transport = GridTransport(GridWithSlowMessage(patience=1, error=code))
 
-    packets = make_training_packets(0)
-    replies = dict(transport.exchange(packets, 5.0))
+    replies = dict(transport.exchange(make_training_packets(0), 5.0))
 
-    # An app that cannot be loaded is not waited for.
     with pytest.raises(BadReply, match=rf"gone \(code {code}\)") as error:
         check_done(replies[2])
-    assert isinstance(error.value, PermanentFailure) is (
-        code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION
-    )
+    assert isinstance(error.value, PermanentFailure) is is_permanent
     assert replies[1].plain == {"response_to_round": 0}
 
 
@@ -171,7 +168,7 @@ def greet(app, **node_config):
     """Return what a site says when it is greeted."""
     packet = Packet("handshake", {"client": 1, "clients": 3})
     greeting = Message(to_record(packet), 1, "query")
-    grid = Grid(patience=0)
+    grid = GridWithSlowMessage(patience=0)
     (message,) = grid.address_messages([greeting])
     context = make_context(run_id=1, **node_config)
     reply = app(message, context)

@@ -91,8 +91,8 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
             "folder": str(folder / name),
             "policy": str(policy),
         }
-        client = replace(project["client"])  # one of its own
-        respond = partial(client.respond, node=node, sender="server")
+        client_of_site = replace(project["client"])
+        respond = partial(client_of_site.respond, node=node, sender="server")
         sites[address] = SimpleNamespace(respond=respond)
 
     project["server"].serve(SiteTransport(sites, HOSPITALS), "run")

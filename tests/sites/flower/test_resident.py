@@ -128,37 +128,49 @@ def wait_until_gone(pid, seconds=120):
     return False
 
 
-def test_one_process_answers_all_messages_of_a_run_whatever_is_sent_to_it(site):
+def send_bytes(socket_path, content):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(socket_path)
+        link.sendall(content)
+
+
+def test_one_process_answers_all_messages_of_a_run(site):
     first_reply = site.send("a")
-    process = first_reply["process"]
-    assert process != first_reply["own"]
+    reply_in_another_run = site.send("b", run=2)
+    last_reply = site.send("c")
+
+    assert first_reply["process"] != first_reply["own"]
+    assert last_reply["process"] == first_reply["process"]
+    assert last_reply["seen"] == ["a", "c"]
+    assert last_reply["count"] == 2
+    assert reply_in_another_run["seen"] == ["b"]
+    processes = {first_reply["process"], reply_in_another_run["process"]}
+    assert processes_of_sites(site.folder) == processes
+
+
+def test_process_survives_an_error_and_what_is_no_message(site):
+    process = site.send("a")["process"]
+    error = site.send("raise")["error"]
+    for content in (b"", b"\x80\x04\x95", b"no pickle"):
+        send_bytes(site.socket_of(process), content)
+
+    # Flower sends the server the last line alone.
+    *_, last_line = error.splitlines()
+    failure = "it failed with an error; the site's own log has the details"
+    assert last_line == f"RuntimeError: {failure}"
+    assert "the disk is gone" in error
+    last_reply = site.send("b")
+    assert last_reply["process"] == process
+    assert last_reply["seen"] == ["a", "raise", "b"]
+
+
+def test_process_answers_only_who_has_the_key_of_its_socket(site):
+    process = site.send("a")["process"]
     key_file = site.folder / "site" / "socket.key"
     assert key_file.stat().st_mode & 0o777 == 0o600
 
-    error = site.send("raise")["error"]
-    # Flower tells the server the last line; the site's log has the text.
-    assert (
-        error.splitlines()[-1]
-        == "RuntimeError: it failed with an error; the site's own log has the details"
-    )
-    assert "the disk is gone" in error
-
-    for half in (b"", b"\x80\x04\x95", b"no pickle"):
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(site.socket_of(process))
-            link.sendall(half)
-
-    of_another_run = site.send("b", run=2)
-    assert of_another_run["seen"] == ["b"]
-
-    last_reply = site.send("c")
-    assert last_reply["process"] == process
-    assert last_reply["seen"] == ["a", "raise", "c"]
-    assert last_reply["count"] == 3
-    assert processes_of_sites(site.folder) == {process, of_another_run["process"]}
-
     key_file.write_bytes(b"another")
-    assert site.send("d")["process"] != process
+    assert site.send("b")["process"] != process
 
 
 def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(site, monkeypatch):
@@ -176,18 +188,20 @@ def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
     assert not processes_of_sites(site.folder)
 
 
-def test_a_killed_process_is_replaced(site):
-    first_reply = site.send("a")
-    os.kill(first_reply["process"], signal.SIGKILL)
+def test_killed_process_is_replaced(site):
+    process = site.send("a")["process"]
+    os.kill(process, signal.SIGKILL)
+    assert wait_until_gone(process)
 
-    assert wait_until_gone(first_reply["process"])
+    reply = site.send("b")
+    assert reply["seen"] == ["b"]
+    assert reply["process"] != process
 
-    second = site.send("b")
-    assert second["seen"] == ["b"]
-    assert second["process"] != first_reply["process"]
+
+def test_message_at_which_a_process_dies_is_processed_twice_at_most(site):
     assert site.send("die once")["seen"] == ["die once"]
     assert "has died twice while it processed this message" in site.send("die")["error"]
-    assert site.send("c")["seen"] == ["c"]
+    assert site.send("a")["seen"] == ["a"]
 
 
 #: What stands between a SuperNode and its messages: the process that it starts.

@@ -62,18 +62,14 @@ def server_of(
     )
 
 
-class AbortAfter(L.Callback):
-    """Somebody who aborts the job after a round."""
+class CallbackThatAbortsTheJob(L.Callback):
+    """Aborts the job after a round."""
 
     def __init__(self, round_index, abort_signal):
         self._round_index = round_index
         self._abort_signal = abort_signal
 
-    def on_train_epoch_end(
-        self,
-        trainer,
-        pl_module,
-    ):
+    def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == self._round_index:
             self._abort_signal.trigger(True)
 
@@ -83,25 +79,25 @@ def status_of(run_folder):
     return str(json.loads(text)["status"])
 
 
-def trainings(job):
-    """The rounds of all messages that request training."""
+def requested_rounds(job):
+    """Return the rounds of all messages that request training."""
     packets = [from_shareable(task.data) for task in job.tasks]
     return [packet.plain["round"] for packet in packets if packet.kind == "train"]
 
 
 def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(job, tmp_path):
     run_folder = tmp_path / "server" / "flsv-runs"
-    job.run(server_of(3, AbortAfter(1, job.abort_signal)))
+    job.run(server_of(3, CallbackThatAbortsTheJob(1, job.abort_signal)))
 
     assert status_of(run_folder) == "stopped"
-    assert trainings(job) == [0, 0, 0, 1, 1, 1]
+    assert requested_rounds(job) == [0, 0, 0, 1, 1, 1]
 
     job.tasks.clear()
     job.abort_signal = Signal()
     job.run(server_of(3))
 
     assert status_of(run_folder) == "finished"
-    assert trainings(job) == [2, 2, 2]
+    assert requested_rounds(job) == [2, 2, 2]
 
     checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
     loop = fit_in_one_process(tmp_path / "one_process", make_shapfed_loop)
@@ -188,19 +184,20 @@ def test_owners_policy_and_node_file_are_read_at_every_message(job, tmp_path):
     assert "/nowhere.toml cannot be read" in greet_lyon(job)["error"]
 
 
-def test_misspelt_policy_file_is_refused(job):
-    local = job.folder_of("Lyon") / "local"
-    for name in ["flsv_site.toml", "fslv-site.tml", "policy.toml"]:
-        misspelt_file = local / name
-        misspelt_file.write_text("max_epsilon = 3\n")
-        reply = greet_lyon(job)
-        assert f"flsv does not read the file {name} in the site's folder local" in reply["error"]
-        assert reply["permanent"] is True
-        misspelt_file.unlink()
+@pytest.mark.parametrize("name", ["flsv_site.toml", "fslv-site.tml", "policy.toml"])
+def test_misspelt_policy_file_is_refused(job, name):
+    policy_file = job.folder_of("Lyon") / "local" / name
+    policy_file.write_text("max_epsilon = 3\n")
 
-    # NVFlare's own files, and what an editor has open.
+    reply = greet_lyon(job)
+
+    assert f"flsv does not read the file {name} in the site's folder local" in reply["error"]
+    assert reply["permanent"] is True
+
+
+def test_files_of_nvflare_and_of_an_editor_beside_the_policy_are_accepted(job):
     for name in ["resources.json", "privacy.json.sample", ".flsv-site.toml.swp"]:
-        (local / name).touch()
+        (job.folder_of("Lyon") / "local" / name).touch()
     assert "sizes" in greet_lyon(job)
 
 
@@ -214,9 +211,12 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
     assert "filters ['PercentilePrivacy'] would not change flsv's messages" in reply["error"]
 
 
-def test_name_of_something_else_in_a_job_is_refused(job):
+def test_job_whose_server_is_no_remote_server_is_refused(job):
     with refused("is a str, expected a flsv.sites.RemoteServer"):
         job.run("a server")
+
+
+def test_executor_whose_client_is_no_site_client_fails(job):
     job.executors["Lyon"] = FlsvExecutor("os:path")
 
     reply = greet_lyon(job)
@@ -262,5 +262,7 @@ def test_packet_converted_to_a_shareable_and_back_is_equal():
         assert packet_read.tensors[name].dtype == tensor.dtype
         assert torch.equal(packet_read.tensors[name], tensor)
 
+
+def test_shareable_of_something_else_is_no_packet():
     with pytest.raises(ValueError, match="not a packet of flsv"):
         from_shareable(Shareable())
