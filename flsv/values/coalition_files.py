@@ -240,6 +240,7 @@ def measure_name(measure: PerformanceMeasure) -> str:
     """Return a performance measure's name in the files of coalitions.
 
     Example:
+        >>> from flsv.scores.performance import ModelScore
         >>> measure_name("accuracy"), measure_name(ModelScore("val_loss", "min"))
         ('accuracy', 'val_loss (min)')
     """

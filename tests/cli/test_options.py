@@ -36,7 +36,7 @@ WRONG_COMMANDS = [
     # The parser would read a text file for the option's value, which here is a data set's name.
     (f"{FIT} --data.source notes.txt", "notes.txt' was found"),
     ("fit --data.source lacks.Data", "lacks cannot be imported"),
-    ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
+    ("fit --model zoo.configured.OfOtherPackage", "write `import lightning.pytorch as pl`"),
     (f"{FIT} --model.netwrk mlp", "Did you mean --model.network or"),
     (f"{FIT} --model.network mpl", "Unknown network 'mpl'. Did you mean mlp?"),
     (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),

@@ -26,6 +26,7 @@ from helpers import refused, warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network
+from zoo.configured import OfOtherPackage
 
 
 class FailsIfTrained(Plain):
@@ -62,10 +63,6 @@ def test_trainer_of_two_processes_without_the_strategy_is_refused(tmp_path, monk
 
     with refused("one process.*trainer has 2"):
         fit(FederatedLoop(), tmp_path, FailsIfTrained())
-
-
-class OfOtherPackage(nn.Linear):
-    __module__ = "pytorch_lightning.core.module"
 
 
 class CallbackOfOtherPackage(L.Callback):

@@ -1,4 +1,4 @@
-"""Classifiers of digits that a configuration file names, as ``zoo.configured.DigitsPlateau``."""
+"""Modules that a configuration file names, as ``zoo.configured.DigitsPlateau``."""
 
 import os
 import time
@@ -8,6 +8,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from zoo.optimizers import LowersRateOnPlateau
 from zoo.program import RATE, Base
+
+
+class OfOtherPackage(nn.Linear):
+    """A module of the package pytorch_lightning, whose classes are not those of lightning.pytorch."""
+
+    __module__ = "pytorch_lightning.core.module"
 
 
 class DigitsPlateau(LowersRateOnPlateau):
