@@ -36,11 +36,11 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: What stands, and the aim. A commit that raises a number by more than the margin of ``house.yaml`` says why.
 BUDGETS = {
-    "tokens of flsv": (379_178, 290_000),
-    "tokens of the core": (256_017, 235_000),
-    "words of all pages": (30_696, 30_000),
-    "words of guides": (13_319, 12_000),
-    "words of docstrings": (98_534, 90_000),
+    "tokens of flsv": (386_586, 290_000),
+    "tokens of the core": (260_196, 235_000),
+    "words of all pages": (31_121, 30_000),
+    "words of guides": (13_492, 12_000),
+    "words of docstrings": (101_326, 90_000),
 }
 LINES_OF_A_FILE = 600
 #: The folder of the package and of the tests whose files are other people's.

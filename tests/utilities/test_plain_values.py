@@ -89,6 +89,6 @@ def test_sparse_tensors_are_equal_by_their_entries(make_sparse):
     sparse = make_sparse(ring)
 
     assert are_equal(sparse, make_sparse(ring.clone()))
-    for other in (2 * ring, ring.T, ring.double(), torch.eye(5)):
-        assert not are_equal(sparse, make_sparse(other))
+    for unequal_matrix in (2 * ring, ring.T, ring.double(), torch.eye(5)):
+        assert not are_equal(sparse, make_sparse(unequal_matrix))
     assert not are_equal(sparse, ring)
