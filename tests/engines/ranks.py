@@ -344,8 +344,8 @@ class Group:
         for rank in range(size):
             on_one_host = {"NODES": "1", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
             on_its_own = {"NODES": str(size), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-            place = on_its_own if nodes else on_one_host
-            process = Forked(folder / f"rank{rank}", run, *arguments, **common, **place)
+            host_variables = on_its_own if nodes else on_one_host
+            process = Forked(folder / f"rank{rank}", run, *arguments, **common, **host_variables)
             self.processes.append(process)
 
     def wait(self, seconds=900.0):

@@ -40,7 +40,13 @@ class GraphModule(L.LightningDataModule):
 
 def make_texts(**options):
     tokens = torch.randint(7, (N, 6), generator=make_generator())
-    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **options)
+    samples = TensorDataset(tokens)
+    return FederatedDataModule(
+        samples,
+        IIDPartitioner(3),
+        batch_size=8,
+        **options,
+    )
 
 
 def make_numbers():
@@ -67,7 +73,11 @@ def test_task_without_classes_is_trained_and_measured(module, data, tmp_path, ca
     client_data = data()
     initial_vector = state_vector(client_module)
     metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=0,
+        reporting=Reporting(figures=1),
+    )
     logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
 
     trainer = trainer_for(loop, tmp_path, rounds=2, logger=logger)

@@ -31,8 +31,8 @@ class FailsInOneHook(Plain):
 
     def fail_in(self, hook, batch_idx):
         loop = loop_of(self)
-        place = (hook, loop.round_index, loop.current_client, batch_idx)
-        if place == (self.failing_hook, ROUND_INDEX, CLIENT, BATCH_INDEX):
+        present_position = (hook, loop.round_index, loop.current_client, batch_idx)
+        if present_position == (self.failing_hook, ROUND_INDEX, CLIENT, BATCH_INDEX):
             raise self.failure
 
     def training_step(self, batch, batch_idx):

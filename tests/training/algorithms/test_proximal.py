@@ -61,7 +61,13 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset
         assert distance_to_anchor < 1  # two starts are 3 apart
 
 
-moreau_sgd = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
+moreau_sgd = partial(
+    MoreauSGD,
+    lr=0.08,
+    outer_lr=0.1,
+    lamda=4.0,
+    inner_steps=3,
+)
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
@@ -80,7 +86,9 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
         w = last_round.client_vectors[client]
         initial_w = last_round.global_vector
         assert not torch.allclose(theta, w)
-        assert torch.dot(theta - initial_w, w - initial_w) > 0
+        move_to_theta = theta - initial_w
+        move = w - initial_w
+        assert torch.dot(move_to_theta, move) > 0
     assert loop.client_scores["accuracy"].mean() > 0.4
 
 
