@@ -81,18 +81,19 @@ class ModuleCopies:
     ) -> None:
         self._module = module
         self._trainer = trainer_of(module)
+        # What stands in a copy in place of a part that cannot be pickled, {id of the part: its stand-in}.
+        self._stand_ins: dict[int, StandIn] = {}
+        # References to these parts, so that no other object gets the id of one of them.
+        self._refused_parts: list[Any] = []
+        # The callbacks that the module has configured. The values that they log count as the module's.
+        self._callbacks: list[L.Callback] = []
+
         shared_objects = _factories(module)
         blank_storages: set[int] = set()
         if space is not None:
             shared_objects += space.constants(module).values()
             if are_blank:
                 blank_storages = _storages_of_vectors(module, space)
-
-        self._stand_ins: dict[int, StandIn] = {}
-        # References to the parts, so that no other object gets the id of one of them.
-        self._refused_parts: list[Any] = []
-        # The callbacks that the module has configured. The values that they log count as the module's.
-        self._callbacks: list[L.Callback] = []
         self._dump = partial(
             pickled,
             shared_ids=frozenset(map(id, shared_objects)),
@@ -101,7 +102,7 @@ class ModuleCopies:
             stand_ins=self._stand_ins,
             program=present_state(),
         )
-        self._dump_parts()
+        self._take_snapshot()
         if self._trainer is not None and _configures_callbacks(module):
             self._copy_callbacks(self._trainer)
 
@@ -123,8 +124,7 @@ class ModuleCopies:
             copied_ids=frozenset(map(id, self._callbacks)),
             shared_ids=frozenset([*self._dump.keywords["shared_ids"], *map(id, log_methods)]),
         )
-        self._pickled = None
-        self._dump_parts()
+        self._take_snapshot()
 
     def _types_of_configured_callbacks(self) -> set[type]:
         module_copy = self.load()
@@ -177,7 +177,12 @@ class ModuleCopies:
         optimizers = self._trainer.optimizers
         return self._module, optimizers, self._trainer.lr_scheduler_configs, self._callbacks
 
-    def _dump_parts(self) -> Pickled:
+    def _take_snapshot(self) -> None:
+        self._pickled = None
+        self._snapshot()
+
+    def _snapshot(self) -> Pickled:
+        """Return the snapshot, which is taken again if a stand-in was added after it."""
         if self._pickled is None:
             self._pickled = self._call_with_stand_ins(lambda: self._dump(self._parts()))
         return self._pickled
@@ -188,7 +193,7 @@ class ModuleCopies:
         redirected: list[Redirection] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
         module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
-            lambda: self._dump_parts().load(
+            lambda: self._snapshot().load(
                 copies_memory=not is_last,
                 redirected=redirected,
             )
