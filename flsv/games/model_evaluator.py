@@ -305,11 +305,14 @@ class ModelEvaluator(CopyEvaluator):
             sdpa_kernel(SDPBackend.MATH),  # other kernels of attention sum in another order
         ):
             module = self.copies.take().load_to_score()
-            model = vector.detach().clone()
-            parameters = model[:num_parameters].requires_grad_()
-            buffers = model[num_parameters:]
+            vector = (
+                vector.detach().clone()
+            )  # a normal tensor, also if the argument is an inference tensor
+            parameters = vector[:num_parameters].requires_grad_()
+            buffers = vector[num_parameters:]
             for x, y in self._batches:
-                state = self._differentiable_state(module, torch.cat([parameters, buffers]))
+                differentiable_vector = torch.cat([parameters, buffers])
+                state = self._differentiable_state(module, differentiable_vector)
                 logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
                 loss_part = F.cross_entropy(logits, y, reduction="sum") / int(self.support.sum())
@@ -317,12 +320,12 @@ class ModelEvaluator(CopyEvaluator):
                 gradient += gradient_part.detach()
         return gradient
 
-    def _differentiable_state(self, module: nn.Module, model: Tensor) -> dict[str, Tensor]:
-        """Return a module's state from the vector ``model [P]``. Its parameters depend on the vector by autograd."""
+    def _differentiable_state(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+        """Return a module's state from ``vector [P]``. Its parameters depend on the vector by autograd."""
         dtypes = named_dtypes(module)
         parameter_names = {name for name, _ in module.named_parameters()}
         state = {}
-        for name, tensor in self.space.unflatten(model).items():
+        for name, tensor in self.space.unflatten(vector).items():
             # Buffers are detached, because batch_norm refuses statistics that require gradients.
             if name not in parameter_names:
                 tensor = tensor.detach()
