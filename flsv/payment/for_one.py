@@ -171,14 +171,17 @@ def _values_for_one(
     shares: Shares | None,
 ) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    (value_text,) = with_intervals(basis.estimates.loc[[client]], between=" to ")
+    estimate = basis.estimates.loc[[client]]  # a table of one row
+    value_texts = with_intervals(estimate, between=" to ")
     text_of_head = {
         "": basis.title,
-        "your value": value_text,
+        "your value": value_texts[0],
         "mean of all": _mean(run, basis.values),
     }
     if shares is not None:
-        text_of_head["share"], text_of_head["amount"] = shares.cells(client)
+        share_text, amount_text = shares.cells(client)
+        text_of_head["share"] = share_text
+        text_of_head["amount"] = amount_text
     row = list(text_of_head.values())
     return Table(list(text_of_head), [row])
 
