@@ -284,7 +284,10 @@ class ProgramFolder:
             self._make_original(path, kind, source)
 
     def _make_original(self, path: str, kind: str, source: str) -> None:
-        self._make_own(path, "content" if kind == "folder" else "entry")
+        access = (
+            "content" if kind == "folder" else "entry"
+        )  # a folder's own links are replaced, too
+        self._make_own(path, access)
         entry = os.path.join(self._own_folder, path)
         is_there = os.path.lexists(entry)
         if kind == "folder" and os.path.isdir(entry):
