@@ -408,7 +408,9 @@ class ModelEvaluator(CopyEvaluator):
                 measure.update(outputs, y)
             if kept_outputs is not None:
                 kept_outputs.update(outputs, y)
-        return self._scores_of(measures, None if kept_outputs is None else kept_outputs.compute())
+        if kept_outputs is None:
+            return self._scores_of(measures)
+        return self._scores_of(measures, kept_outputs.compute())
 
     def _check_forward(self, knows_effects: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
@@ -509,13 +511,14 @@ class ModelEvaluator(CopyEvaluator):
         def outputs_with_recorded_shape(x: Any) -> Any:
             outputs = outputs_of(module, x)
             is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
-            batch_shapes.append(outputs.shape[1:] if is_number else None)
+            shape_of_model = outputs.shape[1:] if is_number else None
+            batch_shapes.append(shape_of_model)
             return outputs
 
         # The scores are not used. The pass records the shapes, and finds errors of the metric on all batches.
-        self._score(1, outputs_with_recorded_shape)
+        self._score(num_models=1, compute_outputs=outputs_with_recorded_shape)
 
-        first_shape = batch_shapes[0]
+        first_shape = batch_shapes[0]  # [B, ...]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return
