@@ -305,11 +305,10 @@ class ModelEvaluator(CopyEvaluator):
             sdpa_kernel(SDPBackend.MATH),  # other kernels of attention sum in another order
         ):
             module = self.copies.take().load_to_score()
-            vector = (
-                vector.detach().clone()
-            )  # a normal tensor, also if the argument is an inference tensor
-            parameters = vector[:num_parameters].requires_grad_()
-            buffers = vector[num_parameters:]
+            # A normal tensor, also if the argument is an inference tensor.
+            own_vector = vector.detach().clone()
+            parameters = own_vector[:num_parameters].requires_grad_()
+            buffers = own_vector[num_parameters:]
             for x, y in self._batches:
                 differentiable_vector = torch.cat([parameters, buffers])
                 state = self._differentiable_state(module, differentiable_vector)
