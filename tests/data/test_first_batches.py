@@ -61,11 +61,7 @@ class DataModuleWithCollateFunction(L.LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(
-            self.dataset,
-            batch_size=5,
-            shuffle=True,
-            collate_fn=self.collate_fn,
-            **self.options,
+            self.dataset, batch_size=5, shuffle=True, collate_fn=self.collate_fn, **self.options
         )
 
 
@@ -195,13 +191,7 @@ RANDOM_SOURCES = {
 
 
 @pytest.mark.parametrize("kind", RANDOM_SOURCES)
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"server_val": 0.2},
-        {"server_val": 0.0, "client_test": 0.2},
-    ],
-)
+@pytest.mark.parametrize("part", [{"server_val": 0.2}, {"server_val": 0.0, "client_test": 0.2}])
 def test_random_changes_of_held_out_samples_have_a_warning(kind, part):
     with warns("change at random"):
         set_up_data(RANDOM_SOURCES[kind](), IIDPartitioner(2), **part)
@@ -249,11 +239,7 @@ def make_data_by_client(dataset):
 
 
 @pytest.mark.parametrize(
-    ("make_data", "initial_length"),
-    [
-        (make_partitioned_data, 80),
-        (make_data_by_client, 80 + 80),
-    ],
+    ("make_data", "initial_length"), [(make_partitioned_data, 80), (make_data_by_client, 80 + 80)]
 )
 def test_data_that_grow_during_a_run_have_one_warning(make_data, initial_length, tmp_path):
     dataset = GrowsWhenReadInTraining()
