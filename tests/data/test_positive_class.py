@@ -49,19 +49,12 @@ def make_data(sets, **options):
 
 def fit_with_values(folder, data):
     torch.manual_seed(0)
-    module = ClassifierClient(
-        "softmax",
-        optimizer=partial(torch.optim.SGD, lr=0.5),
-    )
+    module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
     metrics = {
         "loo": LeaveOneOut(performance="average_precision"),
         "f1": LeaveOneOut(performance="f1"),
     }
-    loop = FederatedLoop(
-        metrics=metrics,
-        seed=0,
-        reporting=Reporting(table=False),
-    )
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
     fit(loop, folder, module, data, rounds=2)
 
     return loop
@@ -120,18 +113,8 @@ class PositiveClassCase:
 
 
 CASES = [
-    PositiveClassCase(
-        {"a": 12, "b": 28},
-        "a b",
-        positive_class="b",
-        needs_pos_label=True,
-    ),
-    PositiveClassCase(
-        {"a": 28, "b": 12},
-        "b a",
-        positive_class="a",
-        pos_label="a",
-    ),
+    PositiveClassCase({"a": 12, "b": 28}, "a b", positive_class="b", needs_pos_label=True),
+    PositiveClassCase({"a": 28, "b": 12}, "b a", positive_class="a", pos_label="a"),
     PositiveClassCase({"9": 12, "10": 28}, "9 10", positive_class="10"),
     PositiveClassCase({"false": 12, "TRUE": 28}, "false TRUE", positive_class="TRUE"),
     PositiveClassCase(
@@ -154,12 +137,7 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
     words = list(Counter(case.rows).elements())
     x = np.arange(len(words), dtype=float)
 
-    data = make(
-        x,
-        words,
-        partitioner=IIDPartitioner(2),
-        pos_label=case.pos_label,
-    )
+    data = make(x, words, partitioner=IIDPartitioner(2), pos_label=case.pos_label)
     data.setup("fit")
 
     names = tuple(case.names.split())
@@ -174,19 +152,12 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
 
 def test_pos_label_of_image_folders_is_positive(tmp_path):
     brightness = {"ill": 200, "well": 0}
-    counts = {
-        "train": {"ill": 2, "well": 6},
-        "test": {"ill": 1, "well": 1},
-    }
+    counts = {"train": {"ill": 2, "well": 6}, "test": {"ill": 1, "well": 1}}
     for split, counts_of_split in counts.items():
         for name, count in counts_of_split.items():
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
-            image = Image.new(
-                "RGB",
-                (8, 8),
-                (brightness[name],) * 3,
-            )
+            image = Image.new("RGB", (8, 8), (brightness[name],) * 3)
             for i in range(count):
                 image.save(folder / f"{i}.png")
 
@@ -211,10 +182,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
 
 def make_ill_and_well():
     """The labels are numbers, and beside them are the classes' names."""
-    dataset = TensorDataset(
-        torch.rand(20, 2),
-        torch.tensor([0, 1, 1, 1] * 5),
-    )
+    dataset = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
     dataset.classes = ("ill", "well")
     return dataset
 
@@ -224,14 +192,7 @@ def make_ill_and_well():
     [
         (make_ill_and_well(), "ill", "'ill' is class 0"),
         (make_ill_and_well(), "sick", "pos_label='sick': expected 'ill' or 'well'"),
-        (
-            TensorDataset(
-                torch.rand(20, 2),
-                torch.rand(20),
-            ),
-            1,
-            "only data of two classes",
-        ),
+        (TensorDataset(torch.rand(20, 2), torch.rand(20)), 1, "only data of two classes"),
     ],
 )
 def test_pos_label_that_is_not_class_1_of_two_classes_is_refused(source, pos_label, message):
