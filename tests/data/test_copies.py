@@ -224,8 +224,8 @@ def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
 
     expected = {}
     for client, num_twice in enumerate(nums_twice):
-        others = np.delete(nums_twice, client)
-        excess = num_twice / SAMPLES_OF_CLIENT - usual_share_twice(others)
+        nums_of_others = np.delete(nums_twice, client)
+        excess = num_twice / SAMPLES_OF_CLIENT - usual_share_twice(nums_of_others)
         if excess > 0.05:  # less is not reported
             expected[client] = pytest.approx(excess)
     assert excess_by_client == expected
