@@ -242,27 +242,37 @@ def as_samples(*parts):
     return Items(zip(*parts))
 
 
-#: Parts of samples, those that may be labels, and the label.
+NUMBERS_OF_SAMPLES = torch.arange(NUM_SAMPLES)
+#: Parts of samples, and the positions of those that may be labels. The labels are LABELS.
 UNCLEAR_PARTS = {
-    "late": ((X, MASKS, LABELS), "2", 2),
-    "a number of the sample": ((X, LABELS, torch.arange(NUM_SAMPLES)), "1, 2", 1),
-    "a second input": ((X, torch.arange(NUM_SAMPLES)[:, None], LABELS), "1, 2", 2),
+    "late": ((X, MASKS, LABELS), "2"),
+    "a number of the sample": ((X, LABELS, NUMBERS_OF_SAMPLES), "1, 2"),
+    "a second input": ((X, NUMBERS_OF_SAMPLES[:, None], LABELS), "1, 2"),
 }
+LABELS_NEEDED = DirichletPartitioner(2, alpha=1.0)
 
 
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
 @pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_label_among_several_parts_of_a_sample_has_to_be_named(kind, as_dataset):
-    parts, candidates, position = UNCLEAR_PARTS[kind]
+def test_label_that_is_not_named_among_several_parts_of_a_sample_is_not_used(kind, as_dataset):
+    parts, candidates = UNCLEAR_PARTS[kind]
     dataset = as_dataset(*parts)
-    partitioner = DirichletPartitioner(2, alpha=1.0)
 
     with refused(f"parts {candidates} of a sample are .* labels=2"):
-        set_up_data(dataset, partitioner)
+        set_up_data(dataset, LABELS_NEEDED)
+
     without_labels = set_up_data(dataset, IIDPartitioner(2))
     assert f"the parts {candidates}" in without_labels.no_classes
 
-    data = set_up_data(dataset, partitioner, labels=position)
+
+@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
+@pytest.mark.parametrize("kind", UNCLEAR_PARTS)
+def test_label_whose_position_among_parts_of_a_sample_is_named_is_used(kind, as_dataset):
+    parts, _ = UNCLEAR_PARTS[kind]
+    position = next(index for index, part in enumerate(parts) if part is LABELS)
+
+    data = set_up_data(as_dataset(*parts), LABELS_NEEDED, labels=position)
+
     for client in range(2):
         samples = data.client_indices(client)
         assert data.client_labels(client).equal(LABELS[samples])
