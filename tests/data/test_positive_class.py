@@ -150,16 +150,22 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
         assert words_of_client == names_of_client
 
 
+BRIGHT = 200
+DARK = 0
+
+
+def write_images(folder, number, gray):
+    folder.mkdir(parents=True)
+    image = Image.new("RGB", (8, 8), (gray, gray, gray))
+    for index in range(number):
+        image.save(folder / f"{index}.png")
+
+
 def test_pos_label_of_image_folders_is_positive(tmp_path):
-    brightness = {"ill": 200, "well": 0}
-    counts = {"train": {"ill": 2, "well": 6}, "test": {"ill": 1, "well": 1}}
-    for split, counts_of_split in counts.items():
-        for name, count in counts_of_split.items():
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            image = Image.new("RGB", (8, 8), (brightness[name],) * 3)
-            for i in range(count):
-                image.save(folder / f"{i}.png")
+    write_images(tmp_path / "train" / "ill", number=2, gray=BRIGHT)
+    write_images(tmp_path / "train" / "well", number=6, gray=DARK)
+    write_images(tmp_path / "test" / "ill", number=1, gray=BRIGHT)
+    write_images(tmp_path / "test" / "well", number=1, gray=DARK)
 
     data = FederatedDataModule(str(tmp_path), IIDPartitioner(2), pos_label="ill")
     data.setup("fit")
@@ -170,21 +176,19 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
         assert torch.equal(is_bright, labels == 1)
 
 
-def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
-    data = set_up_data(make_ill_and_well(), IIDPartitioner(2), pos_label="well")
-
-    assert data.class_names == ("ill", "well")
-    assert (
-        describe_positive_class(data)
-        == "Positive class: well, class 1. Average precision and F1 are scores of this class."
-    )
-
-
 def make_ill_and_well():
     """The labels are numbers, and beside them are the classes' names."""
     dataset = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
     dataset.classes = ("ill", "well")
     return dataset
+
+
+def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
+    data = set_up_data(make_ill_and_well(), IIDPartitioner(2), pos_label="well")
+
+    assert data.class_names == ("ill", "well")
+    sentences = "Positive class: well, class 1. Average precision and F1 are scores of this class."
+    assert describe_positive_class(data) == sentences
 
 
 @pytest.mark.parametrize(
