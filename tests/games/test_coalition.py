@@ -297,7 +297,8 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     space = ParameterSpace(net)
     vectors = space.read(net).repeat(3, 1)
     vectors[1] = torch.nan
-    vectors[2, space.head.weight] = torch.inf
+    positions_of_last_weights = space.head.weight
+    vectors[2, positions_of_last_weights] = torch.inf
     evaluator = ModelEvaluator(
         net,
         space,
@@ -351,7 +352,7 @@ def test_model_evaluator_with_wrong_arguments_raises(change, message):
     net = make_network()
     arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with refused(message):
-        ModelEvaluator(net, ParameterSpace(net), arguments.pop("batches"), **arguments)
+        ModelEvaluator(net, ParameterSpace(net), **arguments)
 
 
 class PredictsTwoNoisyNumbers(nn.Linear):
@@ -484,15 +485,20 @@ def flags_of(net: nn.Module) -> list[bool]:
     return layer_flags + parameter_flags
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_evaluator_changes_neither_module_nor_random_state(backend):
+def make_network_in_training() -> nn.Module:
+    """A network with a gradient and counted batches, whose norm alone is not in training."""
     net = make_network()
     net.train()
     net.norm.eval()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     net.norm.num_batches_tracked.fill_(17)
+    return net
 
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_evaluator_changes_neither_module_nor_random_state(backend):
+    net = make_network_in_training()
     tensors_before = tensors_of(net)
     flags_before = flags_of(net)
     round = make_round(net)
@@ -555,11 +561,20 @@ def test_metrics_with_another_weighting_share_only_the_empty_coalition():
 
 def test_evaluations_of_all_rounds_are_counted():
     games = begin_games()
-    games.utility()(MASKS[:3])
+    utility = games.utility()
+    utility(MASKS[:3])
+
     games.begin(make_round(make_network()))
-    games.utility()(MASKS[:2])
+    utility_of_next_round = games.utility()
+    utility_of_next_round(MASKS[:2])
     games.end()
 
     assert games.total_evaluations == 3 + 2
+
+
+def test_games_that_have_ended_have_no_utility():
+    games = begin_games()
+    games.end()
+
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()
