@@ -220,7 +220,7 @@ class SiteTransport:
 
         def on_reply(address: int, packet: Packet, reply: Packet):
             is_of_kind = packet.kind == kind and address in sites
-            is_of_round = not rounds or packet.plain["round"] in rounds
+            is_of_round = not rounds or packet.plain.get("round") in rounds
             if is_of_kind and is_of_round:
                 return change(reply)
             return reply
