@@ -20,20 +20,13 @@ from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDING, SEED
 from helpers.models import Plain
 
 
-def trainer_for(
-    loop,
-    folder,
-    rounds=3,
-    *,
-    callbacks=(),
-    **kwargs,
-):
-    return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
+def trainer_for(loop, folder, rounds=3, *, callbacks=(), **trainer_options):
+    return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **trainer_options)
 
 
-def plain_trainer(folder, rounds=3, **kwargs):
-    """Return a Trainer without a loop, which prints and writes nothing."""
-    quiet = {
+def plain_trainer(folder, rounds=3, **trainer_options):
+    """Return a Trainer without a loop, which prints and writes nothing but where an option says so."""
+    options = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
@@ -42,24 +35,18 @@ def plain_trainer(folder, rounds=3, **kwargs):
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }
-    return L.Trainer(max_epochs=rounds, default_root_dir=folder, **{**quiet, **kwargs})
+    options.update(trainer_options)
+    return L.Trainer(max_epochs=rounds, default_root_dir=folder, **options)
 
 
-def fit(
-    loop,
-    folder,
-    module=None,
-    data=None,
-    rounds=3,
-    ckpt_path=None,
-    **kwargs,
-):
+def fit(loop, folder, module=None, data=None, rounds=3, ckpt_path=None, **trainer_options):
+    """Fit a plain module and toy data, where none are given. Return the module."""
     if module is None:
         module = Plain()
     if data is None:
         data = toy_data()
 
-    trainer = trainer_for(loop, folder, rounds, **kwargs)
+    trainer = trainer_for(loop, folder, rounds, **trainer_options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         trainer.fit(module, data, ckpt_path=ckpt_path)
