@@ -214,22 +214,24 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""
-        config = self.config_init.get(str(self.subcommand), self.config_init)
+        config = self.config_init
+        if self.subcommand is not None:
+            config = config[self.subcommand]
         options = config.trainer
         if options.enable_checkpointing is not False and not options.barebones:
-            callbacks = options.callbacks or []
-            if not isinstance(callbacks, list):
-                callbacks = [callbacks]
-            kwargs.setdefault("callbacks", [*callbacks, *default_checkpoints(callbacks)])
+            kwargs.setdefault("callbacks", _with_default_checkpoints(options.callbacks))
         if self.subcommand is not None and options.strategy == "auto":
             kwargs.update(self._arguments_for_torchrun(options))
+
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError, TypeError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
+
         for logger in trainer.loggers:
             if isinstance(logger, SilentLogger):
                 logger.redirect(trainer.default_root_dir)
+
         # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.prediction_writer = WritePredictions()
@@ -383,6 +385,14 @@ class FederatedCLI(LightningCLI):
     def after_predict(self) -> None:
         if self.prediction_writer is not None and not self.quiet and self.trainer.is_global_zero:
             print(f"Predictions: {self.prediction_writer.where}")
+
+
+def _with_default_checkpoints(callbacks: Any) -> list[L.Callback]:
+    """Return the configured callbacks (a list, one or None) and those that save checkpoints, if none of them does."""
+    configured_callbacks = callbacks or []
+    if not isinstance(configured_callbacks, list):
+        configured_callbacks = [configured_callbacks]
+    return [*configured_callbacks, *default_checkpoints(configured_callbacks)]
 
 
 def make_cli(

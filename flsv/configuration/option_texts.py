@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePath
 from pydoc import locate
 from typing import Any
@@ -61,9 +61,7 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
         is_data = section == "data"
         idle_options = IDLE_OPTIONS.get(section, set())
         for name, value in _leaves(config[section], section):
-            _, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
-            option_and_suboption = ".".join([option, *suboptions[:1]])
-            is_idle = option in idle_options or option_and_suboption in idle_options
+            is_idle = _is_one_of(name, idle_options)
             is_data_root = is_data and name.endswith(".root")
             if is_idle or is_data_root or value is None:
                 continue  # the option does not change results
@@ -74,6 +72,13 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
             else:
                 texts[name] = repr(value)
     return texts
+
+
+def _is_one_of(name: str, options: Set[str]) -> bool:
+    """Return whether a name, as ``data.files.root``, is in or below one of its section's options, as ``files``."""
+    path = name.split(".")[1:]  # below the section
+    suboption = ".".join(path[:2])
+    return path[0] in options or suboption in options
 
 
 def source_hash_of(class_or_function: Any) -> str:

@@ -329,18 +329,20 @@ class ParameterSpace:
             self.unshared_head = layer_name
             self.why_no_head = f"its head {layer_name!r} is not shared"
             return None
-        shapes = dict(zip(self.names, self.shapes))
-        if weight_name is None or len(shapes[weight_name]) < 2:
+        shape_by_name = dict(zip(self.names, self.shapes))
+        if weight_name is None or len(shape_by_name[weight_name]) < 2:
             if requested is not None:
                 raise _no_weight_matrix(layer_name, layer)
-            # As weight_norm does.
+            # A layer that is found without a request is linear, so its weight is a matrix but computed, as by
+            # weight_norm.
             self.why_no_head = (
                 f"the weight of its head {layer_name!r} is computed from other tensors"
             )
             return None
+        num_classes = shape_by_name[weight_name][0]
         slices = self._slices()
         bias = None if bias_name is None else slices.get(bias_name)
-        return Head(layer_name, shapes[weight_name][0], weight=slices[weight_name], bias=bias)
+        return Head(layer_name, num_classes, weight=slices[weight_name], bias=bias)
 
 
 def _no_weight_matrix(layer_name: str, layer: nn.Module) -> ConfigurationError:

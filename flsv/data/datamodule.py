@@ -476,9 +476,9 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         device = trainer.strategy.root_device
         if division is None or device.type == "cpu" or not self.loader.on_device:
             return division
-        shown = self if self._module is None else self._module
+        data_module = self if self._module is None else self._module  # the one whose hooks run
         for hook in _BATCH_HOOKS:
-            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, shown):
+            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, data_module):
                 return division
 
         source = division.source

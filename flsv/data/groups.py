@@ -24,18 +24,9 @@ def named_groups(
 
     Without groups, return ``(None, ())``.
     """
-    kind = "group"  # precedes names that are numbers, as in "site 3"
-    if groups is None:
-        ids_by_sample = values_of_samples(dataset, lambda part: values_of_attribute(part, "groups"))
-        if ids_by_sample is None:
-            return None, ()
-        kind = _group_kind(dataset) or kind
-    elif isinstance(groups, str):
-        ids_by_sample = column(dataset, groups, "groups")
-        if groups not in ("group", "groups"):
-            kind = groups.rpartition(".")[-1]  # "meta.site" gives "site"
-    else:
-        ids_by_sample = groups
+    ids_by_sample, kind = _ids_and_kind(dataset, groups)
+    if ids_by_sample is None:
+        return None, ()
 
     ids = np.asarray(ids_by_sample)
     _check_group_per_sample(ids, len(dataset))  # type: ignore[arg-type]  # map-style: has a length
@@ -53,10 +44,24 @@ def _check_group_per_sample(ids: np.ndarray, num_samples: int) -> None:
         )
 
 
-def _group_kind(dataset: Dataset[Any]) -> str | None:
+def _ids_and_kind(dataset: Dataset[Any], groups: Any) -> tuple[Any, str]:
+    """Return each sample's id of its group, or None, and the word before ids that are numbers, as in "site 3"."""
+    if groups is None:
+        ids = values_of_samples(dataset, lambda part: values_of_attribute(part, "groups"))
+        return ids, _group_kind(dataset)
+    if not isinstance(groups, str):
+        return groups, "group"
+    ids = column(dataset, groups, "groups")
+    if groups == "groups":
+        return ids, "group"
+    *_, last_name = groups.split(".")  # "site" of "meta.site"
+    return ids, last_name
+
+
+def _group_kind(dataset: Dataset[Any]) -> str:
     while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
         dataset = dataset.dataset
-    return getattr(dataset, "group_kind", None)
+    return getattr(dataset, "group_kind", None) or "group"
 
 
 def _has_gaps(ids: np.ndarray) -> bool:

@@ -173,17 +173,21 @@ def loader_as(
     if not isinstance(dataset, IterableDataset):
         sampler = _sampler(dataset, source, rows)
     if source.train_loader is None:
-        loader: Any = DataLoader(dataset, sampler=sampler, **source.train_options)
+        loader = DataLoader(dataset, sampler=sampler, **source.train_options)
     else:
         loader = _copied_loader(source.train_loader, dataset, sampler, source.train_options)
 
-    kind: Any = type(loader)
-    methods = {
-        "__len__": lambda loader: num_batches(),
-        "__module__": kind.__module__,
-    }
-    loader.__class__ = type(kind.__name__, (kind,), methods)
+    _set_length(loader, num_batches)
     return loader
+
+
+def _set_length(loader: Any, num_batches: Callable[[], int]) -> None:
+    """Make ``len(loader)`` call ``num_batches``. Python asks an object's class, so the loader gets a subclass of its
+    class, with the same name.
+    """
+    kind = type(loader)
+    class_body = {"__len__": lambda self: num_batches(), "__module__": kind.__module__}
+    loader.__class__ = type(kind.__name__, (kind,), class_body)
 
 
 def _copied_loader(

@@ -44,17 +44,17 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     scores_by_evaluator: dict[Any, Any] = {}
     entries = {}
     for name, measure in run.metrics.performances.items():
-        evaluator = None  # of a classifier's scores
+        key = None  # of the evaluator of a classifier's scores
         score_name = measure
         if isinstance(measure, ModelScore):
-            evaluator = measure.evaluator_key
+            key = measure.evaluator_key
             score_name = measure.name
-        if evaluator not in scores_by_evaluator:
+        if key not in scores_by_evaluator:
             assert run.server.games is not None
             score_models = run.server.games.evaluator_of(measure)
-            scores_by_evaluator[evaluator] = score_models(run.state.model()[None])
+            scores_by_evaluator[key] = score_models(run.state.model()[None])
 
-        scores = scores_by_evaluator[evaluator]
+        scores = scores_by_evaluator[key]
         value = float(scores.value(score_name).mean())
         entries[name] = {
             "by": title_of(measure, run.engine.data.positive_class),

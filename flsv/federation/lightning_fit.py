@@ -157,7 +157,7 @@ class LightningFit(Rounds):
         trainer = self.trainer
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
-        self._change(
+        self._patch_until_end(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
@@ -187,14 +187,17 @@ class LightningFit(Rounds):
 
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
-        self._change((self.data, "_division", self.data.to_device(self.trainer)))
-        make_engine = self._engine_class()
-        store = self.run_state.store
+        division_on_device = self.data.to_device(self.trainer)
+        self._patch_until_end((self.data, "_division", division_on_device))
+        engine_class = self._engine_class()
+        engine = engine_class(
+            self.trainer, self.data, self.state, self.run_state.store, self.config, self.steps
+        )
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
             state=self.state,
-            engine=make_engine(self.trainer, self.data, self.state, store, self.config, self.steps),
+            engine=engine,
             max_rounds=self.trainer.max_epochs,
         )
         self.federation = federation
@@ -202,7 +205,7 @@ class LightningFit(Rounds):
 
         self._lengths.restore()
         self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
-        self._note_changes(federation.engine)
+        self._note_changes(engine)
         federation.begin(resumed=self.run_state.resumed)
         if self._has_rounds_left or self._awaits_coalitions:
             self.reports = RunReports(
@@ -272,7 +275,7 @@ class LightningFit(Rounds):
                 return trainer_state.global_state_dict()
             return state_dict_of_module()
 
-        self._change(
+        self._patch_until_end(
             (strategy, "lightning_module_state_dict", state_dict_of_global_model),
             *self.average.patches,
         )
@@ -568,7 +571,7 @@ class LightningFit(Rounds):
         if self.federation is not None:
             self.federation.engine.close()
 
-    def _change(self, *changes: tuple[Any, str, Any]) -> None:
+    def _patch_until_end(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes, each ``(object, name, value)``, until the fit's end."""
         patches = PatchedAttributes(list(changes))
         self._cleanup.callback(patches.restore)

@@ -73,23 +73,30 @@ class RunReports:
             keeping_run=federation.metrics.keeping_run,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
-        self._events_of_data = self._check_data()
+        self._events_of_data = self._write_and_check_dictionary()
         self._record: Mapping[str, Any] = {}
         self.sinks: list[Sink] = []
+        self._add_sinks(run_state)
 
-        prints_table = self._prints and self._config.reporting.table
+    def _add_sinks(self, run_state: RunState) -> None:
+        trainer = self._trainer
+        prints_table = self._may_print and self._config.reporting.table
         loggers = [logger for logger in trainer.loggers if not isinstance(logger, SilentLogger)]
         # A coalition's fit has none of these, so nobody reads its result.
-        self._has_readers = bool(writes_files or prints_table or loggers)
+        self._has_readers = bool(self._writes_files or prints_table or loggers)
+        # From now on, run_state.csv is the path of this fit's table. None: the fit writes none.
         earlier_csv = run_state.csv
         run_state.csv = None
         if self._has_readers:
-            self._add_sinks(loggers, run_state, earlier_csv)
-        self.terminal = Terminal(trainer, prints_table, files=writes_files, progress=self._progress)
+            self._add_files_and_loggers(loggers, run_state, earlier_csv)
+
+        self.terminal = Terminal(
+            trainer, prints_table, files=self._writes_files, progress=self._progress
+        )
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
-    def _add_sinks(
+    def _add_files_and_loggers(
         self, loggers: Sequence[Any], run_state: RunState, earlier_csv: str | None
     ) -> None:
         """Add the sinks of files and loggers, and store the path of the table in ``run_state``."""
@@ -107,7 +114,7 @@ class RunReports:
         if loggers:
             self.sinks += self._sinks_of_loggers(loggers, settings)
 
-    def _check_data(self) -> list[Event]:
+    def _write_and_check_dictionary(self) -> list[Event]:
         """Write the tables' data dictionary, and return data-quality warnings, except about private clients."""
         if self._config.is_private or not self._trainer.is_global_zero:
             return []
@@ -131,7 +138,7 @@ class RunReports:
         return [*self._events_of_data, *unlike_run, *events_of(self._config.filters, self._state)]
 
     @property
-    def _prints(self) -> bool:
+    def _may_print(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
 
     def _progress(self) -> dict[str, str]:
@@ -248,7 +255,8 @@ class RunReports:
         assert state.weights is not None
         losses = {}
         if round.losses is not None:
-            losses = dict(zip(on_host(round.client_ids), on_host(round.losses)))
+            client_ids = on_host(round.client_ids)
+            losses = dict(zip(client_ids, on_host(round.losses)))
 
         result = self.results.round_result(
             state.round_index,
@@ -359,7 +367,7 @@ class RunReports:
 
     def show_stopped_run(self) -> None:
         """Print the values so far after the user has stopped the fit, and warn of values of earlier rounds."""
-        if not self._state.round_index or not self._prints:
+        if not self._state.round_index or not self._may_print:
             return
         outdated_names = self._federation.metrics.outdated_names()
         if not self._federation.has_evaluated_clients and self._config.evaluation.every:

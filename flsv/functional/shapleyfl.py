@@ -71,10 +71,11 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         shares = positive_values / torch.where(highest > 0, highest, 1)
         return torch.where(is_valid, shares, torch.nan)
 
-    spread = highest - lowest
-    has_spread = spread > rounding  # False where no player has a value
+    spread = highest - lowest  # -inf where no player has a value
+    has_spread = spread > rounding
     normalized = (values - lowest) / torch.where(has_spread, spread, 1)
-    return torch.where(~has_spread & is_valid, 0.5, normalized)
+    is_equal_to_all = is_valid & ~has_spread
+    return torch.where(is_equal_to_all, 0.5, normalized)
 
 
 def _check_no_infinity(values: Tensor) -> None:

@@ -49,12 +49,14 @@ class Classification:
 
     def compute(self) -> dict[str, Tensor]:
         """Return ``"correct"``, int64 ``[c, M]``, and ``"loss"``, float64 ``[c]``, on the CPU."""
-        correct, *losses = to_host([self._correct, *self._losses])
-        total = torch.zeros(self._num_models, dtype=torch.float64)
+        tensors = to_host([self._correct, *self._losses])
+        correct = tensors[0]
+        losses_by_batch = tensors[1:]
+        total_losses = torch.zeros(self._num_models, dtype=torch.float64)
         # One batch after the other: the rounding of sum() depends on the number of models.
-        for batch_losses in losses:
-            total = total + batch_losses.double()
-        return {"correct": correct, "loss": total / self._support.sum()}
+        for batch_losses in losses_by_batch:
+            total_losses += batch_losses.double()
+        return {"correct": correct, "loss": total_losses / self._support.sum()}
 
 
 class SortedLabels:

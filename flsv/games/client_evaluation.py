@@ -354,7 +354,8 @@ class ClientEvaluator(VectorEvaluator):
 
         # Each client's counts are by interpolation first, then by an ensemble.
         utilities = []
-        for counts_of_clients in zip(*counts_by_client.values()):
+        for method in range(2):
+            counts_of_clients = [counts[method] for counts in counts_by_client.values()]
             scores = self._scores_by_class(counts_of_clients, list(counts_by_client))
             values = scores.value(self._measure.name)
             utilities.append(self._measure.utility(values))

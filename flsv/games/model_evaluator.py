@@ -305,11 +305,13 @@ class ModelEvaluator(CopyEvaluator):
             sdpa_kernel(SDPBackend.MATH),  # other kernels of attention sum in another order
         ):
             module = self.copies.take().load_to_score()
-            model = vector.detach().clone()
-            parameters = model[:num_parameters].requires_grad_()
-            buffers = model[num_parameters:]
+            # A normal tensor, also if the argument is an inference tensor.
+            own_vector = vector.detach().clone()
+            parameters = own_vector[:num_parameters].requires_grad_()
+            buffers = own_vector[num_parameters:]
             for x, y in self._batches:
-                state = self._differentiable_state(module, torch.cat([parameters, buffers]))
+                differentiable_vector = torch.cat([parameters, buffers])
+                state = self._differentiable_state(module, differentiable_vector)
                 logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
                 loss_part = F.cross_entropy(logits, y, reduction="sum") / int(self.support.sum())
@@ -317,12 +319,12 @@ class ModelEvaluator(CopyEvaluator):
                 gradient += gradient_part.detach()
         return gradient
 
-    def _differentiable_state(self, module: nn.Module, model: Tensor) -> dict[str, Tensor]:
-        """Return a module's state from the vector ``model [P]``. Its parameters depend on the vector by autograd."""
+    def _differentiable_state(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+        """Return a module's state from ``vector [P]``. Its parameters depend on the vector by autograd."""
         dtypes = named_dtypes(module)
         parameter_names = {name for name, _ in module.named_parameters()}
         state = {}
-        for name, tensor in self.space.unflatten(model).items():
+        for name, tensor in self.space.unflatten(vector).items():
             # Buffers are detached, because batch_norm refuses statistics that require gradients.
             if name not in parameter_names:
                 tensor = tensor.detach()
@@ -405,7 +407,9 @@ class ModelEvaluator(CopyEvaluator):
                 measure.update(outputs, y)
             if kept_outputs is not None:
                 kept_outputs.update(outputs, y)
-        return self._scores_of(measures, None if kept_outputs is None else kept_outputs.compute())
+        if kept_outputs is None:
+            return self._scores_of(measures)
+        return self._scores_of(measures, kept_outputs.compute())
 
     def _check_forward(self, knows_effects: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
@@ -506,13 +510,14 @@ class ModelEvaluator(CopyEvaluator):
         def outputs_with_recorded_shape(x: Any) -> Any:
             outputs = outputs_of(module, x)
             is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
-            batch_shapes.append(outputs.shape[1:] if is_number else None)
+            shape_of_model = outputs.shape[1:] if is_number else None
+            batch_shapes.append(shape_of_model)
             return outputs
 
         # The scores are not used. The pass records the shapes, and finds errors of the metric on all batches.
-        self._score(1, outputs_with_recorded_shape)
+        self._score(num_models=1, compute_outputs=outputs_with_recorded_shape)
 
-        first_shape = batch_shapes[0]
+        first_shape = batch_shapes[0]  # [B, ...]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return

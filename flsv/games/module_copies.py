@@ -81,27 +81,23 @@ class ModuleCopies:
     ) -> None:
         self._module = module
         self._trainer = trainer_of(module)
-        shared_objects = _factories(module)
-        blank_storages: set[int] = set()
-        if space is not None:
-            shared_objects += space.constants(module).values()
-            if are_blank:
-                blank_storages = _storages_of_vectors(module, space)
-
+        # What stands in a copy in place of a part that cannot be pickled, {id of the part: its stand-in}.
         self._stand_ins: dict[int, StandIn] = {}
-        # References to the parts, so that no other object gets the id of one of them.
+        # References to these parts, so that no other object gets the id of one of them.
         self._refused_parts: list[Any] = []
         # The callbacks that the module has configured. The values that they log count as the module's.
         self._callbacks: list[L.Callback] = []
-        self._dump = partial(
-            pickled,
-            shared_ids=frozenset(map(id, shared_objects)),
-            shared_types=_SHARED_TYPES,
-            blank_storages=blank_storages,
-            stand_ins=self._stand_ins,
-            program=present_state(),
-        )
-        self._dump_parts()
+
+        # Objects to which both a copy and the run's module refer.
+        self._shared_objects = _factories(module)
+        # Storages of which copies need not have the content.
+        self._blank_storages: set[int] = set()
+        if space is not None:
+            self._shared_objects += space.constants(module).values()
+            if are_blank:
+                self._blank_storages = _storages_of_vectors(module, space)
+        self._program = present_state()
+        self._take_snapshot()
         if self._trainer is not None and _configures_callbacks(module):
             self._copy_callbacks(self._trainer)
 
@@ -109,22 +105,26 @@ class ModuleCopies:
         parts_of_module = [*self._module.modules(), *vars(self._module).values()]
         part_by_type = {type(part): part for part in parts_of_module}
         configured_types = self._types_of_configured_callbacks()
-        log_methods = []
         for callback in callbacks_of(trainer):
             if type(callback) not in configured_types or isinstance(callback, WATCHERS):
                 continue
             # If the module refers to the callback, its copy must refer to the same copy of the callback.
             callback_of_module: Any = part_by_type.get(type(callback), callback)
             self._callbacks.append(callback_of_module)
-            log_methods += [vars(callback_of_module).get(name) for name in ("log", "log_dict")]
+            for method_name in ("log", "log_dict"):
+                self._shared_objects.append(vars(callback_of_module).get(method_name))
+        self._take_snapshot()
 
-        self._dump = partial(
-            self._dump,
+    def _dump(self, part: Any) -> Pickled:
+        return pickled(
+            part,
             copied_ids=frozenset(map(id, self._callbacks)),
-            shared_ids=frozenset([*self._dump.keywords["shared_ids"], *map(id, log_methods)]),
+            shared_ids=frozenset(map(id, self._shared_objects)),
+            shared_types=_SHARED_TYPES,
+            blank_storages=self._blank_storages,
+            stand_ins=self._stand_ins,
+            program=self._program,
         )
-        self._pickled = None
-        self._dump_parts()
 
     def _types_of_configured_callbacks(self) -> set[type]:
         module_copy = self.load()
@@ -177,7 +177,12 @@ class ModuleCopies:
         optimizers = self._trainer.optimizers
         return self._module, optimizers, self._trainer.lr_scheduler_configs, self._callbacks
 
-    def _dump_parts(self) -> Pickled:
+    def _take_snapshot(self) -> None:
+        self._pickled = None
+        self._snapshot()
+
+    def _snapshot(self) -> Pickled:
+        """Return the snapshot, which is taken again if a stand-in was added after it."""
         if self._pickled is None:
             self._pickled = self._call_with_stand_ins(lambda: self._dump(self._parts()))
         return self._pickled
@@ -187,12 +192,10 @@ class ModuleCopies:
         is_last: bool = False,
         redirected: list[Redirection] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
-        module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
-            lambda: self._dump_parts().load(
-                copies_memory=not is_last,
-                redirected=redirected,
-            )
-        )
+        def load_snapshot() -> Any:
+            return self._snapshot().load(copies_memory=not is_last, redirected=redirected)
+
+        module, optimizers, schedulers, callbacks = self._call_with_stand_ins(load_snapshot)
         if self._trainer is not None:
             module.trainer = self._trainer  # no LightningModule is pickled with it
         for layer in module.modules():

@@ -83,7 +83,11 @@ def _score_of_outputs(
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""
     if isinstance(measure, ModelScore) and by_sample is not None and not by_sample.is_resampled:
         score_by_sample = by_sample.score
-        return lambda outputs: score_by_sample(outputs).mean(1)
+
+        def mean_score(outputs: Tensor) -> Tensor:
+            return score_by_sample(outputs).mean(1)
+
+        return mean_score
     needs_losses = measure == "negative_loss"
 
     def score(outputs: Tensor) -> Tensor:

@@ -60,7 +60,10 @@ class SampleScores:
         """
         if self._is_expensive(num_clients=trained.shape[1]):
             return None
-        utilities = self.score(outputs if self.order is None else outputs[:, self.order])
+        ordered_outputs = outputs
+        if self.order is not None:
+            ordered_outputs = outputs[:, self.order]
+        utilities = self.score(ordered_outputs)
         if not utilities.isfinite().all():
             return None
         by_sample = replace(scoring, score=self.score, order=self.order)

@@ -256,13 +256,13 @@ class ValidatedModels(CopyEvaluator):
     def _check_gradient(
         self,
         name: str,
-        model: Tensor,
+        vector: Tensor,
         logged_value: float,
     ) -> None:
         """Raise ConfigurationError unless the value that is differentiated equals ``logged_value``, which Lightning
         logs.
         """
-        value, _gradient = self._value_and_gradient(model, name)
+        value, _gradient = self._value_and_gradient(vector, name)
         step_value = float(value)
         relative_tolerance = rounding_of(self._trainer).number
         tolerance = relative_tolerance * max(1.0, abs(logged_value))

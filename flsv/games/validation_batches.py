@@ -30,12 +30,15 @@ def read_batches(
     pairs: list[Pair] = []
     support = torch.zeros(num_classes or 0, dtype=torch.int64)
     for batch in batches:
-        x, y = checked_pair(batch, num_classes) if num_classes else batch
         if num_classes:
+            x, y = checked_pair(batch, num_classes)
             support += torch.bincount(y.cpu(), minlength=num_classes)
-        if not num_classes or len(y):
-            device_pair = move_data_to_device((x, y), device)
-            pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
+            if not len(y):
+                continue
+        else:
+            x, y = batch
+        device_pair = move_data_to_device((x, y), device)
+        pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
     if not pairs:
         raise _no_samples()
     if num_classes is None:

@@ -63,18 +63,20 @@ def _front_for_one(
     basis: Basis | None,
     shares: Shares | None,
 ) -> list[str | Table | None]:
-    finding = findings(run, for_one_client=True)[client]
-    values: list[str | Table] = [MESSAGES["no_metric"]]
-    if basis is not None:
+    front: list[str | Table | None] = []
+    if basis is None:
+        front.append(MESSAGES["no_metric"])
+    else:
         misses_value = math.isnan(basis.values[client])
-        notes = notes_on_values(basis, shares, misses_value)
-        values = [_values_for_one(run, client, basis, shares), *notes]
-    return [
-        *values,
-        _participation(run, client, finding),
-        MESSAGES["findings"] if finding else "",
-        class_count_heatmap(run, [client], ["samples"]),
-    ]
+        front.append(_values_for_one(run, client, basis, shares))
+        front += notes_on_values(basis, shares, misses_value)
+
+    finding = findings(run, for_one_client=True)[client]
+    front.append(_participation(run, client, finding))
+    if finding:
+        front.append(MESSAGES["findings"])
+    front.append(class_count_heatmap(run, [client], ["samples"]))
+    return front
 
 
 def _appendix_for_one(
@@ -171,14 +173,17 @@ def _values_for_one(
     shares: Shares | None,
 ) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    (value_text,) = with_intervals(basis.estimates.loc[[client]], between=" to ")
+    estimate = basis.estimates.loc[[client]]  # a table of one row
+    value_texts = with_intervals(estimate, between=" to ")
     text_of_head = {
         "": basis.title,
-        "your value": value_text,
+        "your value": value_texts[0],
         "mean of all": _mean(run, basis.values),
     }
     if shares is not None:
-        text_of_head["share"], text_of_head["amount"] = shares.cells(client)
+        share_text, amount_text = shares.cells(client)
+        text_of_head["share"] = share_text
+        text_of_head["amount"] = amount_text
     row = list(text_of_head.values())
     return Table(list(text_of_head), [row])
 

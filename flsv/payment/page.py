@@ -99,27 +99,33 @@ def write_report(
     folder = _folder_of_page(run, client_id)
     file = folder / "report.html" if out is None else Path(out)
 
-    shares = None if budget is None else shares_of(run, budget)
-    basis = preferred_basis(run) if shares is None else shares.basis
-    verdict = _verdict(basis, shares)
-    # Where the verdict forbids a payment, the page shows no shares.
-    shown_shares = shares
-    if verdict is not None and verdict.forbids_payment:
-        shown_shares = None
+    shares = None
+    verdict = None
+    if budget is not None:
+        shares = shares_of(run, budget)
+        basis: Basis | None = shares.basis
+        verdict = shares.verdict
+    else:
+        basis = preferred_basis(run)
+        if basis is not None:
+            verdict = basis.verdict()
+    shown_shares = _shares_to_show(shares)
     if client_id is None:
         content = _for_all(run, basis, verdict, shown_shares)
     else:
         content = for_one_client(run, client_id, basis, verdict, shown_shares)
     write_page(file, subtitle=_subtitle(run), **content)
+
     if shares is not None and client_id is None:
+        # Where the verdict forbids a payment, the table has the verdict and no shares.
         save_table(shares_file(file), shares.csv_table())
     return file
 
 
-def _verdict(basis: Basis | None, shares: Shares | None) -> Verdict | None:
-    if shares is not None:
-        return shares.verdict
-    return None if basis is None else basis.verdict()
+def _shares_to_show(shares: Shares | None) -> Shares | None:
+    if shares is None or shares.verdict.forbids_payment:
+        return None
+    return shares
 
 
 def _folder_of_page(run: Run, client: int | None) -> Path:
@@ -178,20 +184,22 @@ def _front_for_all(
 ) -> list[str | Table]:
     """Return the page's main table, and the sentences below it."""
     client_findings = findings(run)
-    front: list[str | Table] = [MESSAGES["no_metric"]]
-    if basis is not None:
+    front: list[str | Table] = []
+    if basis is None:
+        front.append(MESSAGES["no_metric"])
+    else:
         misses_value = bool(basis.estimates["value"].isna().any())
         names = list(map(run.label, clients))
-        front = [
-            _values_table(basis, clients, names, shares, client_findings),
-            *notes_on_values(basis, shares, misses_value),
-            *_sentences_on_other_scores(run, basis),
-        ]
+        front.append(_values_table(basis, clients, names, shares, client_findings))
+        front += notes_on_values(basis, shares, misses_value)
+        front += _sentences_on_other_scores(run, basis)
+
     if len(clients) < run.num_clients:
         front.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(client_findings):
         front.append(MESSAGES["findings"])
-    return [*front, *_sentences_on_values(run, basis)]
+    front += _sentences_on_values(run, basis)
+    return front
 
 
 def _sentences_on_values(run: Run, basis: Basis | None) -> list[str]:

@@ -108,7 +108,9 @@ COLUMN_ORDER = (
 
 def shares_file(page: Path) -> Path:
     """Return the path of the CSV file with the shares of a report's page."""
-    return page.with_name("shares.csv" if page.stem == "report" else f"{page.stem}_shares.csv")
+    if page.stem == "report":
+        return page.with_name("shares.csv")
+    return page.with_name(f"{page.stem}_shares.csv")
 
 
 @dataclass(frozen=True)

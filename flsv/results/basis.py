@@ -363,20 +363,24 @@ def basis_by_retraining(run: Run) -> Basis:
     assert run.retrained is not None
     basis = basis_by_metric(run.retrained, RETRAINED_METRIC)
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
-    trainings = performance.get("trainings") or ""
-    trained = MESSAGES["trainings"].get(trainings, "")
-    event_inputs = inputs_of_events(run.record["events"], run.client_names)
-    # A site may have sent in the repetitions what it did not send in the run.
-    del event_inputs["incidents"]
-    # A repetition may have taken coalitions over from the run.
-    event_inputs["unlike_run"] = event_inputs["unlike_run"] or basis.inputs.unlike_run
+    design = performance.get("trainings") or ""
+    trained_coalitions = MESSAGES["trainings"].get(design, "")
+    inputs_of_run = inputs_of_events(run.record["events"], run.client_names)
+    payment_inputs = replace(
+        # With the incidents of the repetitions, in which a site may have sent what it did not send in the run.
+        basis.inputs,
+        shared_samples=inputs_of_run["shared_samples"],
+        data_warnings=inputs_of_run["data_warnings"],
+        # A repetition may have taken coalitions over from the run.
+        unlike_run=inputs_of_run["unlike_run"] or basis.inputs.unlike_run,
+    )
     return replace(
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
-        origin=_listed(trained, basis.origin, run.changed_settings),
-        origin_for_one=_listed(trained, basis.origin_for_one),
-        inputs=replace(basis.inputs, **event_inputs),
+        origin=_listed(trained_coalitions, basis.origin, run.changed_settings),
+        origin_for_one=_listed(trained_coalitions, basis.origin_for_one),
+        inputs=payment_inputs,
     )
 
 

@@ -93,8 +93,22 @@ class TrainingAfterTheRun:
         if run.folder is not None:
             all_clients = tuple(range(run.data.num_clients))
             self.store.take_over(run.folder / EARLIER_FOLDER, Training(run.seed, all_clients))
-        training = self._make_training(run)
+
+        coalition_training = self._make_training(run)
         kept_run = KeptRun(run.trainer)
+        try:
+            self._train_or_explain(coalition_training, run)
+        finally:
+            has_changed_run = kept_run.restore()
+        if has_changed_run:
+            self.consistency_warnings.append(_CHANGED_RUN)
+
+        for consistency_warning in self.consistency_warnings:
+            rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
+        return self.masks
+
+    def _train_or_explain(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """Train and compare, and turn an interruption and the failure of a fit into NoValues."""
         try:
             self._train_and_compare(training, run)
         except KeyboardInterrupt:
@@ -104,13 +118,6 @@ class TrainingAfterTheRun:
         except ConfigurationError as error:  # raised as NoValues: the run itself has ended well
             advice = "flsv retrain trains the coalitions that are missing."
             raise NoValues(f"{error} {advice}") from error
-        finally:
-            has_changed_run = kept_run.restore()
-        if has_changed_run:
-            self.consistency_warnings.append(_CHANGED_RUN)
-        for consistency_warning in self.consistency_warnings:
-            rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
-        return self.masks
 
     def _train_and_compare(self, training: CoalitionTraining, run: MeasuredRun) -> None:
         """Train the coalitions, and say in :attr:`consistency_warnings` how they differ from the run."""
@@ -227,10 +234,7 @@ class TrainingAfterTheRun:
         excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())
         if weighs_classes or excludes_callbacks:
             return  # updates in coalitions differ by intention
-        norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
-        norms_of_run: dict[int, Tensor] = {}
-        for norms_by_client in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
-            norms_of_run |= norms_by_client
+        norms_of_run = _norms_of_first_updates(trainer)
         parameter_by_client = self._different_parameters(training, norms_of_run)
         if parameter_by_client:
             clients = listed(f"{client} ({name})" for client, name in parameter_by_client.items())
@@ -309,11 +313,11 @@ class TrainingAfterTheRun:
             return None
 
         differs_by_name = self.space.unflatten(differs)
-        first_name = next(name for name, entries in differs_by_name.items() if entries.any())
+        different_names = [name for name, entries in differs_by_name.items() if entries.any()]
         distance = float((model - expected_model).double().norm())
         training_distance = float((expected_model - initial_model).double().norm())
         percent = 100 * distance / max(training_distance, 1e-30)
-        return f"{percent:.2g} % of the way from the initial model to the run's, first in {first_name!r}"
+        return f"{percent:.2g} % of the way from the initial model to the run's, first in {different_names[0]!r}"
 
 
 def game_of(
@@ -362,6 +366,15 @@ def open_store(
         ranks=ranks_of(run.trainer),
         outputs=measures_with_outputs,
     )
+
+
+def _norms_of_first_updates(trainer: L.Trainer) -> dict[int, Tensor]:
+    """Return the norm of each parameter's first update in the run by client, from all ranks."""
+    norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
+    norms_by_client: dict[int, Tensor] = {}
+    for norms in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
+        norms_by_client |= norms
+    return norms_by_client
 
 
 def _stores_outputs(metric: ShadowShapley, masks: Tensor, outputs: Tensor) -> bool:

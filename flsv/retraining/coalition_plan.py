@@ -125,13 +125,14 @@ class CoalitionPlan(RunExtension):
         self._trains_at_sites = callable(config.engine)
         metrics = list(self._metrics.values())
         self._max_fits = min(metric.max_fits for metric in metrics)
-        designs = [(metric.trains, metric.halvings) for metric in metrics]
-        if any(design != designs[0] for design in designs):
-            raise ConfigurationError(
-                f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of coalitions. "
-                "Give these metrics the same coalitions, or keep only one of them."
-            )
-        self._coalitions, self._halvings = designs[0]
+        self._design = metrics[0].trains
+        self._halvings = metrics[0].halvings
+        for metric in metrics:
+            if metric.trains != self._design or metric.halvings != self._halvings:
+                raise ConfigurationError(
+                    f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of "
+                    "coalitions. Give these metrics the same coalitions, or keep only one of them."
+                )
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
         # The part of the run's checkpoints that belongs to this object.
@@ -199,7 +200,7 @@ class CoalitionPlan(RunExtension):
             federation.engine,
             memory=run.memory,
             consistency_warnings=federation.coalition_differences,
-            halvings=self._halvings if self._coalitions == "halves" else 0,
+            halvings=self._halvings if self._design == "halves" else 0,
         )
         federation.server.strategies.append(self._sites)
 
@@ -207,7 +208,7 @@ class CoalitionPlan(RunExtension):
         """Return the K coalitions that are trained first, bool ``[K, n]``. The first two are the empty coalition and
         that of all clients. Halves are not among them, since they are chosen later.
         """
-        design = self._coalitions
+        design = self._design
         if design == "auto":
             design = design_within(self._max_fits, num_clients, self._mean_cohort_size)
         return coalition_masks(design, num_clients)
@@ -215,7 +216,7 @@ class CoalitionPlan(RunExtension):
     def _planned_masks(self, num_clients: int) -> Tensor:
         """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained."""
         masks = self.masks(num_clients)
-        if self._coalitions == "halves":
+        if self._design == "halves":
             return with_any_halves(masks, self._halvings)
         return masks
 
@@ -285,10 +286,9 @@ class CoalitionPlan(RunExtension):
             check_scored(f"metric {name!r}", self.config.share, evaluator)
             measures[f"metric {name!r}"] = metric.measured_by
         self._scoring = ModelScoring(measures_of(self._metrics.values()), run.games.evaluator_of)
+        measures_to_check = None if run.resumed else measures
         start_time = time.monotonic()
-        model = self._scoring.score(
-            run.trainer.lightning_module, untrained=None if run.resumed else measures
-        )
+        model = self._scoring.score(run.trainer.lightning_module, untrained=measures_to_check)
         self._seconds_per_score = time.monotonic() - start_time
         self._untrained_outputs = model.outputs
         return model
@@ -297,20 +297,19 @@ class CoalitionPlan(RunExtension):
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
         data = run.data
         masks = self._planned_masks(data.num_clients)
-        # The number of trainings of one client in a round of all coalitions.
         sizes = masks.sum(1)
         trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
-        num_trainings = trained_sizes.clamp_max(self._mean_cohort_size or data.num_clients).sum()
-        work = map(self.config.work_of, data.client_names)
+        cohort_sizes = trained_sizes.clamp_max(self._mean_cohort_size or data.num_clients)
+        trainings_per_round = cohort_sizes.sum()  # of one client, in all coalitions
+
         # A local training of a number of steps counts as an epoch.
-        num_epochs = torch.tensor([client_work.epochs or 1 for client_work in work])
-        mean_samples = (data.num_samples * num_epochs).double().mean()
+        num_epochs = [self.config.work_of(name).epochs or 1 for name in data.client_names]
+        samples_per_training = (data.num_samples * torch.tensor(num_epochs)).double().mean()
         num_rounds = run.trainer.max_epochs or 0
+        num_trained = float(num_rounds * trainings_per_round * samples_per_training)
+        num_scored = len(masks) * num_validation_samples
         for metric in self._metrics.values():
-            metric.max_valued_rounds = num_valued_rounds(
-                float(num_rounds * num_trainings * mean_samples),
-                num_scored=len(masks) * num_validation_samples,
-            )
+            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
@@ -329,7 +328,7 @@ class CoalitionPlan(RunExtension):
         self._store.add_untrained(self._memory.get("untrained", {}))
 
     def _check_outputs(self, games: Any) -> None:
-        if self._coalitions != "halves":
+        if self._design != "halves":
             return
         for name, metric in self._metrics.items():
             if output_score(metric, games) is None:
@@ -376,7 +375,7 @@ class CoalitionPlan(RunExtension):
         num_coalitions = len(masks) - 2
         if num_coalitions == num_clients and has_complete_sizes(masks):
             return f"a model of each of {num_clients} clients alone is"
-        if self._coalitions == "halves":
+        if self._design == "halves":
             num_halves = num_coalitions - num_clients
             return (
                 f"models of each of {num_clients} clients alone and of {num_halves} complementary groups of unlike "
@@ -415,7 +414,7 @@ class CoalitionPlan(RunExtension):
         trainer = self._federation.engine.trainer
         if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
             self._memory["checked_round"] = index
-            self._memory["first"] = state.model().cpu().clone()
+            self._memory["first"] = state.model().cpu().clone()  # the model after the checked round
 
         if not is_run_over:
             # The last round's model is scored at the end of the run, after all hooks.
@@ -509,13 +508,14 @@ class CoalitionPlan(RunExtension):
         assert self._run_copy is not None
         assert self._dry_run_result is not None
         assert self._store is not None
+        start_hash = self._memory["start"] if run.resumed else None
         training = TrainingAfterTheRun(
             self._valued_metrics,
             self.masks(run.data.num_clients),
             store=self._store,
             run_copy=self._run_copy,
             dry_run_result=self._dry_run_result,
-            start_hash=self._memory["start"] if run.resumed else None,
+            start_hash=start_hash,
             checked_round=self._memory.get("checked_round", 0),
             checked_model=self._memory.get("first"),
             space=self._federation.space,

@@ -92,13 +92,13 @@ def excluded_callbacks(
     """Return the callbacks that take no part in coalitions: those that the metrics name, or by default those of tools
     (:func:`is_of_tool`).
     """
-    arguments = [
+    names_by_metric = [
         metric.excluded_callbacks for metric in metrics if metric.excluded_callbacks is not None
     ]
     callbacks = callbacks_of(trainer)
-    if not arguments:
+    if not names_by_metric:  # the default
         return [callback for callback in callbacks if is_of_tool(callback)]
-    names = set(chain.from_iterable(arguments))
+    names = set(chain.from_iterable(names_by_metric))
     if names and at_sites:
         raise ConfigurationError(
             "ShadowShapley(excluded_callbacks=...) has no effect here, because sites train coalitions beside the run, "

@@ -69,7 +69,7 @@ class CoalitionStore:
         self.measures = list(measures)
         self.settings = {name: str(value) for name, value in settings.items()}
         self.ranks = ranks
-        # The rounds after which coalitions need models.
+        # The rounds after which coalitions need models, as the run sets them.
         self.rounds: Sequence[int] = (NO_ROUND,)
         self.measures_with_outputs = frozenset(outputs)
         #: Utilities of untrained models, [R, 1] or [R, M], by measure.
@@ -79,9 +79,9 @@ class CoalitionStore:
         self._errors: dict[str, OSError] = {}
         if run_folder is not None and ranks.rank == 0:
             self._read(run_folder / COALITIONS_FOLDER)
-        # All ranks take what the first one has read.
-        stored = self._models, self.untrained
-        self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
+        what_rank_0_has_read = self._models, self.untrained
+        stored = ranks.broadcast(0, what_rank_0_has_read, "the stored coalitions")
+        self._models, self.untrained = stored
 
     def _read(self, folder: Path) -> None:
         """Store coalitions in this folder from now on, and read those that were trained with the same settings."""

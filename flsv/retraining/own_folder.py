@@ -207,20 +207,24 @@ class ProgramFolder:
         """Replace a link to a folder by a folder of links, and one to a file by a copy. A large file that is opened for
         an update may only be read: its link stays.
         """
+        if not os.path.islink(link):
+            return  # another thread has replaced it
         source = os.path.realpath(link)
-        is_of_coalition = _is_inside(source, self._own_folder)
-        if is_of_coalition or not os.path.islink(link):
-            return  # the coalition itself has created the link, or another thread has replaced it
+        if _is_inside(source, self._own_folder):
+            return  # the coalition itself has created the link
         if access == "update" and is_large(source):
             self._files_elsewhere.keep(source, access)
             return
+
         os.unlink(link)
         if os.path.isdir(source):
             os.mkdir(link)
             for entry in _entries(source):
                 link_of_entry = os.path.join(link, entry.name)
                 os.symlink(entry.path, link_of_entry)
-        elif access != "overwrite" and os.path.exists(source):
+            return
+        loses_content = access == "overwrite"
+        if os.path.exists(source) and not loses_content:
             shutil.copy2(source, link)
 
     # ---- the folder of coalitions
@@ -280,7 +284,10 @@ class ProgramFolder:
             self._make_original(path, kind, source)
 
     def _make_original(self, path: str, kind: str, source: str) -> None:
-        self._make_own(path, "content" if kind == "folder" else "entry")
+        access = (
+            "content" if kind == "folder" else "entry"
+        )  # a folder's own links are replaced, too
+        self._make_own(path, access)
         entry = os.path.join(self._own_folder, path)
         is_there = os.path.lexists(entry)
         if kind == "folder" and os.path.isdir(entry):

@@ -108,9 +108,10 @@ def retrain(
     _check_is_new(trainer)
     data.prepare_data()
     data.setup("fit")
+    design = "both" if coalitions == "auto" else coalitions
     make_game = partial(
         ShadowShapley,
-        coalitions="both" if coalitions == "auto" else coalitions,
+        coalitions=design,
         performance=metric,
         mode=mode,
         evaluators=evaluators,

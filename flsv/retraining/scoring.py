@@ -77,10 +77,8 @@ class ModelScoring:
             utilities[measure_name] = utility.view(-1).tolist()
             if scores.outputs is not None:
                 output = scores.outputs[index].cpu()
-                name = outputs_name(measure)
-                outputs[name] = (
-                    output.clone()
-                )  # torch.save would write a view together with all models' outputs
+                # A copy, since torch.save would write a view together with all models' outputs.
+                outputs[outputs_name(measure)] = output.clone()
         return ScoredModel(utilities, outputs)
 
 

@@ -92,7 +92,8 @@ class CoalitionTraining:
             members_to_fit = [(0,)]
 
         failures: dict[Members, FitFailed] = {}
-        for members, result in self._results(members_to_fit, EMPTY in missing, store.ranks):
+        scores_untrained = EMPTY in missing
+        for members, result in self._results(members_to_fit, scores_untrained, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result
             else:
@@ -121,8 +122,11 @@ class CoalitionTraining:
     def _check_start(self, start_hash: str) -> None:
         """Raise ConfigurationError if a fit has started from other weights than the run or earlier fits."""
         self._hash_of_fits = self._hash_of_fits or self.start_hash or start_hash
-        if start_hash != self._hash_of_fits:
-            raise ConfigurationError(NOT_THE_RUNS_START if self.start_hash else NOT_THE_SAME_START)
+        if start_hash == self._hash_of_fits:
+            return
+        if self.start_hash:
+            raise ConfigurationError(NOT_THE_RUNS_START)
+        raise ConfigurationError(NOT_THE_SAME_START)
 
     def _results(
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks

@@ -91,7 +91,7 @@ class BernoulliSampler(ClientSampler):
         probabilities = self.coins(num_clients, contributions)
         p = probabilities.double()
         p_enough_drawn = _probability_of_at_least(self.min_cohort, p.tolist())  # a number
-        if self.min_cohort == 1:
+        if self.min_cohort == 1:  # otherwise it is 2
             return (p / p_enough_drawn).to(probabilities)
 
         # A cohort of at least 2 has client i if i and another client are drawn: p_i p_another_i / p_enough_drawn, with
@@ -99,10 +99,8 @@ class BernoulliSampler(ClientSampler):
         # (The sum of all terms minus term i would be NaN for p_i = 1.)
         log_absent = torch.log1p(-p)
         zero = p.new_zeros(1)
-        sums_up_to = log_absent.cumsum(0)
-        sums_from = log_absent.flip(0).cumsum(0).flip(0)
-        sums_before = torch.cat([zero, sums_up_to[:-1]])
-        sums_after = torch.cat([sums_from[1:], zero])
+        sums_before = torch.cat([zero, log_absent[:-1]]).cumsum(0)
+        sums_after = torch.cat([log_absent[1:], zero]).flip(0).cumsum(0).flip(0)
         p_another_drawn = -torch.expm1(sums_before + sums_after)
         return (p * p_another_drawn / p_enough_drawn).to(probabilities)
 

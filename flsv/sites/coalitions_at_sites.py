@@ -187,6 +187,7 @@ class CoalitionsAtSites(Strategy):
         consistency_warnings += self._consistency_warnings
 
     def _restore(self, saved: Mapping[str, Any], federation: FederationInfo) -> None:
+        # The keys of checkpoints stay as they are, whatever the attributes are called.
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
         # The run's model after its last complete round. None before the first round.
@@ -194,11 +195,12 @@ class CoalitionsAtSites(Strategy):
         self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
+        initial_federation = replace(federation, global_vector=self._initial_model)
         self._coalitions = []
         for index, members in enumerate(_trained_coalitions(self._masks)):
             coalition = _Coalition(
                 members,
-                replace(federation, global_vector=self._initial_model),
+                initial_federation,
                 sites_of=self._engine.sites_of,
                 saved=saved["coalitions"].get(index),
             )
@@ -256,7 +258,7 @@ class CoalitionsAtSites(Strategy):
             logits=False,
             seed=self._run.seed,
         )
-        num_others = len(self._masks) - len(halves)
+        num_others = len(self._masks) - len(halves)  # the last masks are placeholders for halves
         self._masks = torch.cat([self._masks[:num_others], halves])
         for coalition, members in zip(self._coalitions, _trained_coalitions(self._masks)):
             coalition.set_members(members)
@@ -381,13 +383,15 @@ class _Coalition:
         roles: Mapping[str, Any] = federation.strategies
         self._sampler_of_run: ClientSampler = roles["sampler"]
         self.set_members(members)
-        strategies, metrics, filters = _copied_parts(federation)
+        copied_strategies, copied_metrics, copied_filters = _copied_parts(federation)
         self._metrics = ContributionMetrics(
-            metrics, check_names(strategies), federation.num_clients
+            copied_metrics, check_names(copied_strategies), federation.num_clients
         )
         self._metrics.reset()
-        self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
-        self._parts = [*strategies.values(), *self._server.filters]
+        self._server = RoundServer(
+            self._metrics, copied_strategies, federation.space, Channel(), copied_filters
+        )
+        self._parts = [*copied_strategies.values(), *self._server.filters]
 
         self.state = _state_before_rounds(federation)
         if saved is not None:
@@ -395,14 +399,14 @@ class _Coalition:
         info = replace(
             federation,
             global_vector=self.state.model().clone(),
-            strategies={**federation.strategies, **strategies},
-            metrics=metrics,
+            strategies={**federation.strategies, **copied_strategies},
+            metrics=copied_metrics,
         )
-        self._begin(info, saved)
+        self._begin_or_resume(info, saved)
         self._metrics.to(federation.global_vector.device)
         self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
 
-    def _begin(self, info: FederationInfo, saved: Mapping[str, Any] | None) -> None:
+    def _begin_or_resume(self, info: FederationInfo, saved: Mapping[str, Any] | None) -> None:
         for part in self._parts:
             part.set_up(info)
         if saved is None:

@@ -164,7 +164,7 @@ class RemoteFederation(IdleEngine):
     clients_here = False
 
     def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, data, state, _, config, *_ = options  # the arguments of Engine
+        trainer, data, state, _store, config, _steps = options
         if trainer.max_epochs == -1:
             raise ConfigurationError(
                 "max_epochs=-1: the server sends the number of rounds to the sites. Set max_epochs to this number."
@@ -345,7 +345,7 @@ class RemoteSites:
         reports = {site: describe_reports(update) for site, update in finite_updates.items()}
         errors |= self._unusual_reports(reports)
         for site, error_text in errors.items():
-            self._warn(site, self._exclusion, error_text, self._in_round())
+            self._warn(site, self._exclusion, why=error_text, when=self._in_round())
             finite_updates.pop(site, None)
         self._states_of_round = {}
         for site in finite_updates:
@@ -406,26 +406,25 @@ class RemoteSites:
 
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ from the majority's, with reasons."""
-        # `reports` has a description for each site. In a tie the majority of an earlier round decides. If there was
-        # none, all sites are excluded.
+        # `reports` has a description for each site.
         counts = Counter(reports.values())
         highest_count = max(counts.values(), default=0)
-        most_frequent = {report for report, count in counts.items() if count == highest_count}
+        most_frequent = [report for report, count in counts.items() if count == highest_count]
         if len(most_frequent) == 1:
-            (self._majority_report,) = most_frequent
+            self._majority_report = most_frequent[0]
 
-        if self._majority_report in most_frequent:
-            expected_report = self._majority_report
-            reports_of_others = expected_report
+        majority_report = self._majority_report  # in a tie that of an earlier round
+        if majority_report in most_frequent:
+            unusual_sites = [site for site in reports if reports[site] != majority_report]
+            reports_of_others = majority_report
         else:
-            expected_report = None  # no site reports it, so all are excluded
+            unusual_sites = list(reports)  # nobody knows which report is right
             reports_of_others = " or ".join(sorted(most_frequent))
         errors = {}
-        for site, report in reports.items():
-            if report != expected_report:
-                errors[site] = (
-                    f"it reports {report}, but the other sites report {reports_of_others}"
-                )
+        for site in unusual_sites:
+            errors[site] = (
+                f"it reports {reports[site]}, but the other sites report {reports_of_others}"
+            )
         return errors
 
     def query(self, site: int, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -512,7 +511,7 @@ class RemoteSites:
                 scores[site] = scores_of_site
                 self._warn_of_withheld(site, reply, OWN_SCORES)
             except GARBLED_REPLY_ERRORS as error:
-                self._warn(site, "has not scored its model", describe_error(error), kind=None)
+                self._warn(site, "has not scored its model", why=describe_error(error), kind=None)
         return scores
 
     def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
@@ -527,7 +526,7 @@ class RemoteSites:
                 new_names.append(name)
         if new_names:
             score_names = ", ".join(new_names)
-            self._warn(site, f"does not report {score_names}", WITHHELD, kind=None)
+            self._warn(site, f"does not report {score_names}", why=WITHHELD, kind=None)
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""

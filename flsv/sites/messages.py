@@ -292,12 +292,18 @@ def _received_update(
     plain = packet.plain
     vector = packet.tensors["vector"]
     num_samples = checked_int(plain, "samples", maximum=float("inf"))
-    num_steps = checked_int(plain, "steps", max_steps)
+    num_steps = checked_int(plain, "steps", maximum=max_steps)
     loss = float(plain["loss"])
-    num_numbers, num_bytes = plain["traffic"]
-    checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
-    traffic = Traffic(checked_num_numbers, float(num_bytes))
-    return ClientUpdate(client, num_samples, vector, loss, num_steps, traffic=traffic)
+    sent_numbers, sent_bytes = plain["traffic"]
+    num_numbers = checked_int({"traffic": sent_numbers}, "traffic", maximum=max_numbers)
+    return ClientUpdate(
+        client,
+        num_samples,
+        vector=vector,
+        loss=loss,
+        num_steps=num_steps,
+        traffic=Traffic(num_numbers, float(sent_bytes)),
+    )
 
 
 def _reports_in(
@@ -441,8 +447,8 @@ def unpack(
     if isinstance(plain, _PLAIN_TYPES):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:
-        # A dictionary of one item: the value's type, and its parts.
-        ((kind, content),) = plain.items()
+        # The only item: the value's type, and its parts.
+        kind, content = next(iter(plain.items()))
         if kind == "tensor" and content in tensors:
             return tensors[content].detach()
         if kind == "generator" and content in tensors:

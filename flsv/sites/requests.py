@@ -91,7 +91,8 @@ def requested_scores(config: FederationConfig) -> set[str | None]:
             continue
         measure = getattr(part, "measured_by", getattr(part, "performance", None))
         if isinstance(measure, ModelScore):
-            scores.add(None if measure.by_class else measure.called or measure.name)
+            name = measure.called or measure.name
+            scores.add(None if measure.by_class else name)
         elif measure is not None:
             scores.add(measure)
     return scores

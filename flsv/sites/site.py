@@ -117,8 +117,8 @@ class Site:
     ) -> None:
         self._make_module = module
         self._folder = folder
-        federation = settings()
-        self._config = federation.config
+        loop = settings()
+        self._config = loop.config
         self._trainer_options = dict(trainer or {})
         self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._functions = functions
@@ -134,9 +134,9 @@ class Site:
         self._data = site_data
         self._hash_by_client_id: dict[int, str] = {}
         site_data.prepare_data()
-        model = module()
-        self._agreement = agreement(model, federation)
-        self._space = shared_space(model, self._config)
+        site_module = module()
+        self._agreement = agreement(site_module, loop)
+        self._space = shared_space(site_module, self._config)
         self._flsv_functions = requested_functions(self._config)
 
     def log_policy(self, path: object, policy: SitePolicy) -> None:
@@ -189,7 +189,7 @@ class Site:
         policy.check_names(
             scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
         )
-        policy.noise(self._config.uploads)
+        policy.noise(self._config.uploads)  # raises Refused if required noise is missing
         policy.check_reported(self._needed_reports())
         if self._config.is_private and packet.kind not in ("handshake", "train"):
             raise Refused(
@@ -326,13 +326,15 @@ class Site:
         if update is None:
             return Packet("broken")
 
-        name = packet.digest.hex()
-        states = memory.load_all()
-        # A repeated training, as after a kill, keeps the states of the requests that followed it.
-        names_to_keep = states if name in states else [packet.plain["continue_from"]]
-        memory.save(name, training.site_state, names_to_keep)
+        state_name = packet.digest.hex()
+        stored_states = memory.load_all()
+        names_to_keep = [packet.plain["continue_from"]]
+        if state_name in stored_states:
+            # A repeated training, as after a kill, keeps the states of the requests that followed it.
+            names_to_keep = list(stored_states)
+        memory.save(state_name, training.site_state, names_to_keep)
         withheld = self.policy.withheld([TRAINING_LOSS])
-        return update_packet(update, name, lost=state is None, withheld=withheld)
+        return update_packet(update, state_name, lost=state is None, withheld=withheld)
 
     def _make_training(self, packet: Packet, state: SiteState | None) -> SiteTraining:
         upload_secret: bytes | int | None = self._upload_seed
@@ -423,7 +425,7 @@ class Site:
         self, packet: Packet, site_state: SiteState, trainer: L.Trainer
     ) -> dict[str, float]:
         instruction = read_instruction(packet)
-        space, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        space, _store, local = restore_state(trainer, self._data, self._config, packet, site_state)
         module = ModuleCopies(trainer.lightning_module, space).load().eval()
         with opened(local):  # the site's data may be read
             model = used_model(local, instruction, self._config.strategies)
@@ -439,12 +441,10 @@ class Site:
         expected = self._expected_response(packet, function)
         numbers = 0
         if expected is not None:
-            numbers = max(
-                1, math.prod(expected.shape)
-            )  # whether there is an empty response is an answer, too
-        return self._answer_once(
-            packet, numbers, partial(self._response, packet, function, expected)
-        )
+            # Whether there is an empty response is an answer, too.
+            numbers = max(1, math.prod(expected.shape))
+        answer = partial(self._response, packet, function, expected)
+        return self._answer_once(packet, numbers, answer)
 
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
         """Return what a response must be, None for a model."""
@@ -483,11 +483,11 @@ class Site:
             result = to_three_digits(result)
             expected.check(result)
         plain_result, tensors = pack(result)
-        name = packet.digest.hex()
+        state_name = packet.digest.hex()
         memory = self._memory(packet)
         # The earlier states stay, since the server may discard this result.
-        memory.save(name, site_state, names_to_keep=memory.load_all())
-        return Packet("result", {"result": plain_result, "state": name}, on_cpu(tensors))
+        memory.save(state_name, site_state, names_to_keep=memory.load_all())
+        return Packet("result", {"result": plain_result, "state": state_name}, on_cpu(tensors))
 
     def _check_enough(self, reported_score: ResponseScore) -> None:
         """Raise Refused if a score would be computed on fewer samples than the minimum, in total or of a class."""
@@ -518,7 +518,7 @@ class Site:
         trainer: L.Trainer,
     ) -> Any:
         # The client's state that the function has changed is written into `site_state`.
-        _, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        _space, _store, local = restore_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):

@@ -46,8 +46,8 @@ def restore_state(
     store.to(module.device)
     local = _local_data(trainer, data, packet.plain, space=space, store=store)
     local.set_models(
-        _stored_model(site_state, "start", module.device),
-        _stored_model(site_state, "trained", module.device),
+        initial_model=_stored_model(site_state, "start", module.device),
+        model=_stored_model(site_state, "trained", module.device),
         sent=_stored_model(site_state, "sent", module.device),
         tell=_sanitizer(config, space, site_state),
     )
@@ -173,7 +173,7 @@ class SiteTraining(L.Callback, Rounds):
         # The next update will include what compression has not sent, as after any other update.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
-        (client_batches,) = self._loader.local_epochs
+        client_batches = self._client_batches()
         return ClientUpdate(
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
@@ -264,8 +264,12 @@ class SiteTraining(L.Callback, Rounds):
         if model is not None:
             space.write(module, model)
 
+    def _client_batches(self) -> Any:
+        """Return the batches of the site's only client."""
+        return self._loader.local_epochs[0]
+
     def _begin_client(self, instruction: Instruction) -> None:
-        (client_batches,) = self._loader.local_epochs
+        client_batches = self._client_batches()
         self._training.begin(
             instruction,
             self._local_data,
@@ -300,7 +304,7 @@ class SiteTraining(L.Callback, Rounds):
             )
 
     def run_round(self) -> None:
-        (client_batches,) = self._loader.local_epochs  # a site trains one client
+        client_batches = self._client_batches()
         self._loop.train_client(self._loader, client_batches.epochs)
         if self._training.is_trained:
             self._end_training()

@@ -76,22 +76,25 @@ def _merge_columns(
     dictionary_by_site: Mapping[str, Dictionary], subject_site: str | None
 ) -> tuple[Dictionary, list[TableWarning]]:
     """Return a dictionary of all columns, without a target, and data warnings about ``subject_site``, or all sites."""
-    excluded: dict[str, str] = {}
-    names: dict[str, None] = {}
+    excluded: dict[str, str] = {}  # {column: the reason of the first site that excludes it}
+    all_names: list[str] = []
     for dictionary in dictionary_by_site.values():
         excluded = {**dictionary.excluded, **excluded}
-        names |= dict.fromkeys(dictionary.columns)
+        all_names += dictionary.columns
+    distinct_names = dict.fromkeys(all_names)
 
     columns = {}
     data_warnings: list[TableWarning] = []
-    for name in [name for name in names if name not in excluded]:
+    for name in distinct_names:
+        if name in excluded:
+            continue
         column_by_site = _column_by_site(dictionary_by_site, name)
         sites_without = dictionary_by_site.keys() - column_by_site
         try:
             _check_same_meaning(column_by_site, sites_without=sites_without)
             columns[name] = pooled(list(column_by_site.values()))
         except Question as question:
-            excluded[name] = f"? {question}"
+            excluded[name] = f"? {question}"  # until the user answers
             continue
         data_warnings += _disagreements(name, column_by_site, subject_site=subject_site)
     return Dictionary(columns=columns, excluded=excluded), data_warnings

@@ -110,12 +110,14 @@ def draws_a_cohort(case: SamplerCase) -> None:
     """Check that sample returns ids of clients, ascending, each once, draws from its generator only, and draws clients
     as often as inclusion_probabilities says, within 4.5 standard errors. Sort the ids, pass the generator on, and
     compute the probability to be in the cohort, not to be drawn first."""
+    # Pairs of the number of clients that have a value, and that of the rounds before the one that is drawn.
     for num_valued, num_rounds in ((0, 0), (2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
+        sampler = case.begun(num_rounds)
         draw_cohort = partial(
             case.draw_cohort,
-            case.begun(num_rounds),
+            sampler,
             num_valued=num_valued,
-            round_index=num_rounds,
+            round_index=num_rounds,  # the first round's is 0
             model=case.rounds[0].global_vector,
         )
         with untouched_rngs("a sampler"):

@@ -70,25 +70,27 @@ class Optimizers:
 
     def enter_new_optimizer(self, optimizer: Any) -> None:
         """Load a client's state into an optimizer that the module has made in training, before its first step."""
-        if self._is_swapped(optimizer):
+        if self._is_known(optimizer):
             return
-        self._add_new_optimizers()
-        if not self._is_swapped(optimizer):  # it was not among the new ones
-            if self._policy == "persist":
-                raise ConfigurationError(
-                    f"no attribute of the module or of an optimizer holds the {type(optimizer).__name__} that has "
-                    "stepped, so clients cannot keep its state. Store it in an attribute of the module, or set "
-                    'FederatedLoop(optimizer_state="reset").'
-                )
-            self._swapped_optimizers.append(
-                SwappedOptimizer(f"{UNNAMED_PREFIX} {id(optimizer)}", optimizer)
-            )
+        self._add_new_optimizers()  # those that attributes hold
+        if not self._is_known(optimizer):
+            self._add_unnamed_optimizer(optimizer)
         for swapped_optimizer in self._swapped_optimizers:
-            if not swapped_optimizer.is_entered:
+            if not swapped_optimizer.is_entered:  # without the client's state
                 swapped_optimizer.store_federation_options()
                 self._enter_optimizer(swapped_optimizer)
 
-    def _is_swapped(self, optimizer: Any) -> bool:
+    def _add_unnamed_optimizer(self, optimizer: Any) -> None:
+        if self._policy == "persist":
+            raise ConfigurationError(
+                f"no attribute of the module or of an optimizer holds the {type(optimizer).__name__} that has "
+                "stepped, so clients cannot keep its state. Store it in an attribute of the module, or set "
+                'FederatedLoop(optimizer_state="reset").'
+            )
+        name = f"{UNNAMED_PREFIX} {id(optimizer)}"
+        self._swapped_optimizers.append(SwappedOptimizer(name, optimizer))
+
+    def _is_known(self, optimizer: Any) -> bool:
         return any(
             swapped_optimizer.optimizer is optimizer
             for swapped_optimizer in self._swapped_optimizers

@@ -120,7 +120,7 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
     """
     generators = []
     visited = {}
-    types_not_entered = _PLAIN_TYPES.union(closed)
+    skipped_types = _PLAIN_TYPES.union(closed)  # as a set, to skip most parts fast
     pending = list(reversed(roots))
     while pending:
         value = pending.pop()
@@ -132,10 +132,12 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
         if issubclass(kind, GENERATORS):
             if not is_global(value) and _has_state(value):
                 generators.append(value)
-        elif not issubclass(kind, closed) and not _is_closed(value):
-            parts = _parts_of(value, types_not_entered)
-            parts = [part for part in parts if type(part) not in types_not_entered]
-            pending.extend(reversed(parts))  # the last is visited first
+            continue
+        if issubclass(kind, closed) or _is_closed(value):
+            continue
+        for part in reversed(_parts_of(value, skipped_types)):  # the last is visited first
+            if type(part) not in skipped_types:
+                pending.append(part)
     return generators
 
 
@@ -153,14 +155,14 @@ def is_global(generator: Any) -> bool:
     return any(generator is member for member in _GLOBAL_GENERATORS)
 
 
-def _parts_of(value: Any, types_not_entered: Set[type]) -> list[Any]:
+def _parts_of(value: Any, skipped_types: Set[type]) -> list[Any]:
     """List the objects to which an object refers directly, none of a large collection that has nothing to enter."""
     if type(value) is FunctionType:
         return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
     if issubclass(type(value), np.ndarray) and value.dtype.hasobject:
         return [value.tolist()]
     is_large = type(value) in _COLLECTIONS and len(value) > _MAX_UNTESTED_ENTRIES
-    if is_large and _holds_only(value, types_not_entered):
+    if is_large and _holds_only(value, skipped_types):
         return []
     return gc.get_referents(value)
 

@@ -6,7 +6,6 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -62,26 +61,28 @@ class RunCopy:
         self._data.trainer = None
         self._program = ProgramState()
 
-        dump = partial(
-            pickled,
-            data=data,
-            program=self._program,
-            has_own_caches=True,
-            reductions={**(reductions or {}), **_reductions_of_parts(trainer)},
-            locations=locations or {},
-        )
+        all_reductions = {**(reductions or {}), **_reductions_of_parts(trainer)}
 
-        def dump_and_load(value: Any) -> Pickled:
-            pickled_value = dump(value)
+        def loadable_pickle(value: Any) -> Pickled:
+            """Return a value's pickle, after a load has shown that it can be loaded."""
+            pickled_value = pickled(
+                value,
+                data=data,
+                program=self._program,
+                has_own_caches=True,
+                reductions=all_reductions,
+                locations=locations or {},
+            )
             with restored_program():
                 pickled_value.load(data)
             return pickled_value
 
         try:
-            self._pickled = dump_and_load((trainer, module))
+            self._pickled = loadable_pickle((trainer, module))
         except Exception as error:
             reason = "the run cannot be copied, and a coalition is a fit of a copy"
-            raise pickle_error(reason, _named_parts(trainer, module), dump_and_load) from error
+            parts = _named_parts(trainer, module)
+            raise pickle_error(reason, parts, dump=loadable_pickle) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.

@@ -277,22 +277,28 @@ def write_flagged(
         class_names: names of the M classes. None: the file has numbers.
     """
     stored_values: SampleValues | None = local.memory.get(SampleValues)
-    if stored_values is None or len(stored_values.why) != len(stored_values.gradients):
+    if stored_values is None:
         return
+    scores = stored_values.gradients  # positive for harmful samples
+    reasons = stored_values.why
+    has_reasons = len(reasons) == len(scores)
+    if not has_reasons:
+        return
+
     _x, y = local.samples()
     labels = y.tolist()
     rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
-    most_harmful_first = stored_values.gradients.argsort(descending=True, stable=True)
+    most_harmful_first = scores.argsort(descending=True, stable=True)
     for position in most_harmful_first.tolist():
         if not stored_values.flagged[position]:
             continue
         label = labels[position]
         if class_names is not None:
             label = class_names[label]
-        score = stored_values.gradients[position].item()
+        score = scores[position].item()
         score_text = f"{score:.6g}" if score < math.inf else ""
         index = int(indices[position])
-        rows.append((index, label, score_text, stored_values.why[position]))
+        rows.append((index, label, score_text, reasons[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED_FILE, rows)
 

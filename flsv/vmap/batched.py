@@ -319,11 +319,14 @@ class RowStep:
 
     @cached_property
     def _batched_loss(self) -> Any:
-        """Return :meth:`_loss_of_one` batched over models by ``vmap``, with gradients if other layers train, too."""
-        function: Any = self._loss_of_one
-        if not self._trains_linear_layers_only:
-            function = grad_and_value(function, has_aux=True)
-        return vmap(function, 0, randomness="error")
+        """Return :meth:`_loss_of_one` batched over models by ``vmap``."""
+        return vmap(self._loss_of_one, 0, randomness="error")
+
+    @cached_property
+    def _batched_gradients(self) -> Any:
+        """Return a function of the same arguments as :attr:`_batched_loss`, which returns the gradients, too."""
+        gradients_and_loss = grad_and_value(self._loss_of_one, has_aux=True)
+        return vmap(gradients_and_loss, 0, randomness="error")
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
@@ -341,7 +344,10 @@ class RowStep:
                     losses.sum(), parameters, allow_unused=True, materialize_grads=True
                 )
         else:
-            gradients, (losses, new_tensors) = self._batched_loss(parameters, other_tensors, batch)
+            gradients, losses_and_tensors = self._batched_gradients(
+                parameters, other_tensors, batch
+            )
+            losses, new_tensors = losses_and_tensors
 
         for name, tensor in new_tensors.items():
             states[name].copy_(tensor.detach())

@@ -84,10 +84,7 @@ def test_client_whose_class_numbers_may_mean_other_classes_is_refused():
 
 @pytest.mark.parametrize(
     ("samples", "validation_samples"),
-    [
-        (SAMPLES_WITH_WORDS, SAMPLES_WITH_WORDS),
-        (make_items(classes=["ill", "well"]), make_items()),
-    ],
+    [(SAMPLES_WITH_WORDS, SAMPLES_WITH_WORDS), (make_items(classes=["ill", "well"]), make_items())],
 )
 def test_class_names_are_those_of_the_clients(samples, validation_samples):
     data = make_two_clients(samples, val=validation_samples)
@@ -186,10 +183,7 @@ def make_hugging_face(samples, names):
     """Return samples of a class feature with these names, every second one ill."""
     ill = names.index("ill")
     labels = [ill, 1 - ill] * 10
-    return HuggingFace(
-        {"sample": samples, "label": labels},
-        label=SimpleNamespace(names=names),
-    )
+    return HuggingFace({"sample": samples, "label": labels}, label=SimpleNamespace(names=names))
 
 
 def test_table_with_classes_in_another_order_is_merged_by_names():

@@ -169,10 +169,11 @@ def facts_of(copies: Copies) -> tuple[int, int | None, int]:
     return copies.client, copies.other_client, copies.count
 
 
-def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
+def draw_hashes_with_copies(num_clients: int) -> list[np.ndarray]:
+    """Hashes by client. Every third client has copied some of an earlier one, and has one of them several times."""
     generator = np.random.default_rng(0)
     hashes = []
-    for client in range(30):
+    for client in range(num_clients):
         client_hashes = generator.integers(10**9, size=10 + client)
         if client % 3 == 2:
             num_copied = int(generator.integers(4, 12))
@@ -180,51 +181,76 @@ def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
             client_hashes[:num_copied] = hashes[owner][:num_copied]
             client_hashes[num_copied : num_copied + 3] = client_hashes[0]
         hashes.append(client_hashes)
+    return hashes
 
-    shared_by_pair = {}
+
+def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
+    num_clients = 30
+    fewest_copies = 5  # fewer are not reported
+    hashes = draw_hashes_with_copies(num_clients)
+
+    counts = {}
+    excesses = {}
     for copies in find_copies(hashes):
         if copies.other_client is not None:
-            shared_by_pair[copies.client, copies.other_client] = (copies.count, copies.excess)
+            pair = copies.client, copies.other_client
+            counts[pair] = copies.count
+            excesses[pair] = copies.excess
 
-    expected = {}
-    for client, other_client in combinations(range(30), 2):
+    expected_counts = {}
+    expected_excesses = {}
+    for client, other_client in combinations(range(num_clients), 2):
         is_shared = np.isin(hashes[client], hashes[other_client])
-        if is_shared.sum() >= 5:
-            expected[client, other_client] = (is_shared.sum(), is_shared.mean())
-    assert len(expected) >= 5
-    assert shared_by_pair == expected
+        if is_shared.sum() >= fewest_copies:
+            pair = client, other_client
+            expected_counts[pair] = is_shared.sum()
+            expected_excesses[pair] = is_shared.mean()
+    assert len(expected_counts) >= 5
+    assert counts == expected_counts
+    assert excesses == expected_excesses
 
 
 @pytest.mark.parametrize(("num_clients", "num_unusual"), [(1, 0), (3, 0), (8, 2), (9, 2)])
 def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
     num_clients, num_unusual
 ):
-    """Each client has more samples twice than the one before it."""
-    hashes = []
-    shares_twice = []
-    chances = []
-    for client in range(num_clients):
-        num_twice = 7 + client**2
-        client_hashes = np.arange(1000 * client, 1000 * client + 200)
-        client_hashes[:num_twice] = client_hashes[-num_twice:]
-        hashes.append(client_hashes)
-        shares_twice.append(num_twice / 200)
-        chances.append(num_twice / (200 * 199 / 2))
+    # Each client has more samples twice than the one before it.
+    nums_twice = [7 + client**2 for client in range(num_clients)]
+    hashes = [make_hashes_some_twice(client, num) for client, num in enumerate(nums_twice)]
 
     excess_by_client = {}
     for copies in find_copies(hashes):
         excess_by_client[copies.client] = copies.excess
 
     expected = {}
-    for client, share in enumerate(shares_twice):
-        usual_share = 0.0
-        if num_clients > 1:
-            usual_chance = np.median(np.delete(chances, client))
-            usual_share = max(np.median(np.delete(shares_twice, client)), 200 * usual_chance)
-        if share - usual_share > 0.05:
-            expected[client] = pytest.approx(share - usual_share)
+    for client, num_twice in enumerate(nums_twice):
+        nums_of_others = np.delete(nums_twice, client)
+        excess = num_twice / SAMPLES_OF_CLIENT - usual_share_twice(nums_of_others)
+        if excess > 0.05:  # less is not reported
+            expected[client] = pytest.approx(excess)
     assert excess_by_client == expected
     assert len(expected) == num_unusual
+
+
+SAMPLES_OF_CLIENT = 200
+
+
+def make_hashes_some_twice(client: int, num_twice: int) -> np.ndarray:
+    first_hash = 1000 * client
+    hashes = np.arange(first_hash, first_hash + SAMPLES_OF_CLIENT)
+    hashes[:num_twice] = hashes[-num_twice:]
+    return hashes
+
+
+def usual_share_twice(nums_twice: np.ndarray) -> float:
+    """The share of samples twice that clients with so many lead to expect: their median, or what is expected if pairs
+    of samples are as often equal as at the median client. A client alone has nothing to expect."""
+    if len(nums_twice) == 0:
+        return 0.0
+    num_pairs = SAMPLES_OF_CLIENT * (SAMPLES_OF_CLIENT - 1) / 2
+    usual_num = np.median(nums_twice)
+    usual_chance = usual_num / num_pairs
+    return max(usual_num / SAMPLES_OF_CLIENT, SAMPLES_OF_CLIENT * usual_chance)
 
 
 def test_client_with_a_sample_of_two_hundred_clients_is_compared_with_the_next_fifty():

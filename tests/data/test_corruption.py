@@ -33,11 +33,17 @@ def test_corruption_and_attack_of_one_fraction_and_seed_choose_the_same_clients(
     corruption = ClosedSetLabelNoise(fraction=0.3, seed=3)
     attack = GradientPoisoning(fraction=0.3, seed=3)
 
-    clients = corruption.chosen(20)
-    more_clients = GaussianNoise(fraction=0.5, seed=3).chosen(20)
+    assert attack.chosen(20) == corruption.chosen(20)
 
-    assert attack.chosen(20) == clients
-    assert set(clients) < set(more_clients)
+
+def test_corruption_of_a_larger_fraction_chooses_the_clients_of_a_smaller_one_and_more():
+    label_noise = ClosedSetLabelNoise(fraction=0.3, seed=3)
+    input_noise = GaussianNoise(fraction=0.5, seed=3)
+
+    clients_of_smaller = set(label_noise.chosen(20))
+    clients_of_larger = set(input_noise.chosen(20))
+
+    assert clients_of_smaller < clients_of_larger
 
 
 class LabelsInAttribute(TensorDataset):
@@ -53,11 +59,15 @@ def make_corrupted_data(source, corruptions, **options):
 
 def load_in_order(data, client):
     """A client's training samples in the order of its indices, as its loader gives them."""
-    x, y = (
-        torch.cat(column) for column in zip(*data.client_loader(client, generator=generator_for(3)))
-    )
-    order = torch.randperm(len(data.client_indices(client)), generator=generator_for(3))
-    return x[order.argsort()], y[order.argsort()]
+    loader = data.client_loader(client, generator=generator_for(3))
+    batches = list(loader)
+    x = torch.cat([inputs for inputs, _ in batches])
+    y = torch.cat([labels for _, labels in batches])
+
+    # The loader permutes the samples by its generator.
+    order = torch.randperm(len(y), generator=generator_for(3))
+    unshuffled = order.argsort()
+    return x[unshuffled], y[unshuffled]
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +80,26 @@ def corrupted_data():
 
 
 @pytest.mark.parametrize(
-    ("client", "label_shift", "noise_rate"), [(0, 1, 0.3), (1, 0, 0), (2, 0, 0.3), (3, 0, 0)]
+    ("client", "label_shift", "noise_rate"),
+    [
+        (0, 1, 0.3),
+        (1, 0, 0.0),
+        (2, 0, 0.3),
+        (3, 0, 0.0),
+    ],
 )
 def test_training_samples_of_the_chosen_clients_alone_change(
     client, label_shift, noise_rate, corrupted_data
 ):
     indices = corrupted_data.client_indices(client)
     x, y = load_in_order(corrupted_data, client)
-    is_noisy = (x != X[indices]).flatten(1).any(1)
+    is_changed = x != X[indices]
+    is_noisy = is_changed.flatten(1).any(1)
 
     assert int(is_noisy.sum()) == round(noise_rate * len(indices))
-    assert torch.equal(y, (Y[indices] + label_shift) % 5)
-    is_corrupted = is_noisy | (y != Y[indices])
+    labels = Y[indices]
+    assert torch.equal(y, (labels + label_shift) % 5)
+    is_corrupted = is_noisy | (y != labels)
     assert torch.equal(corrupted_data.corrupted_samples(client), is_corrupted)
     assert torch.equal(
         corrupted_data.class_counts[client],
@@ -148,15 +166,15 @@ def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused(choice, me
         choice.chosen(5)
 
 
+PIXEL_RATE = 0.2
+
+
 def is_changed_by_noise(zeros):
-    """A mask of what noise on a fifth of all pixels changes."""
+    """A mask of what noise on a share of all pixels changes."""
     labels = torch.zeros(len(zeros), dtype=torch.long)
-    noisy, _ = GaussianNoise(pixel_rate=0.2)(
-        zeros.clone(),
-        labels,
-        2,
-        make_generator(),
-    )
+    noise = GaussianNoise(pixel_rate=PIXEL_RATE)
+    generator = make_generator()
+    noisy, _ = noise(zeros.clone(), labels, num_classes=2, generator=generator)
     return noisy != 0
 
 
@@ -164,21 +182,17 @@ def test_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
     is_changed = is_changed_by_noise(torch.zeros(500, 3, 12, 12))
 
     assert torch.equal(is_changed[:, 0], is_changed[:, 1])
-    # 72,000 pixels: a standard error of 0.0015.
-    assert is_changed.float().mean().item() == pytest.approx(
-        0.2,
-        abs=0.008,
-    )
+    share_changed = is_changed.float().mean().item()
+    # 500 * 12 * 12 pixels: a standard error of 0.0015.
+    assert share_changed == pytest.approx(PIXEL_RATE, abs=0.008)
 
 
-def test_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
+def test_noise_of_a_pixel_rate_is_on_that_share_of_the_cells_of_a_table():
     is_changed = is_changed_by_noise(torch.zeros(500, 40))
 
-    # 20,000 cells: a standard error of 0.003.
-    assert is_changed.float().mean().item() == pytest.approx(
-        0.2,
-        abs=0.015,
-    )
+    share_changed = is_changed.float().mean().item()
+    # 500 * 40 cells: a standard error of 0.003.
+    assert share_changed == pytest.approx(PIXEL_RATE, abs=0.015)
 
 
 @pytest.mark.parametrize("to", ["next", "random"])
@@ -194,7 +208,8 @@ def test_label_noise_at_random_goes_to_every_other_class_equally_often():
     # The count of each shift is Binomial(10000, 1/9).
     mean = len(DIGITS) / 9
     deviation = (mean * 8 / 9) ** 0.5
-    counts = torch.bincount((labels - DIGITS) % 10, minlength=10)
+    shifts = (labels - DIGITS) % 10
+    counts = torch.bincount(shifts, minlength=10)
     assert counts[0] == 0
     assert (counts[1:] - mean).abs().max() < 5 * deviation
 

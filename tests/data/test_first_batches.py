@@ -61,11 +61,7 @@ class DataModuleWithCollateFunction(L.LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(
-            self.dataset,
-            batch_size=5,
-            shuffle=True,
-            collate_fn=self.collate_fn,
-            **self.options,
+            self.dataset, batch_size=5, shuffle=True, collate_fn=self.collate_fn, **self.options
         )
 
 
@@ -93,12 +89,15 @@ def test_labels_that_are_passed_may_differ_from_those_of_samples(kind):
 
 
 def collate_none_of_client_one(samples):
-    kept_samples = [sample for sample in samples if sample[0][0] < 40]
-    return default_collate(kept_samples) if kept_samples else None
+    """An input is its sample's index, and client 1 has the samples from 40 on."""
+    samples_of_client_zero = [(x, y) for x, y in samples if x[0] < 40]
+    if not samples_of_client_zero:
+        return None
+    return default_collate(samples_of_client_zero)
 
 
 def collate_without_class_three(samples):
-    without_three = [sample for sample in samples if sample[1] != 3]
+    without_three = [(x, y) for x, y in samples if y != 3]
     return default_collate(without_three or samples[:1])
 
 
@@ -120,21 +119,31 @@ def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, desc
         set_up_data(source, GroupPartitioner(), groups=sites, server_val=0.0)
 
 
-def collate_sorted(samples):
-    samples = sorted(samples, key=lambda sample: -sample[0][0])
-    return default_collate(samples)
+def first_input(sample):
+    x, _ = sample
+    return float(x[0])
+
+
+def collate_backwards(samples):
+    backwards = sorted(samples, key=first_input, reverse=True)
+    return default_collate(backwards)
 
 
 def collate_with_lengths(samples):
     x, y = default_collate(samples)
-    return x, y, torch.full((len(y),), 4)
+    lengths = torch.full((len(y),), 4)
+    return x, y, lengths
+
+
+def mix_with_flipped(rows):
+    return rows.lerp(rows.flip(0), 0.3)
 
 
 def collate_mixed(samples):
+    """Each sample is mixed with another one, as mixup does it."""
     x, y = default_collate(samples)
-    soft_labels = torch.eye(4)[y]
-    soft_labels = soft_labels.lerp(soft_labels.flip(0), 0.3)
-    return x.lerp(x.flip(0), 0.3), soft_labels
+    one_hot_labels = torch.eye(4)[y]
+    return mix_with_flipped(x), mix_with_flipped(one_hot_labels)
 
 
 def collate_two_views(samples):
@@ -150,7 +159,7 @@ def collate_labels_as_floats(samples):
 @pytest.mark.parametrize(
     "collate_fn",
     [
-        collate_sorted,
+        collate_backwards,
         collate_with_lengths,
         collate_mixed,
         collate_two_views,
@@ -195,19 +204,15 @@ RANDOM_SOURCES = {
 
 
 @pytest.mark.parametrize("kind", RANDOM_SOURCES)
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"server_val": 0.2},
-        {"server_val": 0.0, "client_test": 0.2},
-    ],
-)
-def test_random_changes_of_held_out_samples_have_a_warning(kind, part):
+@pytest.mark.parametrize(("server_val", "client_test"), [(0.2, 0.0), (0.0, 0.2)])
+def test_random_changes_of_held_out_samples_have_a_warning(kind, server_val, client_test):
+    source = RANDOM_SOURCES[kind]()
+
     with warns("change at random"):
-        set_up_data(RANDOM_SOURCES[kind](), IIDPartitioner(2), **part)
+        set_up_data(source, IIDPartitioner(2), server_val=server_val, client_test=client_test)
 
 
-@pytest.mark.parametrize("collate_fn", [default_collate, collate_sorted, collate_with_lengths])
+@pytest.mark.parametrize("collate_fn", [default_collate, collate_backwards, collate_with_lengths])
 def test_held_out_samples_that_do_not_change_have_no_warning(collate_fn, recwarn):
     set_up_data(DataModuleWithCollateFunction(FourClasses(), collate_fn), IIDPartitioner(2))
 
@@ -249,11 +254,7 @@ def make_data_by_client(dataset):
 
 
 @pytest.mark.parametrize(
-    ("make_data", "initial_length"),
-    [
-        (make_partitioned_data, 80),
-        (make_data_by_client, 80 + 80),
-    ],
+    ("make_data", "initial_length"), [(make_partitioned_data, 80), (make_data_by_client, 80 + 80)]
 )
 def test_data_that_grow_during_a_run_have_one_warning(make_data, initial_length, tmp_path):
     dataset = GrowsWhenReadInTraining()

@@ -82,10 +82,7 @@ class LooksLikeHuggingFaceDataset:
             return self._x.tolist()
         if key == "label":
             return self._y.tolist()
-        return {
-            "x": self._x[key].tolist(),
-            "label": int(self._y[key]),
-        }
+        return {"x": self._x[key].tolist(), "label": int(self._y[key])}
 
     def with_format(self, kind):
         return self
@@ -182,31 +179,34 @@ def wrap_data_module(form) -> FederatedDataModule:
     return FederatedDataModule(DataModuleOfForm(form), IIDPartitioner(num_clients=2))
 
 
-def batches_of(data: FederatedDataModule) -> list[Any]:
-    """A client's features and labels."""
+def stack_columns(columns: list[Tensor]) -> Tensor:
+    """Return a matrix of inputs: torch collates samples that are lists to a vector of each column."""
+    if len(columns) == 1:
+        return columns[0]
+    return torch.stack(columns, dim=1)
+
+
+def batches_of_client_1(data: FederatedDataModule) -> list[Any]:
+    """Inputs and labels of each batch."""
     data.setup("fit")
     batches = []
     for batch in data.client_loader(1):
-        *numbers, labels = tree_leaves(batch)
-        # A vector of each number, as torch collates lists.
-        x = (
-            numbers[0]
-            if len(numbers) == 1
-            else torch.stack(
-                numbers,
-                1,
-            )
-        )
-        batches.append((x.float(), labels))
+        tensors = tree_leaves(batch)
+        inputs = stack_columns(tensors[:-1])
+        labels = tensors[-1]
+        batches.append((inputs.float(), labels))
     return batches
 
 
 @pytest.mark.parametrize("make_data", [make_clients, wrap_data_module])
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_samples_has_the_batches_of_tensors(form, make_data):
-    batches = batches_of(make_data(FORMS[form]))
+    data = make_data(FORMS[form])
+    data_of_tensors = make_data(TensorDataset)
 
-    torch.testing.assert_close(batches, batches_of(make_data(TensorDataset)))
+    batches = batches_of_client_1(data)
+
+    torch.testing.assert_close(batches, batches_of_client_1(data_of_tensors))
 
 
 # ---- what is a data set
@@ -214,11 +214,7 @@ def test_each_form_of_samples_has_the_batches_of_tensors(form, make_data):
 
 DATASET = TensorDataset(torch.zeros(3))
 LABELS = [0, 1, 1]
-VECTORS = [
-    [0.1, 0.2],
-    [0.3, 0.4],
-    [0.5, 0.6],
-]
+VECTORS = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
 
 
 @pytest.mark.parametrize(
@@ -238,15 +234,8 @@ VECTORS = [
     ],
 )
 def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
-    clients = {
-        "Boston": data,
-        "Lyon": pairs(
-            *make_samples(
-                9,
-                seed=0,
-            )
-        ),
-    }
+    x, y = make_samples(9, seed=0)
+    clients = {"Boston": data, "Lyon": pairs(x, y)}
     federation = FederatedDataModule(clients=clients)
 
     with refused(f"client 'Boston': .*{reason}"):
@@ -270,10 +259,7 @@ SAMPLES = pairs(*make_samples(60, seed=0))
 @pytest.mark.parametrize("source", [SAMPLES, [SAMPLES, SAMPLES[:20]]], ids=["train", "with test"])
 def test_list_of_samples_is_partitioned_held_out_and_preloaded_as_a_source(source):
     data = FederatedDataModule(
-        source,
-        SizePartitioner([2, 1]),
-        splits=Splits(server_val=0.5),
-        loader=Loader(preload=True),
+        source, SizePartitioner([2, 1]), splits=Splits(server_val=0.5), loader=Loader(preload=True)
     )
     data.setup("fit")
 
@@ -326,14 +312,23 @@ def test_selected_rows_have_the_class_and_the_samples_of_the_whole(form):
         torch.testing.assert_close(selected[index], whole[row])
 
 
-def test_methods_of_rows_of_an_object_with_slots_act_on_the_whole():
+def test_method_of_selected_rows_of_an_object_with_slots_changes_the_whole():
     whole = KeepsArraysInSlots(X, Y)
     selected = rows_as(whole, ROWS)
+
     selected.set_level(3)
 
-    assert whole.level == selected.level == 3
+    assert whole.level == 3
+    assert selected.level == 3
     assert torch.equal(selected.y, Y[ROWS])
-    assert torch.equal(copy.copy(selected).y, Y[ROWS])
+
+
+def test_copy_of_selected_rows_of_an_object_with_slots_has_the_same_rows():
+    selected = rows_as(KeepsArraysInSlots(X, Y), ROWS)
+
+    copied = copy.copy(selected)
+
+    assert torch.equal(copied.y, Y[ROWS])
 
 
 def test_rows_of_a_data_set_that_wraps_another_one_have_their_labels():
@@ -358,26 +353,19 @@ def test_rows_of_a_data_set_that_wraps_a_pandas_table_are_those_of_the_table():
 
 
 def test_rows_of_a_subset_have_the_indices_of_the_rows():
-    backwards = Subset(
-        TensorDataset(X, Y),
-        range(7, -1, -1),
-    )
+    backwards = Subset(TensorDataset(X, Y), range(7, -1, -1))
+    labels_backwards = Y.flip(0)
+
     selected = rows_as(backwards, ROWS)
 
     labels = selected.dataset.tensors[1]
-    assert torch.equal(
-        labels[selected.indices],
-        Y.flip(0)[ROWS],
-    )
+    assert torch.equal(labels[selected.indices], labels_backwards[ROWS])
 
 
 def test_rows_of_concatenated_sets_are_concatenated_rows_of_the_sets():
     first_part, second_part = rows_as(concatenated(X, Y), ROWS).datasets
 
-    assert torch.equal(
-        first_part.tensors[1],
-        Y[ROWS[:2]],
-    )
+    assert torch.equal(first_part.tensors[1], Y[ROWS[:2]])
     assert len(second_part) == 1
 
 
@@ -396,21 +384,33 @@ class FeaturesAndLabels(NamedTuple):
     y: Tensor
 
 
-def test_attributes_that_hold_the_training_samples_are_restricted_and_no_others():
+def test_attributes_that_hold_the_training_samples_are_restricted_to_the_rows():
+    samples = TensorDataset(X, Y)
+    train = WrapsDataset(samples)
     module = L.LightningDataModule()
+    module.sets = {"train": train}
+    module.wrapped_samples = samples
     module.columns = FeaturesAndLabels(X, Y)
-    module.samples = TensorDataset(*module.columns)
-    module.other_labels = Y.clone()
-    train = WrapsDataset(module.samples)
-    val = TensorDataset(module.other_labels)
-    module.sets = {"train": train, "val": val}
+
     restrict_to_rows(module, train, ROWS)
 
-    assert len(module.sets["train"]) == 3
-    assert len(module.samples) == 3
+    assert len(module.sets["train"]) == len(ROWS)
+    assert len(module.wrapped_samples) == len(ROWS)
     assert torch.equal(module.columns.y, Y[ROWS])
+
+
+def test_attributes_that_hold_other_samples_are_not_restricted():
+    train = TensorDataset(X, Y)
+    other_labels = Y.clone()
+    val = TensorDataset(other_labels)
+    module = L.LightningDataModule()
+    module.sets = {"train": train, "val": val}
+    module.other_labels = other_labels
+
+    restrict_to_rows(module, train, ROWS)
+
     assert module.sets["val"] is val
-    assert len(module.other_labels) == 8
+    assert len(module.other_labels) == len(Y)
 
 
 def test_parts_of_concatenated_sets_are_restricted_to_their_own_rows():
@@ -426,7 +426,8 @@ def test_data_set_of_a_restricted_subset_loses_only_samples_of_other_clients():
     module = L.LightningDataModule()
     module.whole = TensorDataset(X, Y)
     module.train = Subset(module.whole, [6, 4, 2, 0])
-    restrict_to_rows(module, module.train, torch.tensor([1, 3]))
+    second_and_fourth = torch.tensor([1, 3])  # samples 4 and 0 of the whole
+    restrict_to_rows(module, module.train, second_and_fourth)
 
     without_6_and_2 = [0, 1, 3, 4, 5, 7]
     assert torch.equal(module.whole.tensors[1], Y[without_6_and_2])

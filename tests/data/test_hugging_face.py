@@ -18,11 +18,12 @@ NO_VALIDATION = Splits(server_val=0)
 
 
 def make_dataset(columns, features, names=NAMES):
-    """A data set of 60 samples with a class as label, every second one ill."""
-    label_numbers = [names.index(NAMES[index % 2]) for index in range(60)]
+    """A data set of 60 samples with a class as label: well and ill in turn, whatever their numbers."""
+    label_numbers = [names.index("well"), names.index("ill")] * 30
+    class_label = datasets.ClassLabel(names=names)
     return datasets.Dataset.from_dict(
         {**columns, "label": label_numbers},
-        features=datasets.Features({**features, "label": datasets.ClassLabel(names=names)}),
+        features=datasets.Features({**features, "label": class_label}),
     )
 
 
@@ -59,14 +60,17 @@ def age_alone(rows):
 
 
 def test_classes_in_another_order_are_merged_by_their_names():
-    clients = {"A": make_table(["well", "ill"]), "B": make_table(["ill", "well"])}
+    clients = {
+        "A": make_table(["well", "ill"]),
+        "B": make_table(["ill", "well"]),
+    }
 
     data = set_up_data(clients=clients, labels="label", pos_label="ill", splits=NO_VALIDATION)
 
-    is_ill = (np.arange(60) % 2).tolist()
+    well_and_ill_in_turn = [0, 1] * 30
     assert data.class_names == ("well", "ill")
-    assert data.client_labels(0).tolist() == is_ill
-    assert data.client_labels(1).tolist() == is_ill
+    assert data.client_labels(0).tolist() == well_and_ill_in_turn
+    assert data.client_labels(1).tolist() == well_and_ill_in_turn
 
 
 @pytest.mark.parametrize(
@@ -94,12 +98,13 @@ def test_hidden_column_can_name_the_clients():
 
 
 def test_class_numbers_that_a_transform_makes_have_no_names():
-    dataset = make_table().with_transform(lambda rows: {"age": rows["age"], "label": [0, 1, 1]})
-    dataset = dataset.select(range(3))
+    def set_labels(rows):
+        return {"age": rows["age"], "label": [0, 1, 1]}
 
-    data = set_up_data(
-        dataset, labels="label", splits=NO_VALIDATION, partitioner=None, groups=[*"abc"]
-    )
+    three_samples = make_table().with_transform(set_labels).select(range(3))
+
+    sites = ["a", "b", "c"]
+    data = set_up_data(three_samples, labels="label", splits=NO_VALIDATION, groups=sites)
 
     assert data.class_names == ("0", "1")
 
@@ -118,14 +123,18 @@ def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
 
 
 def test_classes_of_texts_in_another_order_are_refused():
-    clients = {"A": make_texts(["well", "ill"]), "B": make_texts(["ill", "well"])}
+    clients = {
+        "A": make_texts(["well", "ill"]),
+        "B": make_texts(["ill", "well"]),
+    }
 
     with refused("'A' has the names well, ill, 'B' .* ill, well"):
         set_up_data(clients=clients, labels="label")
 
 
 def test_parts_of_a_concatenation_name_their_classes():
-    dataset = ConcatDataset([make_tokens(), Subset(make_tokens(), range(10))])
+    ten_samples = Subset(make_tokens(), range(10))
+    dataset = ConcatDataset([make_tokens(), ten_samples])
 
     data = set_up_data(dataset, labels="label", splits=NO_VALIDATION)
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,11 +42,7 @@ GRAY_OF_CLASS = {"cat": 0, "dog": 51, "eel": 102, "yak": 9}
 
 def write_images(class_folder, number):
     class_folder.mkdir(parents=True, exist_ok=True)
-    pixels = np.full(
-        (6, 8, 3),
-        GRAY_OF_CLASS[class_folder.name],
-        np.uint8,
-    )
+    pixels = np.full((6, 8, 3), GRAY_OF_CLASS[class_folder.name], np.uint8)
     for index in range(number):
         Image.fromarray(pixels).save(class_folder / f"{index}.png")
 
@@ -63,20 +60,25 @@ set_up_images = partial(set_up_data, image_size=4, server_val=0.0)
 
 def test_digits_holds_each_scikit_learn_digit_exactly_once():
     data = digits()
-    images, labels = map(
-        torch.cat,
-        zip(data.train.tensors, data.test.tensors),
-    )
-    pixels = images.flatten(1) * 16  # scikit-learn's are 0 to 16
-    rows = torch.cat(
-        [pixels, labels[:, None]],
-        dim=1,
-    )
+
+    rows = []
+    for images, labels in (data.train.tensors, data.test.tensors):
+        pixels = images.flatten(1) * 16  # scikit-learn's are 0 to 16
+        rows += torch.column_stack([pixels, labels]).tolist()
 
     expected_pixels, expected_labels = load_digits(return_X_y=True)
     expected_rows = np.column_stack([expected_pixels, expected_labels])
-    test_shares = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
-    assert sorted(rows.tolist()) == sorted(expected_rows.tolist())
+    assert sorted(rows) == sorted(expected_rows.tolist())
+
+
+def test_digits_has_a_fifth_of_each_class_as_test_samples():
+    data = digits()
+
+    _, train_labels = data.train.tensors
+    _, test_labels = data.test.tensors
+    test_sizes = torch.bincount(test_labels)
+    class_sizes = test_sizes + torch.bincount(train_labels)
+    test_shares = test_sizes / class_sizes
     assert (test_shares - 0.2).abs().max() < 0.01
 
 
@@ -86,20 +88,12 @@ def test_gaussians_lie_around_their_class_centers():
     features, labels = data.train.tensors
     points = features[:, :2]
     x, y = points.T
-    products = torch.stack(
-        [x * x, y * y, x * y],
-        dim=1,
-    )
+    products = torch.stack([x * x, y * y, x * y], dim=1)
     torch.testing.assert_close(features[:, 2:], products)
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
         mean = points[labels == label].mean(0)
-        torch.testing.assert_close(
-            mean,
-            torch.tensor(center),
-            atol=0.1,
-            rtol=0,
-        )
+        torch.testing.assert_close(mean, torch.tensor(center), atol=0.1, rtol=0)
     assert torch.equal(features, gaussians().train.tensors[0])
 
 
@@ -107,29 +101,14 @@ def test_gaussians_lie_around_their_class_centers():
 @pytest.mark.parametrize(
     ("name", "train", "shape"),
     [
-        pytest.param(
-            "mnist",
-            60000,
-            (1, 28, 28),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("mnist", 60000, (1, 28, 28), marks=pytest.mark.slow),
         ("fashion_mnist", 60000, (1, 28, 28)),
-        pytest.param(
-            "cifar10",
-            50000,
-            (3, 32, 32),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("cifar10", 50000, (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
 def test_real_images_are_complete_and_normalized(name, train, shape):
-    _, directory = TORCHVISION_FACTS[name][:2]
-    if not os.path.isdir(
-        os.path.join(
-            ROOT,
-            directory,
-        )
-    ):
+    directory = TORCHVISION_FACTS[name][1]
+    if not (Path(ROOT) / directory).is_dir():
         pytest.skip(f"FLSV_DATA_ROOT has no {directory}")
 
     data = vision(name, ROOT)
@@ -146,14 +125,18 @@ def test_real_images_are_complete_and_normalized(name, train, shape):
     assert (deviations - 1).abs().max() < 2e-3
 
 
+LENGTHS_OF_SPLITS = {"train": 12, "val": 5, "test": 6}
+
+
 def make_arrays(shape=(8, 8), dtype=np.uint8):
+    """Images and a column of labels for each split, by the names of an npz archive."""
     rng = np.random.default_rng(0)
     named_arrays = {}
-    for split, length in (("train", 12), ("val", 5), ("test", 6)):
+    for split, length in LENGTHS_OF_SPLITS.items():
         images = rng.integers(0, 256, (length, *shape))
         named_arrays[f"{split}_images"] = images.astype(dtype)
-        labels = (np.arange(length) % 3)[:, None]
-        named_arrays[f"{split}_labels"] = labels.astype(np.uint8)
+        labels = np.arange(length) % 3
+        named_arrays[f"{split}_labels"] = labels[:, None].astype(np.uint8)
 
     return named_arrays
 
@@ -167,26 +150,30 @@ def scale_to_one(pixels):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "scale", "expected"),
+    ("shape", "dtype", "scale", "expected_shape"),
     [
         ((8, 9), np.uint8, scale_to_one, (1, 8, 9)),
         ((8, 9, 3), np.uint8, scale_to_one, (3, 8, 9)),
         ((8, 9, 3), np.float64, keep, (3, 8, 9)),
     ],
 )
-def test_npz_arrays_become_images_and_labels(shape, dtype, scale, expected, tmp_path):
+def test_npz_arrays_become_images_and_labels(shape, dtype, scale, expected_shape, tmp_path):
     named_arrays = make_arrays(shape, dtype)
     np.savez(tmp_path / "set.npz", **named_arrays)
+
     data = npz(tmp_path / "set.npz")
 
-    assert [len(data.train), len(data.val), len(data.test)] == [12, 5, 6]
-    image, label = data.train[4]
-    assert image.shape == expected
-    assert image.is_contiguous()
-    assert label.dtype == torch.int64
-    assert int(label) == 1
+    for split, length in LENGTHS_OF_SPLITS.items():
+        assert len(getattr(data, split)) == length
 
-    pixels = named_arrays["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    image, label = data.train[4]
+    assert label.dtype == torch.int64
+    assert label == named_arrays["train_labels"][4].item()
+
+    channels_last = named_arrays["train_images"][4].reshape(8, 9, -1)
+    pixels = np.moveaxis(channels_last, source=-1, destination=0)
+    assert image.shape == expected_shape
+    assert image.is_contiguous()
     np.testing.assert_allclose(image.numpy(), scale(pixels), atol=1e-6)
 
 
@@ -282,10 +269,13 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
     for name, counts in zip(data.client_names, data.class_counts.tolist()):
-        assert counts == [CLIENTS[name].get(animal, 0) for animal in data.class_names]
+        expected_counts = [CLIENTS[name].get(animal, 0) for animal in data.class_names]
+        assert counts == expected_counts
     for client in range(4):
         for images, labels in data.client_loader(client):
-            torch.testing.assert_close(images[:, 0, 0, 0], 0.2 * labels)
+            first_pixels = images[:, 0, 0, 0]
+            # The grays of the three classes are 0, 51 and 102 of 255.
+            torch.testing.assert_close(first_pixels, 0.2 * labels)
 
 
 @pytest.mark.parametrize(

@@ -35,27 +35,35 @@ COLUMN_OF_LABELS = np.array(STORED_LABELS, np.uint8)[:, None]
 @pytest.mark.parametrize("stored", [STORED_LABELS, torch.tensor(STORED_LABELS), COLUMN_OF_LABELS])
 def test_stored_labels_spare_reading_the_samples(stored):
     dataset = Items(PAIRS, targets=stored)
-    assert dataset_labels(dataset).tolist() == [3, 1, 2]
+    assert dataset_labels(dataset).tolist() == STORED_LABELS
     assert dataset.reads == 0
-
-
-def test_labels_of_subsets_concatenations_and_transforms_are_found():
-    tensors = make_dataset([5, 6, 7, 8])
-    stored = Items(PAIRS, targets=STORED_LABELS)
-    subset = Subset(
-        Subset(tensors, [3, 1, 0]),
-        [0, 2],
-    )
-    concatenation = ConcatDataset([tensors, Subset(stored, [2, 0])])
-    transformed = Items(PAIRS, targets=STORED_LABELS, target_transform=lambda label: label - 1)
-
-    assert dataset_labels(subset).tolist() == [8, 5]
-    assert dataset_labels(concatenation).tolist() == [5, 6, 7, 8, 2, 3]
-    assert dataset_labels(transformed).tolist() == [2, 0, 1]
 
 
 def make_dataset(labels):
     return TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels))
+
+
+def test_labels_of_a_subset_of_a_subset_are_found():
+    subset = Subset(make_dataset([5, 6, 7, 8]), [3, 1, 0])
+    assert dataset_labels(subset).tolist() == [8, 6, 5]
+
+    first_and_last = Subset(subset, [0, 2])
+    assert dataset_labels(first_and_last).tolist() == [8, 5]
+
+
+def test_labels_of_concatenated_sets_follow_each_other():
+    tensors = make_dataset([5, 6])
+    subset_of_stored = Subset(Items(PAIRS, targets=[3, 1, 2]), [2, 0])
+
+    concatenation = ConcatDataset([tensors, subset_of_stored])
+
+    assert dataset_labels(concatenation).tolist() == [5, 6, 2, 3]
+
+
+def test_stored_labels_are_changed_by_the_target_transform():
+    dataset = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
+
+    assert dataset_labels(dataset).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +90,16 @@ def test_number_of_classes_covers_names_and_labels_of_training_and_held_out_data
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("label", [1000, 2**62])
-def test_class_label_far_above_the_number_of_classes_is_refused(split, label):
-    labels = {"train": torch.arange(30) % 10, "test": torch.arange(30) % 10}
-    labels[split][4] = label
+@pytest.mark.parametrize("large_label", [1000, 2**62])
+def test_class_label_far_above_the_number_of_classes_is_refused(split, large_label):
+    labels_of_ten_classes = torch.arange(30) % 10
+    labels = {"train": labels_of_ten_classes, "test": labels_of_ten_classes.clone()}
+    labels[split][4] = large_label
     test = TensorDataset(torch.zeros(30, 2), labels["test"])
 
-    with refused(f"The largest label is {label}, but there are only 1[01] different"):
-        count_classes(labels["train"], (), {"test": test})
+    # Ten classes, and the large label.
+    with refused(f"The largest label is {large_label}, but there are only 11 different"):
+        count_classes(labels["train"], class_names=(), held_out={"test": test})
 
 
 MASK = torch.randint(3, (4, 4))
@@ -116,8 +126,7 @@ WITHOUT_CLASSES = {
     "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
     "dictionaries of texts": Items([{"x": X[0], "labels": TOKENS[0]}] * NUM_SAMPLES),
     "ragged, stored": Items(
-        [(X[0], 0.0)] * NUM_SAMPLES,
-        targets=[[0], [0, 0]] * (NUM_SAMPLES // 2),
+        [(X[0], 0.0)] * NUM_SAMPLES, targets=[[0], [0, 0]] * (NUM_SAMPLES // 2)
     ),
     "a field called label": Items([{"x": X[0], "label": 1}] * NUM_SAMPLES),
     "names": Items([(X[0], "cat")] * NUM_SAMPLES),
@@ -233,27 +242,37 @@ def as_samples(*parts):
     return Items(zip(*parts))
 
 
-#: Parts of samples, those that may be labels, and the label.
+NUMBERS_OF_SAMPLES = torch.arange(NUM_SAMPLES)
+#: Parts of samples, and the positions of those that may be labels. The labels are LABELS.
 UNCLEAR_PARTS = {
-    "late": ((X, MASKS, LABELS), "2", 2),
-    "a number of the sample": ((X, LABELS, torch.arange(NUM_SAMPLES)), "1, 2", 1),
-    "a second input": ((X, torch.arange(NUM_SAMPLES)[:, None], LABELS), "1, 2", 2),
+    "late": ((X, MASKS, LABELS), "2"),
+    "a number of the sample": ((X, LABELS, NUMBERS_OF_SAMPLES), "1, 2"),
+    "a second input": ((X, NUMBERS_OF_SAMPLES[:, None], LABELS), "1, 2"),
 }
+LABELS_NEEDED = DirichletPartitioner(2, alpha=1.0)
 
 
 @pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
 @pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_label_among_several_parts_of_a_sample_has_to_be_named(kind, as_dataset):
-    parts, candidates, position = UNCLEAR_PARTS[kind]
+def test_label_that_is_not_named_among_several_parts_of_a_sample_is_not_used(kind, as_dataset):
+    parts, candidates = UNCLEAR_PARTS[kind]
     dataset = as_dataset(*parts)
-    partitioner = DirichletPartitioner(2, alpha=1.0)
 
     with refused(f"parts {candidates} of a sample are .* labels=2"):
-        set_up_data(dataset, partitioner)
+        set_up_data(dataset, LABELS_NEEDED)
+
     without_labels = set_up_data(dataset, IIDPartitioner(2))
     assert f"the parts {candidates}" in without_labels.no_classes
 
-    data = set_up_data(dataset, partitioner, labels=position)
+
+@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
+@pytest.mark.parametrize("kind", UNCLEAR_PARTS)
+def test_label_whose_position_among_parts_of_a_sample_is_named_is_used(kind, as_dataset):
+    parts, _ = UNCLEAR_PARTS[kind]
+    position = next(index for index, part in enumerate(parts) if part is LABELS)
+
+    data = set_up_data(as_dataset(*parts), LABELS_NEEDED, labels=position)
+
     for client in range(2):
         samples = data.client_indices(client)
         assert data.client_labels(client).equal(LABELS[samples])
@@ -293,13 +312,25 @@ def test_labels_that_are_no_classes_are_refused(labels):
         set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)
 
 
-def test_numeric_group_names_get_their_kind_as_prefix():
-    names = ("school 3", "school 0042", "school -1.5", "two lines")
-    assert client_names_of([3, "0042", "-1.5", "two\nlines\t"], "school") == names
-    assert client_names_of(["1", "2"], "site") == ("site 1", "site 2")
-    numbers = [0, 1, 2]
-    assert client_names_of(numbers, "group") == ("0", "1", "2")  # these are the clients' numbers
-    assert client_names_of(numbers, "school") == ("school 0", "school 1", "school 2")
+@pytest.mark.parametrize(
+    ("groups", "kind", "names"),
+    [
+        ([3, "0042", "-1.5"], "school", ("school 3", "school 0042", "school -1.5")),
+        ([0, 1], "school", ("school 0", "school 1")),
+        (["1", "2"], "site", ("site 1", "site 2")),
+    ],
+)
+def test_numeric_group_names_get_the_kind_of_group_as_prefix(groups, kind, names):
+    assert client_names_of(groups, kind) == names
+
+
+def test_group_name_of_several_lines_becomes_one_line():
+    assert client_names_of(["two\nlines\t"], "school") == ("two lines",)
+
+
+@pytest.mark.parametrize("kind_without_meaning", ["group", "site"])
+def test_numbers_of_groups_that_are_those_of_the_clients_get_no_prefix(kind_without_meaning):
+    assert client_names_of([0, 1, 2], kind_without_meaning) == ("0", "1", "2")
 
 
 def test_groups_are_read_from_an_attribute_a_name_or_a_list():
@@ -307,6 +338,7 @@ def test_groups_are_read_from_an_attribute_a_name_or_a_list():
     dataset = Items(PAIRS, groups=[7, 5, 7], hospital=hospitals)
     subset = Subset(dataset, [2, 1])
 
+    # Groups are numbered in the order of their sorted names.
     assert groups_of(dataset) == [1, 0, 1]
     assert groups_of(dataset, "hospital") == [1, 0, 2]
     assert groups_of(dataset, torch.tensor([9, 9, 1])) == [1, 1, 0]
@@ -321,8 +353,9 @@ def groups_of(*arguments):
 
 
 def test_groups_are_read_from_a_field_of_the_samples():
-    samples = [{"meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)]
-    dataset = Items(samples)
+    first_sample = {"meta": {"clinic": 7}, "a.b": "7"}
+    second_sample = {"meta": {"clinic": 3}, "a.b": "3"}
+    dataset = Items([first_sample, second_sample])
 
     _, names_of_clinics = named_groups(dataset, "meta.clinic")
     groups, _ = named_groups(dataset, "a.b")

@@ -77,17 +77,26 @@ def test_tensor_batches_with_a_generator_have_another_order_in_each_pass():
 
 
 @pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
-def test_global_generator_is_neither_read_nor_moved(dataset):
+def test_loader_with_its_own_generator_neither_reads_nor_moves_the_global_one(dataset):
+    def load_labels():
+        loader = make_loader(dataset, batch_size=8, generator=make_generator(1))
+        return labels_by_batch(loader)
+
     state = torch.get_rng_state()
-    order = labels_by_batch(make_loader(dataset, batch_size=8, generator=make_generator(1)))
+    labels = load_labels()
     assert torch.equal(torch.get_rng_state(), state)
+
     torch.manual_seed(123)
-    assert labels_by_batch(make_loader(dataset, batch_size=8, generator=make_generator(1))) == order
+    assert load_labels() == labels
 
 
 def test_subsets_of_subsets_are_read_as_tensors():
-    nested = Subset(Subset(TENSORS, range(10, 40)), [5, 0, 29])
-    loader = make_loader(nested, torch.tensor([2, 0]), batch_size=2, collate_fn=default_collate)
+    subset = Subset(TENSORS, range(10, 40))
+    nested = Subset(subset, [5, 0, 29])  # labels 15, 10 and 39
+    last_and_first = torch.tensor([2, 0])
+
+    loader = make_loader(nested, last_and_first, batch_size=2, collate_fn=default_collate)
+
     assert isinstance(loader, TensorBatches)
     assert labels_by_batch(loader) == [[39, 15]]
 
@@ -113,7 +122,7 @@ def test_samples_that_are_no_tuples_of_tensors_cannot_be_preloaded():
         preload(Items([{"x": 1}]))
 
 
-class DrawsWhenRead(Dataset):
+class DrawsSamplesWhenRead(Dataset):
     """Draws a number whenever a sample is read."""
 
     def __init__(self, draw):
@@ -126,7 +135,8 @@ class DrawsWhenRead(Dataset):
         return self.draw()
 
 
-DRAWS = {
+#: Functions that draw a number by a generator of their own.
+MAKERS_OF_DRAWS = {
     "RandomState": lambda: np.random.RandomState(0).normal,
     "Generator": lambda: np.random.default_rng(1).normal,
     "Random": lambda: random.Random(1).random,
@@ -136,9 +146,10 @@ DRAWS = {
 
 @pytest.mark.fast_rows("*-0", "torch-2")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("library", DRAWS)
+@pytest.mark.parametrize("library", MAKERS_OF_DRAWS)
 def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, workers):
-    dataset = DrawsWhenRead(DRAWS[library]())
+    draw = MAKERS_OF_DRAWS[library]()
+    dataset = DrawsSamplesWhenRead(draw)
 
     def draw_numbers(seed):
         loader = make_loader(
@@ -151,7 +162,7 @@ def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, work
 
     numbers = draw_numbers(seed=0)
     assert torch.equal(draw_numbers(seed=0), numbers)
-    assert len(numbers.unique()) == 6  # no two workers draw the same
+    assert len(numbers.unique()) == len(dataset)  # no two workers draw the same
     assert not torch.equal(draw_numbers(seed=1), numbers)
 
 
@@ -183,7 +194,7 @@ class MakesSamplesWhenRead(Dataset):
 
     factor = 1.0
     is_random = False
-    opened = False
+    has_been_read = False
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -192,7 +203,7 @@ class MakesSamplesWhenRead(Dataset):
         return 6
 
     def __getitem__(self, index: int) -> Any:
-        self.opened = True
+        self.has_been_read = True
         x = torch.tensor([self.factor * (index + 1)])
         if self.is_random:
             x += torch.rand(1)
@@ -231,25 +242,42 @@ def test_hashing_of_random_samples_leaves_no_changes_in_the_data_set():
     torch.rand(1)
 
     assert hashes_of_holders(random_table) == hashes
-    assert not random_table.opened
+    assert not random_table.has_been_read
 
 
-def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path):
+def save_gray_image(path, gray):
+    pixels = np.full((4, 4), gray, np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def two_image_folders(tmp_path):
+    """A folder with images of cats and dogs, and a copy of it."""
+    original = tmp_path / "one"
     for name in ("cat", "dog"):
-        (tmp_path / "one" / name).mkdir(parents=True)
+        (original / name).mkdir(parents=True)
         for i in range(3):
-            pixels = np.full((4, 4), 10 * i, np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "one" / name / f"{i}.png")
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
+            save_gray_image(original / name / f"{i}.png", gray=10 * i)
+    return original, shutil.copytree(original, tmp_path / "two")
 
-    images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
-    images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
 
-    hashes = hashes_of_holders(images)
-    assert hashes_of_holders(images_elsewhere) == hashes
+def hashes_of_images(folder) -> dict[str, str]:
+    return hashes_of_holders(ImageFolder(str(folder), transform=ToTensor()))
 
-    Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
-    assert changed_clients(hashes, hashes_of_holders(images_elsewhere)) == ["b"]
+
+def test_hashes_of_image_files_do_not_depend_on_their_folder(two_image_folders):
+    original, copied = two_image_folders
+
+    assert hashes_of_images(copied) == hashes_of_images(original)
+
+
+def test_changed_image_file_changes_the_hash_of_its_client(two_image_folders):
+    original, copied = two_image_folders
+
+    save_gray_image(copied / "dog" / "2.png", gray=21)
+
+    # The last of six images is client b's.
+    assert changed_clients(hashes_of_images(original), hashes_of_images(copied)) == ["b"]
 
 
 def set_up_data_of(x: torch.Tensor) -> FederatedDataModule:
@@ -282,6 +310,7 @@ NUM_SAMPLES = 3000
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_not_finite_returns_the_indices_of_samples_with_nan_or_infinity(value):
     inputs = torch.zeros(NUM_SAMPLES, 2, 4)
+    # The first and the last sample, and two beside each other.
     broken_rows = [0, 1023, 1024, 2999]
     inputs[broken_rows, 1, 2] = value
     labels = torch.arange(NUM_SAMPLES) % 3
@@ -289,7 +318,8 @@ def test_not_finite_returns_the_indices_of_samples_with_nan_or_infinity(value):
 
     assert not_finite(data).tolist() == broken_rows
     subset = Subset(data, [7, 1024, 8])
-    assert not_finite(subset).tolist() == [1]
+    position_of_broken_row = 1
+    assert not_finite(subset).tolist() == [position_of_broken_row]
 
 
 @pytest.mark.parametrize(

@@ -266,12 +266,14 @@ def test_partition_plot_has_bars_of_the_counts_of_up_to_fifty_clients(clients, c
 
     _, axes = plot_partition(counts, client_names=names)
 
-    num_bars = min(clients, 50)
+    # A row of a client has a bar of each class. The bars of the last class end at the client's number of samples.
+    num_rows = min(clients, 50)
     right_edges = [bar.get_x() + bar.get_width() for bar in axes.patches]
-    assert right_edges[-num_bars:] == counts.sum(1)[:num_bars].tolist()
-    assert len(right_edges) == num_bars * classes
+    assert len(right_edges) == num_rows * classes
+    sizes = counts.sum(1).tolist()
+    assert right_edges[-num_rows:] == sizes[:num_rows]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == names[:num_bars]
+    assert labels == names[:num_rows]
     assert axes.get_title() == title
 
 
@@ -283,11 +285,11 @@ FOUR_CLIENTS = IIDPartitioner(4)
 def split_pool(partitioner=FOUR_CLIENTS, pool=ALL_SAMPLES, **options):
     return split_federation(
         LABELS_OF_FIVE_CLASSES,
-        5,
-        None,
-        pool,
-        partitioner,
-        Splits(**options),
+        num_classes=5,
+        groups=None,
+        pool=pool,
+        partitioner=partitioner,
+        options=Splits(**options),
         column=LABELS_OF_FIVE_CLASSES.__getitem__,
     )
 
@@ -315,7 +317,12 @@ def test_max_samples_limits_the_samples_of_the_pool():
 
     assert len(used) == 100
     assert set(used.tolist()) <= set(pool.tolist())
-    assert len(torch.cat(index_sets(split_pool(max_samples=5000)))) == 1000
+
+
+def test_max_samples_above_the_number_of_samples_limits_nothing():
+    splits = split_pool(max_samples=5000)
+
+    assert len(torch.cat(index_sets(splits))) == len(ALL_SAMPLES)
 
 
 def test_splits_follow_from_their_seeds():
@@ -324,8 +331,7 @@ def test_splits_follow_from_their_seeds():
     same_sets = index_sets(split_pool(seed=1, **options))
     other_sets = index_sets(split_pool(seed=2, **options))
 
-    assert len(sets) == len(same_sets)
-    assert all(map(torch.equal, sets, same_sets))
+    torch.testing.assert_close(sets, same_sets, rtol=0, atol=0)
     assert not torch.equal(sets[0], other_sets[0])
 
 
@@ -342,14 +348,15 @@ def test_seed_of_splits_holds_out_other_samples_of_one_partition():
 def test_client_without_a_full_batch_is_refused_if_incomplete_batches_are_dropped():
     data = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
     partitioner = SizePartitioner([4, 1])
-    # A tenth is held out for the server, and a fifth of the other 90 is client 1's.
-    set_up_data(data, partitioner, batch_size=18, drop_last=True)
+    # Of 100 samples 10 are held out for the server. Client 1 has a fifth of the other 90.
+    samples_of_client_1 = 18
+    set_up_data(data, partitioner, batch_size=samples_of_client_1, drop_last=True)
 
     with refused("Client 1 has 18 samples, fewer than one batch of 32"):
         set_up_data(data, partitioner, batch_size=32, drop_last=True)
 
 
-def test_drop_flagged_drops_flagged_training_samples():
+def test_drop_flagged_drops_noisy_training_samples_and_few_others():
     noise = GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])
     set_up_digits = partial(
         set_up_data,

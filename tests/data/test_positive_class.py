@@ -49,19 +49,12 @@ def make_data(sets, **options):
 
 def fit_with_values(folder, data):
     torch.manual_seed(0)
-    module = ClassifierClient(
-        "softmax",
-        optimizer=partial(torch.optim.SGD, lr=0.5),
-    )
+    module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.5))
     metrics = {
         "loo": LeaveOneOut(performance="average_precision"),
         "f1": LeaveOneOut(performance="f1"),
     }
-    loop = FederatedLoop(
-        metrics=metrics,
-        seed=0,
-        reporting=Reporting(table=False),
-    )
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
     fit(loop, folder, module, data, rounds=2)
 
     return loop
@@ -120,18 +113,8 @@ class PositiveClassCase:
 
 
 CASES = [
-    PositiveClassCase(
-        {"a": 12, "b": 28},
-        "a b",
-        positive_class="b",
-        needs_pos_label=True,
-    ),
-    PositiveClassCase(
-        {"a": 28, "b": 12},
-        "b a",
-        positive_class="a",
-        pos_label="a",
-    ),
+    PositiveClassCase({"a": 12, "b": 28}, "a b", positive_class="b", needs_pos_label=True),
+    PositiveClassCase({"a": 28, "b": 12}, "b a", positive_class="a", pos_label="a"),
     PositiveClassCase({"9": 12, "10": 28}, "9 10", positive_class="10"),
     PositiveClassCase({"false": 12, "TRUE": 28}, "false TRUE", positive_class="TRUE"),
     PositiveClassCase(
@@ -154,12 +137,7 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
     words = list(Counter(case.rows).elements())
     x = np.arange(len(words), dtype=float)
 
-    data = make(
-        x,
-        words,
-        partitioner=IIDPartitioner(2),
-        pos_label=case.pos_label,
-    )
+    data = make(x, words, partitioner=IIDPartitioner(2), pos_label=case.pos_label)
     data.setup("fit")
 
     names = tuple(case.names.split())
@@ -172,23 +150,22 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
         assert words_of_client == names_of_client
 
 
+BRIGHT = 200
+DARK = 0
+
+
+def write_images(folder, number, gray):
+    folder.mkdir(parents=True)
+    image = Image.new("RGB", (8, 8), (gray, gray, gray))
+    for index in range(number):
+        image.save(folder / f"{index}.png")
+
+
 def test_pos_label_of_image_folders_is_positive(tmp_path):
-    brightness = {"ill": 200, "well": 0}
-    counts = {
-        "train": {"ill": 2, "well": 6},
-        "test": {"ill": 1, "well": 1},
-    }
-    for split, counts_of_split in counts.items():
-        for name, count in counts_of_split.items():
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            image = Image.new(
-                "RGB",
-                (8, 8),
-                (brightness[name],) * 3,
-            )
-            for i in range(count):
-                image.save(folder / f"{i}.png")
+    write_images(tmp_path / "train" / "ill", number=2, gray=BRIGHT)
+    write_images(tmp_path / "train" / "well", number=6, gray=DARK)
+    write_images(tmp_path / "test" / "ill", number=1, gray=BRIGHT)
+    write_images(tmp_path / "test" / "well", number=1, gray=DARK)
 
     data = FederatedDataModule(str(tmp_path), IIDPartitioner(2), pos_label="ill")
     data.setup("fit")
@@ -199,24 +176,19 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
         assert torch.equal(is_bright, labels == 1)
 
 
+def make_ill_and_well():
+    """The labels are numbers, and beside them are the classes' names."""
+    dataset = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
+    dataset.classes = ("ill", "well")
+    return dataset
+
+
 def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     data = set_up_data(make_ill_and_well(), IIDPartitioner(2), pos_label="well")
 
     assert data.class_names == ("ill", "well")
-    assert (
-        describe_positive_class(data)
-        == "Positive class: well, class 1. Average precision and F1 are scores of this class."
-    )
-
-
-def make_ill_and_well():
-    """The labels are numbers, and beside them are the classes' names."""
-    dataset = TensorDataset(
-        torch.rand(20, 2),
-        torch.tensor([0, 1, 1, 1] * 5),
-    )
-    dataset.classes = ("ill", "well")
-    return dataset
+    sentences = "Positive class: well, class 1. Average precision and F1 are scores of this class."
+    assert describe_positive_class(data) == sentences
 
 
 @pytest.mark.parametrize(
@@ -224,14 +196,7 @@ def make_ill_and_well():
     [
         (make_ill_and_well(), "ill", "'ill' is class 0"),
         (make_ill_and_well(), "sick", "pos_label='sick': expected 'ill' or 'well'"),
-        (
-            TensorDataset(
-                torch.rand(20, 2),
-                torch.rand(20),
-            ),
-            1,
-            "only data of two classes",
-        ),
+        (TensorDataset(torch.rand(20, 2), torch.rand(20)), 1, "only data of two classes"),
     ],
 )
 def test_pos_label_that_is_not_class_1_of_two_classes_is_refused(source, pos_label, message):

@@ -14,14 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.cli.parser import make_cli
-from flsv.data import (
-    FederatedDataModule,
-    HeldOut,
-    IIDPartitioner,
-    OneClient,
-    Partitioner,
-    Splits,
-)
+from flsv.data import FederatedDataModule, HeldOut, IIDPartitioner, OneClient, Partitioner, Splits
 from helpers import refused, warns
 
 VISITS = 60  # of each hospital
@@ -95,55 +88,61 @@ def test_numbers_of_samples_are_held_out():
 
 
 def test_samples_with_a_columns_value_are_held_out():
-    splits = Splits(
-        server_val=HeldOut("split", "val"),
-        client_test=HeldOut("split", ["test"]),
-    )
+    splits = Splits(server_val=HeldOut("split", "val"), client_test=HeldOut("split", ["test"]))
 
     data = make_hospitals(splits)
 
-    assert positions_in_tables(data, "test") == positions_where(
-        "split", lambda split: split == "test"
-    )
-    assert positions_in_tables(data, "train") == positions_where(
-        "split", lambda split: split == "train"
-    )
+    test_positions = positions_where("split", lambda split: split == "test")
+    train_positions = positions_where("split", lambda split: split == "train")
+    assert positions_in_tables(data, "test") == test_positions
+    assert positions_in_tables(data, "train") == train_positions
     assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
-    ("held_out", "is_held_out"),
+    ("column", "choice", "is_chosen"),
     [
-        (HeldOut("split", "test"), lambda split: split == "test"),
-        (HeldOut("visited", since="2024-01-01"), lambda day: day >= "2024-01-01"),
+        ("split", {"values": "test"}, lambda split: split == "test"),
+        ("visited", {"since": "2024-01-01"}, lambda day: day >= "2024-01-01"),
     ],
 )
-def test_shares_are_drawn_from_what_no_column_chooses(held_out, is_held_out):
-    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=held_out))
+def test_shares_are_drawn_from_what_no_column_chooses(column, choice, is_chosen):
+    chosen = HeldOut(column, **choice)
 
-    assert positions_in_tables(data, "test") == positions_where(held_out.column, is_held_out)
+    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=chosen))
+
+    assert positions_in_tables(data, "test") == positions_where(column, is_chosen)
+    # The server's share is one of all visits, though none of those that the column chooses is drawn.
     num_visits = len(TABLES) * VISITS
     assert len(data.server_val_indices) == 0.25 * num_visits
     for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
         assert set(train).isdisjoint(val)
 
 
-def test_patients_stay_together():
-    data = make_hospitals(Splits(server_val=0.1, client_val=4, client_test=0.2, together="patient"))
+def make_hospitals_with_whole_patients() -> FederatedDataModule:
+    return make_hospitals(Splits(server_val=0.1, client_val=4, client_test=0.2, together="patient"))
 
-    table = pd.concat(TABLES.values())
-    patients = torch.tensor(table["patient"].to_numpy())
+
+def test_no_patient_has_visits_both_in_training_and_held_out():
+    data = make_hospitals_with_whole_patients()
+
     clients = split_indices_of_clients(data)
     training_indices = torch.cat([client["train"] for client in clients])
-    is_training = torch.isin(torch.arange(len(table)), training_indices)
-
-    training_patients = set(patients[is_training].tolist())
-    held_out_patients = set(patients[~is_training].tolist())
+    patients = pd.concat(TABLES.values())["patient"].to_numpy()
+    is_training = np.isin(np.arange(len(patients)), training_indices)
+    training_patients = set(patients[is_training])
+    held_out_patients = set(patients[~is_training])
     assert training_patients
     assert held_out_patients.isdisjoint(training_patients)
-    # Whole patients, of three visits each, reach the numbers in the options.
-    assert len(data.server_val_indices) == 0.1 * len(table)
-    for client in clients:
+
+
+def test_whole_patients_are_held_out_until_their_visits_reach_the_number():
+    data = make_hospitals_with_whole_patients()
+
+    num_visits = len(TABLES) * VISITS
+    assert len(data.server_val_indices) == 0.1 * num_visits
+    for client in split_indices_of_clients(data):
+        # One patient's 3 visits are fewer than client_val=4, those of two are enough.
         assert len(client["val"]) == 2 * VISITS_OF_PATIENT
 
 
@@ -183,15 +182,22 @@ def test_site_with_its_own_samples_holds_out_the_same_rows():
     assert rows == positions_in_tables(together, "test")
 
 
-def test_column_that_splits_is_an_input_only_if_the_dictionary_names_it():
+def names_of_inputs(dictionary: Any) -> list[str]:
+    """The columns that are inputs if the column ``split`` chooses the validation samples."""
     splits = Splits(server_val=HeldOut("split", "val"))
+    data = make_hospitals(splits, dictionary)
+    return [column.name for column in data.division.source.columns]
 
-    left_out = make_hospitals(splits, dictionary={"excluded": ["patient", "visited"]})
-    columns = {"columns": {"age": {}, "split": {}}, "excluded": ["*"]}
-    asked_for = make_hospitals(splits, dictionary=columns)
 
-    assert [card.name for card in left_out.division.source.columns] == ["age"]
-    assert [card.name for card in asked_for.division.source.columns] == ["split", "age"]
+def test_column_that_splits_is_no_input_if_the_dictionary_does_not_name_it():
+    assert names_of_inputs({"excluded": ["patient", "visited"]}) == ["age"]
+
+
+def test_column_that_splits_is_an_input_if_the_dictionary_names_it():
+    all_others = "*"
+    dictionary = {"columns": {"age": {}, "split": {}}, "excluded": [all_others]}
+
+    assert names_of_inputs(dictionary) == ["split", "age"]
 
 
 def test_command_line_accepts_numbers_and_columns_of_splits(tmp_path, monkeypatch):
@@ -230,10 +236,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         "HeldOut.'split', since=.*the column has values that are not dates",
     ),
     "two sets": (
-        {
-            "server_val": HeldOut("split", "val"),
-            "client_val": HeldOut("split", ["val", "test"]),
-        },
+        {"server_val": HeldOut("split", "val"), "client_val": HeldOut("split", ["val", "test"])},
         "samples are both in server_val .split = val. and in client_val",
     ),
     "a client without": (
@@ -244,10 +247,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"server_val": HeldOut("split", "val"), "together": "patient"},
         "have samples both in training and in a held-out set: '10",
     ),
-    "nothing left": (
-        {"server_val": 0, "client_test": 60},
-        "leave none for training",
-    ),
+    "nothing left": ({"server_val": 0, "client_test": 60}, "leave none for training"),
 }
 
 
@@ -272,15 +272,13 @@ def test_choices_are_checked_at_construction(options, message):
 
 
 def make_samples_of_patients(
-    patients: Sequence[Any],
-    partitioner: Partitioner,
-    **splits: Any,
+    patients: Sequence[Any], partitioner: Partitioner, **splits: Any
 ) -> FederatedDataModule:
     labels = torch.arange(len(patients)) % 2
     inputs = torch.zeros(len(patients), 2)
-    data_set: Any = TensorDataset(inputs, labels)
-    data_set.patient = patients
-    return FederatedDataModule(data_set, partitioner, splits=Splits(together="patient", **splits))
+    samples: Any = TensorDataset(inputs, labels)
+    samples.patient = patients
+    return FederatedDataModule(samples, partitioner, splits=Splits(together="patient", **splits))
 
 
 @pytest.mark.parametrize("gap", [" ", float("nan")])

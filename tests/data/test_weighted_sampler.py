@@ -28,6 +28,8 @@ TRAIN = toy_sets()[0]
 SAMPLES = len(TRAIN)
 BATCH = 8
 LR = 0.1
+LOCAL_EPOCHS = 2
+NUM_CLIENTS = 3
 #: Rare classes are drawn more often.
 WEIGHTS = torch.tensor([1.0, 3.0, 9.0])[TRAIN.tensors[1]]
 
@@ -72,18 +74,14 @@ def make_weighted_data(source: L.LightningDataModule, **splits: Any) -> Federate
 
 
 def draw_by_torch(
-    indices: Tensor,
-    count: int,
-    *,
-    round_index: int,
-    client: int,
-    epoch: int = 0,
-    replacement: bool = True,
+    indices: Tensor, num_draws: int, replacement: bool, generator: torch.Generator
 ) -> list[Any]:
-    """Return what torch's own sampler draws of a client's samples in an epoch."""
-    draw = generator_for(SEED, "shuffle", round_index, client, epoch)
-    sampler = WeightedRandomSampler(WEIGHTS[indices].tolist(), count, replacement, generator=draw)
-    return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=BATCH, sampler=sampler))
+    """Return the batches of an epoch that torch's own sampler draws of a client's samples."""
+    sampler = WeightedRandomSampler(
+        WEIGHTS[indices].tolist(), num_draws, replacement, generator=generator
+    )
+    samples = Subset(TRAIN, indices.tolist())
+    return list(DataLoader(samples, batch_size=BATCH, sampler=sampler))
 
 
 def train_on(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
@@ -97,60 +95,62 @@ def train_on(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
 
 
 @pytest.mark.fast_rows
+@pytest.mark.parametrize(("draws_per_sample", "replacement"), [(1, True), (2, True), (0.5, False)])
 @pytest.mark.parametrize(
-    ("count", "replacement"),
-    [(SAMPLES, True), (2 * SAMPLES, True), (SAMPLES // 2, False)],
+    ("train", "loader_class"),
+    [
+        pytest.param(TRAIN, TensorBatches, id="in memory"),
+        pytest.param(Items(TRAIN.__getitem__, range(SAMPLES)), DataLoader, id="read one by one"),
+    ],
 )
-@pytest.mark.parametrize("is_in_memory", [True, False])
-def test_each_client_draws_its_samples_by_weight(tmp_path, is_in_memory, count, replacement):
-    """An epoch has as many draws of a client's samples as the loader makes of so many."""
-    train: Any = TRAIN
-    if not is_in_memory:
-        train = Items(TRAIN.__getitem__, range(SAMPLES))
-    data = make_weighted_data(
-        DataModuleWithWeightedSampler(train, count=count, replacement=replacement)
-    )
-    local_epochs = 2
-    loop = FederatedLoop(KeepsRounds(), local_epochs=local_epochs, seed=SEED)
+def test_each_client_draws_its_samples_by_weight(
+    tmp_path, train, loader_class, draws_per_sample, replacement
+):
+    count = int(draws_per_sample * SAMPLES)
+    source = DataModuleWithWeightedSampler(train, count=count, replacement=replacement)
+    data = make_weighted_data(source)
+    loop = FederatedLoop(KeepsRounds(), local_epochs=LOCAL_EPOCHS, seed=SEED)
+
     fit(loop, tmp_path, make_module(), data, rounds=2)
 
-    assert isinstance(data.client_loader(0), TensorBatches) == is_in_memory
+    assert isinstance(data.client_loader(0), loader_class)
 
     rounds: list[Round] = loop.aggregator.rounds  # type: ignore[attr-defined]
     for round in rounds:
         assert round.num_samples.tolist() == data.num_samples.tolist()
-        for client in range(3):
+        for client in range(NUM_CLIENTS):
             indices = data.client_indices(client)
-            draws = len(indices) * count // SAMPLES
+            num_draws = int(draws_per_sample * len(indices))
             epochs = []
-            for epoch in range(local_epochs):
-                batches = draw_by_torch(
-                    indices,
-                    draws,
-                    round_index=round.round_index,
-                    client=client,
-                    epoch=epoch,
-                    replacement=replacement,
-                )
-                epochs.append(batches)
-            assert round.num_steps[client] == sum(map(len, epochs))
-            expected = train_on(round.global_vector, epochs)
-            assert torch.equal(round.client_vectors[client], expected)
+            for epoch in range(LOCAL_EPOCHS):
+                generator = generator_for(SEED, "shuffle", round.round_index, client, epoch)
+                epochs.append(draw_by_torch(indices, num_draws, replacement, generator))
+
+            expected_model = train_on(round.global_vector, epochs)
+            assert round.num_steps[client] == sum(len(batches) for batches in epochs)
+            assert torch.equal(round.client_vectors[client], expected_model)
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
     data = make_weighted_data(DataModuleWithWeightedSampler(), server_val=0.2)
-    local_epochs = 2
-    loop = make_in_run_loop(local_epochs=local_epochs)
+    loop = make_in_run_loop(local_epochs=LOCAL_EPOCHS)
     _, sample_values, rounds = fit_in_run(loop, tmp_path, make_module(), data)
 
-    for client in range(3):
-        expected = 0.0
+    one_batch_a_step = 1
+    for client in range(NUM_CLIENTS):
+        values_of_rounds = []
         for round in rounds:
             values, _ = in_run_values_by_hand(
-                data, round, client, lr=LR, momentum=0.0, window=1, epochs=local_epochs
+                data,
+                round,
+                client,
+                lr=LR,
+                momentum=0.0,
+                window=one_batch_a_step,
+                epochs=LOCAL_EPOCHS,
             )
-            expected = expected + values
+            values_of_rounds.append(values)
+        expected = torch.stack(values_of_rounds).sum(0)
         torch.testing.assert_close(sample_values[client], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -159,29 +159,40 @@ def test_weighted_sampler_of_another_number_of_weights_is_refused():
         make_weighted_data(DataModuleWithWeightedSampler(weights=torch.ones(3)))
 
 
-def test_client_without_enough_weights_above_0_is_refused():
+TOO_FEW_WEIGHTS = "samples of client 1, but only .* have a weight above 0"
+
+
+def weights_with_some_of_client_1(num_positive: int) -> Tensor:
+    """Weights that are above 0 for so many samples of client 1."""
     samples_of_client = make_weighted_data(DataModuleWithWeightedSampler()).client_indices(1)
-    no_weight = WEIGHTS.clone()
-    no_weight[samples_of_client] = 0
-    one_weight = no_weight.clone()
-    one_weight[samples_of_client[0]] = 1
-    words = "samples of client 1, but only .* have a weight above 0"
-
-    with refused(words):
-        make_weighted_data(DataModuleWithWeightedSampler(weights=no_weight))
-
-    # One sample can be drawn again and again, and not without replacement.
-    make_weighted_data(DataModuleWithWeightedSampler(weights=one_weight))
-    with refused("samples of client 1, but only"):
-        make_weighted_data(DataModuleWithWeightedSampler(weights=one_weight, replacement=False))
+    weights = WEIGHTS.clone()
+    weights[samples_of_client[num_positive:]] = 0
+    return weights
 
 
-def test_run_with_other_weights_is_not_resumed(tmp_path):
-    description = make_weighted_data(DataModuleWithWeightedSampler()).describe()
-    same_description = make_weighted_data(DataModuleWithWeightedSampler()).describe()
-    other_description = make_weighted_data(
-        DataModuleWithWeightedSampler(weights=2 * WEIGHTS)
-    ).describe()
+@pytest.mark.parametrize(("num_positive", "replacement"), [(0, True), (1, False)])
+def test_client_without_enough_weights_above_0_is_refused(num_positive, replacement):
+    weights = weights_with_some_of_client_1(num_positive)
+    source = DataModuleWithWeightedSampler(weights=weights, replacement=replacement)
 
-    assert same_description == description
-    assert other_description != description
+    with refused(TOO_FEW_WEIGHTS):
+        make_weighted_data(source)
+
+
+def test_client_with_one_weight_above_0_draws_its_sample_again_and_again():
+    weights = weights_with_some_of_client_1(num_positive=1)
+
+    data = make_weighted_data(DataModuleWithWeightedSampler(weights=weights, replacement=True))
+
+    assert len(data.client_indices(1)) > 1
+
+
+def describe_data(weights: Tensor) -> dict[str, Any]:
+    return make_weighted_data(DataModuleWithWeightedSampler(weights=weights)).describe()
+
+
+def test_description_of_the_data_depends_on_the_weights():
+    description = describe_data(WEIGHTS)
+
+    assert describe_data(WEIGHTS.clone()) == description
+    assert describe_data(2 * WEIGHTS) != description

@@ -1,7 +1,6 @@
 """The data module in a Trainer, around another one, and asked wrongly."""
 
 import sys
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -14,12 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedLoop
-from flsv.data import (
-    FederatedDataModule,
-    IIDPartitioner,
-    SizePartitioner,
-    TensorBatches,
-)
+from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, TensorBatches
 from helpers import make_generator, refused
 from helpers.data import Items
 from helpers.fits import plain_trainer, trainer_for
@@ -136,6 +130,7 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_t
         batch_sizes[split] = [len(y) for y in labels]
     assert data.batch_size == TRAIN_BATCH
     assert wrapped.trainer is trainer
+    # Of 120 training, 30 validation and 50 test samples. The last batch has the rest.
     assert set(batch_sizes["train"]) == {TRAIN_BATCH, 120 % TRAIN_BATCH}
     assert batch_sizes["val"] == [VAL_BATCH, VAL_BATCH, 30 % VAL_BATCH]
     assert batch_sizes["test"] == [TEST_BATCH, TEST_BATCH, TEST_BATCH, 50 % TEST_BATCH]
@@ -202,12 +197,12 @@ def test_state_of_a_wrapped_module_is_part_of_the_checkpoint(quiet_trainer, tmp_
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     module = RecordsLabels()
-    with refused(
-        "reload_dataloaders_every_n_epochs=....: flsv reads the loaders of UsersDataModule"
-    ):
-        plain_trainer(tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
-            module, FederatedDataModule(UsersDataModule())
-        )
+    data = FederatedDataModule(UsersDataModule())
+    trainer = plain_trainer(tmp_path, rounds=2, reload_dataloaders_every_n_epochs=1)
+
+    message = "reload_dataloaders_every_n_epochs=....: flsv reads the loaders of UsersDataModule"
+    with refused(message):
+        trainer.fit(module, data)
 
     assert not module.labels["train"]
 
@@ -215,22 +210,15 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
 def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     module = RecordsLabels()
-    callbacks = [finder, FederatedLoop()]
+    trainer = plain_trainer(tmp_path, rounds=1, callbacks=[finder, FederatedLoop()])
+
     with refused(f"{type(finder).__name__} .*Tuner"):
-        plain_trainer(
-            tmp_path,
-            1,
-            callbacks=callbacks,
-        ).fit(module, FederatedDataModule(DATA))
+        trainer.fit(module, FederatedDataModule(DATA))
 
     assert not module.labels["train"]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [DATA, Items(zip(X, Y.tolist()))],
-    ids=["tensors", "read"],
-)
+@pytest.mark.parametrize("source", [DATA, Items(zip(X, Y.tolist()))], ids=["tensors", "read"])
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     rounds, local_epochs = 3, 2
     batches, batch_size = 2, 4
@@ -240,49 +228,86 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
 
     trainer_for(loop, tmp_path, rounds, overfit_batches=batches).fit(module, data)
 
-    labels_of_round = []
-    for client in (0, 1):
-        first_samples = data.client_indices(client)[: batches * batch_size]
-        labels_of_round += [Y[first_samples]] * local_epochs
-    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(labels_of_round * rounds))
+    expected_labels = []
+    for _ in range(rounds):
+        for client in (0, 1):
+            first_samples = data.client_indices(client)[: batches * batch_size]
+            for _ in range(local_epochs):
+                expected_labels.append(Y[first_samples])
+    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(expected_labels))
 
 
-def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch):
+@pytest.fixture
+def parse_yaml(tmp_path, monkeypatch):
+    """A function that makes a data module of options in a YAML file, by Lightning's command line."""
     monkeypatch.setattr(sys, "argv", ["flsv"])
+    path = tmp_path / "config.yaml"
 
-    saved = {}
-
-    def parse(**data):
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
-        options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
-        args = ["--config", str(tmp_path / "config.yaml")]
-        quiet = {"accelerator": "cpu", "logger": False}
-
-        cli = LightningCLI(
-            RecordsLabels, FederatedDataModule, trainer_defaults=quiet, args=args, **options
+    def parse_options(**data) -> LightningCLI:
+        path.write_text(yaml.safe_dump({"data": data}))
+        return LightningCLI(
+            RecordsLabels,
+            FederatedDataModule,
+            trainer_defaults={"accelerator": "cpu", "logger": False},
+            args=["--config", str(path)],
+            run=False,
+            save_config_callback=None,
+            seed_everything_default=False,
         )
-        saved.update(yaml.safe_load(cli.parser.dump(cli.config))["data"])
-        return cli.datamodule
 
-    assert isinstance(
-        parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule
-    )
+    return parse_options
 
-    pair = [
-        {"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * n}}
-        for n in (30, 10)
-    ]
 
-    assert [len(part) for part in parse(source=pair).source] == [30, 10]
-    assert saved["source"] == pair
-    assert len(parse(source=pair[0]).source) == 30
-    assert saved["source"] == pair[0]
+def saved_source(cli: LightningCLI):
+    """The source in the configuration that the command line would save."""
+    saved_config = yaml.safe_load(cli.parser.dump(cli.config))
+    return saved_config["data"]["source"]
 
-    table = str(tmp_path / "Köln Süd.csv")
-    Path(table).write_text("age,ill\n" + "50,0\n60,1\n" * 15, "utf-8")
-    assert parse(source=table, labels="ill").source == table  # not its text
 
-    data = parse(clients={"Boston": table, "Köln Süd": table}, labels="ill")
-    data.setup("fit")
+def test_yaml_may_name_a_data_module(parse_yaml):
+    cli = parse_yaml(source=f"{BoringDataModule.__module__}.BoringDataModule")
 
-    assert data.client_names == ("Boston", "Köln Süd")
+    assert isinstance(cli.datamodule.source, BoringDataModule)
+
+
+def describe_items(num_samples):
+    """A data set as YAML describes it."""
+    return {"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * num_samples}}
+
+
+def test_yaml_may_describe_a_data_set(parse_yaml):
+    cli = parse_yaml(source=describe_items(30))
+
+    assert len(cli.datamodule.source) == 30
+    assert saved_source(cli) == describe_items(30)
+
+
+def test_yaml_may_describe_training_and_test_data_sets(parse_yaml):
+    pair = [describe_items(30), describe_items(10)]
+
+    cli = parse_yaml(source=pair)
+
+    train, test = cli.datamodule.source
+    assert len(train) == 30
+    assert len(test) == 10
+    assert saved_source(cli) == pair
+
+
+@pytest.fixture
+def table_path(tmp_path):
+    path = tmp_path / "Köln Süd.csv"
+    path.write_text("age,ill\n" + "50,0\n60,1\n" * 15, "utf-8")
+    return str(path)
+
+
+def test_path_of_a_table_in_yaml_is_not_replaced_by_the_text_of_the_file(parse_yaml, table_path):
+    cli = parse_yaml(source=table_path, labels="ill")
+
+    assert cli.datamodule.source == table_path
+
+
+def test_yaml_may_name_the_tables_of_clients(parse_yaml, table_path):
+    cli = parse_yaml(clients={"Boston": table_path, "Köln Süd": table_path}, labels="ill")
+    cli.datamodule.setup("fit")
+
+    assert cli.datamodule.client_names == ("Boston", "Köln Süd")

@@ -90,41 +90,49 @@ class MovingAverage:
 
 class TrainsByKeptValues(Plain):
     """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
-    the Trainer's count of steps."""
+    the Trainer's count of steps: if a rank had another client's of them, its model would be another one."""
 
     def __init__(self):
         super().__init__(network(dropout=0.3))
         self.average = MovingAverage()
-        self.lazy = None
-        self.array = np.zeros(3)
-        losses = []
-        self.losses = {"train": losses}
-        self.register_buffer("unsaved", torch.zeros(3), persistent=False)
+        self.sum_from_first_batch = None
+        self.average_in_array = np.zeros(3)
+        self.losses = {"train": []}
+        self.register_buffer("average_in_buffer", torch.zeros(3), persistent=False)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        bias = self.net[4].bias
-        array = torch.from_numpy(self.array).float()
-        distance = (bias - self.unsaved - array).square().sum()
-        num_losses = len(self.losses["train"])
-        rate = 1 / (1 + num_losses + self.average.num_updates)
-
-        self.losses["train"].append(float(loss))
-        self.average.update(bias.detach())
-        if self.lazy is None:
-            self.lazy = bias.detach().clone()
-        self.lazy = self.lazy + 0.1 * bias.detach()
-        bias_array = bias.detach().numpy()
-        self.array = self.array * 0.9 + 0.1 * bias_array
-        self.unsaved.lerp_(bias.detach(), 0.2)
-        if self.average.num_updates == 3:
-            self.net[0].weight.requires_grad_(False)
-            self.net[1].eval()
-            weight = self.net[4].weight
-            weight.anchor = weight.detach().clone()
-        product = (self.lazy * bias).sum()
         warm_up = min(1.0, 0.1 * (1 + self.global_step))
-        return warm_up * loss + rate * distance + 0.1 * product
+        penalty_by_former_values = self.penalty_by_averages()
+
+        self.keep_values(loss)
+        if self.average.num_updates == 3:
+            self.change_flags()
+
+        product = (self.sum_from_first_batch * self.net[4].bias).sum()
+        return warm_up * loss + penalty_by_former_values + 0.1 * product
+
+    def penalty_by_averages(self):
+        average_in_array = torch.from_numpy(self.average_in_array).float()
+        difference = self.net[4].bias - self.average_in_buffer - average_in_array
+        num_counted = len(self.losses["train"]) + self.average.num_updates
+        return difference.square().sum() / (1 + num_counted)
+
+    def keep_values(self, loss):
+        bias = self.net[4].bias.detach()
+        self.losses["train"].append(float(loss))
+        self.average.update(bias)
+        if self.sum_from_first_batch is None:
+            self.sum_from_first_batch = bias.clone()
+        self.sum_from_first_batch = self.sum_from_first_batch + 0.1 * bias
+        self.average_in_array = 0.9 * self.average_in_array + 0.1 * bias.numpy()
+        self.average_in_buffer.lerp_(bias, 0.2)
+
+    def change_flags(self):
+        self.net[0].weight.requires_grad_(False)
+        self.net[1].eval()
+        weight = self.net[4].weight
+        weight.anchor = weight.detach().clone()
 
 
 class ValidatesOnRanks(Plain):

@@ -140,9 +140,13 @@ def run_all(folder, names):
         fit(Path(folder) / name, RANK_CASES[name]())
 
 
-def run_and_die(folder, name, rank=-1, kill=False):
-    """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
-    fit(Path(folder), RANK_CASES[name](), EndsARank(Path(folder), rank, kill))
+def run_one(folder, name):
+    fit(Path(folder), RANK_CASES[name]())
+
+
+def run_and_kill(folder, name, killed_rank):
+    """A federation of which one rank is killed in its third round; or, where one has been, what is left of it."""
+    fit(Path(folder), RANK_CASES[name](), EndsARank(Path(folder), killed_rank, kill=True))
 
 
 def save_within(folder, name):
@@ -154,7 +158,7 @@ def save_on_exception(folder, name):
     fit(
         Path(folder),
         RANK_CASES[name](),
-        EndsARank(Path(folder), 1, kill=False),
+        EndsARank(Path(folder), rank=1, kill=False),
         OnExceptionCheckpoint(Path(folder) / "failed"),
     )
 
@@ -262,7 +266,7 @@ def run_command(*words):
 
 
 def exchanges(folder):
-    """All that ranks exchange."""
+    """All that ranks exchange, in the order in which every rank does it."""
     rank = int(os.environ["LOCAL_RANK"])
     size = int(os.environ["RANKS"])
     ranks = meet(rank, size, torch.device("cpu"))
@@ -270,29 +274,53 @@ def exchanges(folder):
     assert meet(rank, size, torch.device("cpu")) is ranks
     assert not torch.distributed.is_initialized()
 
+    exchange_values(ranks, rank)
+    exchange_rows(ranks, rank)
+    fail_out_of_step(ranks, rank, size)
+
+
+def make_value(rank):
+    """A view of a larger tensor, an empty tensor of another type, a truth value and a text."""
     whole = torch.arange(1000.0).view(10, 100)
-    value = {
+    return {
         "view": whole[rank, :3],
-        "half": torch.full((2, 0), rank, dtype=torch.bfloat16),
-        "yes": torch.tensor(rank == 1),
+        "empty": torch.empty((2, 0), dtype=torch.bfloat16),
+        "is rank 1": torch.tensor(rank == 1),
         "text": f"rank {rank}",
     }
 
+
+def exchange_values(ranks, rank):
+    value = make_value(rank)
+
     for sender, received in enumerate(ranks.all_gather(value, "everything")):
-        assert torch.equal(received["view"], whole[sender, :3])
-        assert received["half"].shape == (2, 0)
-        assert received["half"].dtype == torch.bfloat16
-        assert bool(received["yes"]) == (sender == 1)
-        assert received["text"] == f"rank {sender}"
-    assert ranks.broadcast(1, value, "one")["text"] == "rank 1"
+        assert_value_of(sender, received)
+    assert_value_of(1, ranks.broadcast(1, value, "one"))
 
-    matrix = torch.full((4, 300_000), float(rank))
-    ranks.broadcast_rows(matrix, [2, 0, 1, 0], "long rows")
 
-    assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
+def assert_value_of(sender, received):
+    expected = make_value(sender)
+    assert received["text"] == expected["text"]
+    for name in ("view", "empty", "is rank 1"):
+        torch.testing.assert_close(received[name], expected[name], rtol=0, atol=0)
 
+
+def exchange_rows(ranks, rank):
+    """Every row is sent by the rank that is named in its place, which has filled it with its number."""
+    senders = [2, 0, 1, 0]
+    matrix = torch.full((len(senders), 300_000), float(rank))
+
+    ranks.broadcast_rows(matrix, senders, "long rows")
+
+    for row, sender in zip(matrix, senders):
+        assert torch.equal(row, torch.full_like(row, sender))
+
+
+def fail_out_of_step(ranks, rank, size):
+    """Rank 0 exchanges something else than the others, after which nobody exchanges anything."""
+    subjects = ["that", "this", "this"]
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank has ended"):
-        ranks.all_gather(None, "this" if rank else "that")
+        ranks.all_gather(None, subjects[rank])
     with pytest.raises(RuntimeError, match=f"{rank} of {size}.*cannot exchange"):
         ranks.all_gather(None, "one more")
 
@@ -309,21 +337,19 @@ class Group:
     every rank is a host of its own."""
 
     def __init__(self, function, arguments, size, folder, nodes=False):
-        common = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_ports(1)[0]),
-            "RANKS": str(size),
-            "NODES": str(size if nodes else 1),
-        }
+        (port,) = free_ports(1)
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANKS": str(size)}
+        run = globals()[function]
         self.processes = []
         for rank in range(size):
-            node, local_rank = (rank, 0) if nodes else (0, rank)
-            variables = common | {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
-            process = Forked(folder / f"rank{rank}", globals()[function], *arguments, **variables)
+            on_one_host = {"NODES": "1", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            on_its_own = {"NODES": str(size), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
+            place = on_its_own if nodes else on_one_host
+            process = Forked(folder / f"rank{rank}", run, *arguments, **common, **place)
             self.processes.append(process)
 
     def wait(self, seconds=900.0):
-        """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
+        """Return how all have ended. Who has not by then, on however busy a machine, is killed; its code is None."""
         ended = []
         for process in self.processes:
             code, output = process.wait(seconds)
@@ -333,7 +359,7 @@ class Group:
         return ended
 
     def done(self):
-        """All have ended well."""
+        """Wait until all have ended, and assert that they have ended well."""
         ended = self.wait()
         outputs = [rank.output[-3000:] for rank in ended]
         assert {rank.code for rank in ended} == {0}, "\n".join(outputs)

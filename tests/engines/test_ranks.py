@@ -1,5 +1,6 @@
 """The same federations on one, two and three ranks."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from engines.federations_on_ranks import RANK_CASES
 from engines.ranks import (
     AGENT,
     Group,
-    run_and_die,
+    run_and_kill,
     run_script,
 )
 from torch.distributed.launcher.api import elastic_launch
@@ -94,13 +95,14 @@ def output_of_failed_ranks(ended, ranks):
 def test_killed_rank_ends_all_ranks_and_the_run_resumes(rank_runs, tmp_path):
     """Rank 0, through whose store the ranks have met."""
     folder = tmp_path / "run"
-    arguments = [str(folder), "scaffold", 0, True]
-    ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
+    killed_rank = 0
+    arguments = [str(folder), "scaffold", killed_rank]
+    ended = Group("run_and_kill", arguments, size=3, folder=tmp_path / "first").wait()
 
     assert output_of_failed_ranks(ended, (1, 2)).count("another rank has ended") >= 2
-    assert ended[0].code == -9
+    assert ended[killed_rank].code == -signal.SIGKILL
 
-    Group("run_and_die", arguments, 1, tmp_path / "second").done()
+    Group("run_and_kill", arguments, size=1, folder=tmp_path / "second").done()
     assert find_differences(rank_runs / "1/scaffold", folder) == []
 
 
@@ -139,8 +141,8 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
 
 
 def assert_resumed_run_equals_that_of_one_process(rank_runs, tmp_path, folder, name, size):
-    # Without a rank that dies, run_and_die goes on from last.ckpt to the end.
-    Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
+    # It goes on from last.ckpt to the end.
+    Group("run_one", [str(folder), name], size, tmp_path / "second").done()
 
     differences = find_differences(rank_runs / "1" / name, folder)
     # What ModelCheckpoint keeps of the files that it has written is not compared.
@@ -180,7 +182,9 @@ def test_two_hosts_equal_one_process_bitwise(rank_runs, tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_restarts_a_killed_run_from_its_checkpoint(rank_runs, tmp_path):
-    elastic_launch(AGENT, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
+    start_ranks = elastic_launch(AGENT, run_and_kill)
+    killed_rank = 1
+    start_ranks(str(tmp_path / "run"), "scaffold", killed_rank)
     assert (tmp_path / "run/died").exists()
     assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
 
@@ -209,14 +213,15 @@ for seed in range(2):
 def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path):
     script = tmp_path / "sweep.py"
     script.write_text(SWEEP)
-    for ranks in (1, 2):
-        sums = tmp_path / f"on_{ranks}"
-        elastic_launch(replace(AGENT, nproc_per_node=ranks), run_script)(
-            str(script), str(ranks), str(sums)
-        )
+    for num_ranks in (1, 2):
+        file_of_sums = tmp_path / f"on_{num_ranks}"
+        agent = replace(AGENT, nproc_per_node=num_ranks)
+        start_ranks = elastic_launch(agent, run_script)
+        start_ranks(str(script), str(num_ranks), str(file_of_sums))
 
     sums_of_one = (tmp_path / "on_1").read_text()
-    assert len(sums_of_one.splitlines()) == 2
+    num_seeds = 2
+    assert len(sums_of_one.splitlines()) == num_seeds
     assert (tmp_path / "on_2").read_text() == sums_of_one
 
 

@@ -36,58 +36,62 @@ class LogsLossesOfSteps(Plain):
         self.log("val_loss_step", loss, on_step=True, on_epoch=False)
 
 
-def test_loggers_have_the_round_as_x_axis(tmp_path):
-    module = LogsLossesOfSteps()
+@pytest.fixture(scope="module")
+def logged_run(tmp_path_factory):
+    """The Trainer of three rounds, and the rows that its logger has written."""
+    folder = tmp_path_factory.mktemp("logged")
     data = toy_data(server_val=0.3, eval_batch_size=8)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    fit(loop, tmp_path, module, data, logger=CSVLogger(tmp_path))
+    module = fit(loop, folder, LogsLossesOfSteps(), data, rounds=3, logger=CSVLogger(folder))
+    return module.trainer, read_logged_metrics(folder)
 
-    rows = read_logged_metrics(tmp_path)
-    rounds_by_name = {}
-    for name in (
-        "train_loss_epoch",
-        "train_loss_step",
-        "val_acc",
-        "val_loss_step",
-        "cssv/client_1",
-    ):
-        rounds_by_name[name] = [int(row["step"]) for row in rows if row[name]]
 
-    for name in ("train_loss_epoch", "val_acc", "cssv/client_1"):
-        assert rounds_by_name[name] == [0, 1, 2]
-    for name in ("train_loss_step", "val_loss_step"):
-        rounds = rounds_by_name[name]
-        num_batches = len(rounds) // 3
-        assert num_batches > 1
-        assert rounds == [0] * num_batches + [1] * num_batches + [2] * num_batches
+def rounds_on_x_axis(rows, name):
+    return [int(row["step"]) for row in rows if row[name]]
+
+
+@pytest.mark.parametrize("name", ["train_loss_epoch", "val_acc", "cssv/client_1"])
+def test_value_of_a_round_is_logged_at_its_round(logged_run, name):
+    _, rows = logged_run
+    assert rounds_on_x_axis(rows, name) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["train_loss_step", "val_loss_step"])
+def test_values_of_steps_are_logged_at_their_round(logged_run, name):
+    _, rows = logged_run
+    rounds = rounds_on_x_axis(rows, name)
+    num_batches = len(rounds) // 3
+
+    assert num_batches > 1
+    assert rounds == [0] * num_batches + [1] * num_batches + [2] * num_batches
+
+
+def test_loggers_have_the_epoch_as_lightning_logs_it_and_metrics_have_not(logged_run):
+    trainer, rows = logged_run
     assert [row["epoch"] for row in rows] == [row["step"] for row in rows]
-    assert "epoch" not in module.trainer.logged_metrics
-    assert "step" not in module.trainer.callback_metrics
+    assert "epoch" not in trainer.logged_metrics
+    assert "step" not in trainer.callback_metrics
 
 
 @pytest.mark.parametrize("is_before_loop", [True, False])
 def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, is_before_loop):
-    def time_is_up(trainer, *_):
+    validated_models = []
+
+    def stop_in_round_2(trainer, *_):
         trainer.should_stop = trainer.global_step == 18
 
-    models = []
-
     def record_model(trainer, module):
-        models.append(state_vector(module))
+        validated_models.append(state_vector(module))
 
-    folder = tmp_path / "c"
-    best = ModelCheckpoint(
-        folder,
-        "{epoch}-{step}",
-        monitor="val_acc",
-        mode="max",
-        save_top_k=-1,
-    )
     loop = FederatedLoop(seed=1)
+    stopping = LambdaCallback(on_train_batch_end=stop_in_round_2)
+    recording = LambdaCallback(on_validation_start=record_model)
+    saving = ModelCheckpoint(
+        tmp_path / "saved", "{epoch}-{step}", monitor="val_acc", mode="max", save_top_k=-1
+    )
+    callbacks = [loop, recording, saving]
+    callbacks.insert(0 if is_before_loop else 1, stopping)
     module = Plain()
-    stopping = LambdaCallback(on_train_batch_end=time_is_up)
-    loop_and_stopping = [stopping, loop] if is_before_loop else [loop, stopping]
-    callbacks = [*loop_and_stopping, LambdaCallback(on_validation_start=record_model), best]
     trainer = plain_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
 
     with warns("round 2 is discarded") as caught:
@@ -97,10 +101,10 @@ def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, 
     assert loop.round_index == 1
 
     global_model = state_vector(module)
-    for model in models:
+    for model in validated_models:
         assert torch.equal(model, global_model)
 
-    for path in folder.iterdir():
+    for path in (tmp_path / "saved").iterdir():
         saved = Plain()
         saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
         assert torch.equal(state_vector(saved), global_model)

@@ -46,16 +46,16 @@ def test_replaced_loops_share_no_state(tmp_path):
 
 
 def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path):
-    recorder = KeepsRounds()
+    aggregator = KeepsRounds()
     metric = ClassSpecificShapley(momentum=0, source="weights")
-    loop = FederatedLoop(recorder, {"cssv": metric}, seed=1)
+    loop = FederatedLoop(aggregator, {"cssv": metric}, seed=1)
 
     module = fit(loop, tmp_path)
 
-    last_models = recorder.rounds[-1].client_vectors
-    rows = loop.space.head.rows
-    global_head = rows(loop.space.read(module))
-    expected = class_specific_shapley(rows(last_models), global_head)
+    head = loop.space.head
+    client_heads = head.rows(aggregator.rounds[-1].client_vectors)
+    global_head = head.rows(loop.space.read(module))
+    expected = class_specific_shapley(client_heads, global_head)
 
     torch.testing.assert_close(loop.contributions["cssv"].by_class, expected)
 

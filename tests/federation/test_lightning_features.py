@@ -56,47 +56,61 @@ class RecordsLoggedValues(Callback):
         self.logged_values = []
 
     def on_train_epoch_end(self, trainer, module):
-        names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
-        self.logged_values.append(
-            {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
-        )
+        prefixes = ("cssv/", "weight/", "client_accuracy/")
+        values_of_round = {}
+        for name, value in trainer.callback_metrics.items():
+            if name.startswith(prefixes):
+                values_of_round[name] = value.item()
+        self.logged_values.append(values_of_round)
+
+
+def names_with(prefix, values):
+    return {name for name in values if name.startswith(prefix)}
+
+
+COHORTS = [[0, 1], [1, 2], [1, 2], [0, 2]]
+
+
+def log_with_cohorts(folder, rounds, callbacks=(), **options):
+    """Return what is logged in each round of a fit whose accuracies are measured in every second one."""
+    recording = RecordsLoggedValues()
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()},
+        sampler=Cohorts(COHORTS),
+        seed=1,
+        evaluation=ClientEvaluation(every=2),
+    )
+    fit(loop, folder, rounds=rounds, callbacks=[recording, *callbacks], **options)
+    return recording.logged_values
+
+
+@pytest.fixture(scope="module")
+def values_of_rounds(tmp_path_factory):
+    return log_with_cohorts(tmp_path_factory.mktemp("whole"), rounds=4)
 
 
 @pytest.mark.slow
-def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
-    """And what is known of absent clients is known after a resume, too."""
-    cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
-
-    def fit_with_cohorts(callbacks, rounds, **options):
-        loop = FederatedLoop(
-            metrics={"cssv": ClassSpecificShapley()},
-            sampler=Cohorts(cohorts),
-            seed=1,
-            evaluation=ClientEvaluation(every=2),
-        )
-        fit(loop, tmp_path, rounds=rounds, callbacks=callbacks, **options)
-
-    whole = RecordsLoggedValues()
-    fit_with_cohorts([whole], rounds=4)
-
-    has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
+def test_accuracy_is_logged_as_soon_as_it_is_known(values_of_rounds):
+    has_accuracy = ["client_accuracy/mean" in values for values in values_of_rounds]
     assert has_accuracy == [False, True, True, True]
 
+
+@pytest.mark.slow
+def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(values_of_rounds):
     seen_clients = set()
-    for values, cohort in zip(whole.logged_values, cohorts, strict=True):
+    for values, cohort in zip(values_of_rounds, COHORTS, strict=True):
         seen_clients |= set(cohort)
-        weight_names = {name for name in values if name.startswith("weight/")}
-        value_names = {name for name in values if name.startswith("cssv/")}
-        assert weight_names == {f"weight/client_{client}" for client in cohort}
-        assert value_names == {f"cssv/client_{client}" for client in seen_clients}
+        assert names_with("weight/", values) == {f"weight/client_{client}" for client in cohort}
+        assert names_with("cssv/", values) == {f"cssv/client_{client}" for client in seen_clients}
 
-    half = RecordsLoggedValues()
-    resumed = RecordsLoggedValues()
-    saving = ModelCheckpoint(tmp_path / "c", "last")
-    fit_with_cohorts([half, saving], rounds=2, enable_checkpointing=True)
-    fit_with_cohorts([resumed], rounds=4, ckpt_path=tmp_path / "c/last.ckpt")
 
-    assert [*half.logged_values, *resumed.logged_values] == whole.logged_values
+@pytest.mark.slow
+def test_values_of_absent_clients_are_logged_after_a_resume(tmp_path, values_of_rounds):
+    saving = ModelCheckpoint(tmp_path, "last")
+    first_values = log_with_cohorts(tmp_path, 2, callbacks=[saving], enable_checkpointing=True)
+    next_values = log_with_cohorts(tmp_path, 4, ckpt_path=tmp_path / "last.ckpt")
+
+    assert [*first_values, *next_values] == values_of_rounds
 
 
 @pytest.mark.fast_rows("client_accuracy/mean-False")

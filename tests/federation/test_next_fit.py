@@ -34,8 +34,19 @@ def make_next_fold():
     return FederatedDataModule(toy_sets(seed=1), make_three_clients().partitioner, batch_size=8)
 
 
-def fit_once(folder, make=make_loop_without_coalitions):
-    loop = make()
+make_other_split = partial(toy_data, (4, 2, 1), server_val=0.3)
+
+
+def same_module(module):
+    return module
+
+
+def initial_module(module):
+    return Plainest()
+
+
+def fit_once(folder, make_loop=make_loop_without_coalitions):
+    loop = make_loop()
     trainer = trainer_for(loop, folder, ROUNDS)
     module = Plainest()
     trainer.fit(module, make_three_clients())
@@ -52,30 +63,29 @@ def plan_more_rounds(trainer):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("make_other_module", "make_data", "adds_rounds", "message"),
+    ("choose_module", "make_data", "num_rounds", "message"),
     [
-        (None, make_next_fold, True, r"other samples or labels for clients \[0, 1, 2\]"),
-        (None, partial(toy_data, (4, 2, 1), server_val=0.3), False, "data.partitioner is"),
-        (Plainest, make_three_clients, True, "the weights of Plainest have changed"),
+        (
+            same_module,
+            make_next_fold,
+            2 * ROUNDS,
+            r"other samples or labels for clients \[0, 1, 2\]",
+        ),
+        (same_module, make_other_split, ROUNDS, "data.partitioner is"),
+        (initial_module, make_three_clients, 2 * ROUNDS, "the weights of Plainest have changed"),
     ],
     ids=["next fold", "another split", "the initial module"],
 )
 def test_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
-    tmp_path,
-    make_other_module,
-    make_data,
-    message,
-    adds_rounds,
+    tmp_path, choose_module, make_data, num_rounds, message
 ):
-    trainer, module, loop = fit_once(tmp_path)
+    trainer, trained_module, loop = fit_once(tmp_path)
     values = loop.contributions["cosine"].clone()
     files = read_files(tmp_path)
-    if make_other_module is not None:
-        module = make_other_module()
+    module = choose_module(trained_module)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    if adds_rounds:
-        plan_more_rounds(trainer)
 
+    trainer.fit_loop.max_epochs = num_rounds
     with refused(message):
         trainer.fit(module, make_data())
 

@@ -87,8 +87,8 @@ def uninterrupted_run(tmp_path_factory):
     return folder, *fit_with_everything(folder)
 
 
-def assert_same_run(folder, loop, module, whole):
-    whole_folder, whole_loop, whole_module = whole
+def assert_same_run(folder, loop, module, uninterrupted_run):
+    whole_folder, whole_loop, whole_module = uninterrupted_run
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
     assert torch.equal(state_vector(module), state_vector(whole_module))
@@ -106,8 +106,9 @@ def assert_same_run(folder, loop, module, whole):
 @pytest.mark.slow
 def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
     killed_in_round = 3
-    kill = StopInRound(killed_in_round, 4)
-    process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [kill])
+    kill = StopInRound(killed_in_round, batch=4)
+    fit_and_die = partial(fit_with_everything, callbacks=[kill])
+    process = Forked(tmp_path, fit_and_die, tmp_path)
     status, output = process.wait()
     assert status == -signal.SIGKILL, output
 
@@ -122,34 +123,25 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["an aggregator", "the values' file"])
+@pytest.mark.parametrize(("owner", "method_name"), [(ShapFedWA, "aggregate"), (CSV, "write_round")])
 def test_round_that_fails_at_the_server_is_counted_once(
-    tmp_path, uninterrupted_run, where, monkeypatch
+    tmp_path, uninterrupted_run, owner, method_name, monkeypatch
 ):
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
-
-    if where == "an aggregator":
-        owner = ShapFedWA
-        name = "aggregate"
-    else:
-        owner = CSV
-        name = "write_round"
-
-    do = getattr(owner, name)
+    method = getattr(owner, method_name)
     rounds = itertools.count()
 
-    @wraps(do)
-    def fails(self, *arguments, **options):
+    @wraps(method)
+    def fail_in_the_fourth_round(self, *arguments, **options):
         if next(rounds) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return do(self, *arguments, **options)
+        return method(self, *arguments, **options)
 
-    monkeypatch.setattr(owner, name, fails)
-    with (
-        warns("exception.ckpt is not saved: round"),
-        pytest.raises(OSError, match="No space left"),
-    ):
-        fit_with_everything(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
+    monkeypatch.setattr(owner, method_name, fail_in_the_fourth_round)
+    saving = OnExceptionCheckpoint(tmp_path, "exception")
+    not_saved = "exception.ckpt is not saved: round"
+    with warns(not_saved), pytest.raises(OSError, match="No space left"):
+        fit_with_everything(tmp_path, callbacks=[saving])
 
     assert not (tmp_path / "exception.ckpt").exists()
 

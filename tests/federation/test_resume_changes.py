@@ -102,20 +102,10 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
     with_other_clip = GaussianPrivacy(clip=2.0, noise_multiplier=2.0, max_epsilon=5.0)
     path = fit_first(tmp_path, make_module(), uploads=[privacy])
 
-    resume_fit(
-        path,
-        tmp_path / "budget",
-        make_module(),
-        uploads=[with_larger_budget],
-    )
+    resume_fit(path, tmp_path / "budget", make_module(), uploads=[with_larger_budget])
 
     with refused("federation.uploads is .*clip=2.0.* and.*clip=1.0"):
-        resume_fit(
-            path,
-            tmp_path / "clip",
-            make_module(),
-            uploads=[with_other_clip],
-        )
+        resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
 
 
 @pytest.mark.slow
@@ -134,24 +124,17 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
 
 
 def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path):
-    saving = ModelCheckpoint(
-        dirpath=tmp_path / "steps",
-        every_n_train_steps=2,
-        save_top_k=-1,
-    )
+    saving = ModelCheckpoint(tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
 
-    fit(
-        make_loop(),
-        tmp_path,
-        callbacks=[saving],
-        enable_checkpointing=True,
-    )
+    fit(make_loop(), tmp_path, callbacks=[saving], enable_checkpointing=True)
 
     paths = list((tmp_path / "steps").glob("*.ckpt"))
     assert len(paths) > 1
     for path in paths:
         keys = torch.load(path, weights_only=True)["callbacks"].keys()
-        assert {key.partition("{")[0] for key in keys} == {"FederatedLoop", "ModelCheckpoint"}
+        # A key is the name of a class, followed in braces by settings.
+        class_names = {key.partition("{")[0] for key in keys}
+        assert class_names == {"FederatedLoop", "ModelCheckpoint"}
 
 
 def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(saved_checkpoint, tmp_path):
@@ -184,68 +167,77 @@ def test_validating_on_possible_training_samples_warns(saved_checkpoint, tmp_pat
 # ---- what can be changed is used
 
 
-def test_rates_local_epochs_and_batch_size_given_on_resume_are_used(saved_checkpoint, tmp_path):
-    saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
-    resume = partial(resume_fit, saved_checkpoint)
+@pytest.fixture(scope="module")
+def resumed_unchanged(saved_checkpoint, tmp_path_factory):
+    """The module of a run that was resumed with the settings that it began with."""
+    return resume_fit(saved_checkpoint, tmp_path_factory.mktemp("unchanged"))
 
-    unchanged = resume(tmp_path / "unchanged")
-    with_rate_0 = resume(
-        tmp_path / "rate",
-        Plain(optimizer=make_sgd(0.0, momentum=0.9)),
-    )
-    with_server_rate_0 = resume(tmp_path / "server", aggregator=FedAvg(server_lr=1e-12))
-    longer = resume(
-        tmp_path / "longer",
-        data=toy_data(batch_size=4),
-        local_epochs=2,
-    )
 
-    for name, parameter in unchanged.named_parameters():
-        assert not torch.equal(parameter, saved_state[name])
-        for unmoved in (with_rate_0, with_server_rate_0):
-            torch.testing.assert_close(
-                unmoved.state_dict()[name],
-                saved_state[name],
-            )
-    assert longer.trainer.global_step > unchanged.trainer.global_step
+def load_saved_parameters(path, module):
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {name: state[name] for name, _ in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"module": Plain(optimizer=make_sgd(lr=0.0, momentum=0.9))},
+        {"aggregator": FedAvg(server_lr=1e-12)},
+    ],
+    ids=["client", "server"],
+)
+def test_learning_rate_of_zero_given_on_resume_is_used(
+    saved_checkpoint, resumed_unchanged, tmp_path, changes
+):
+    """The model then stays the saved one, which the unchanged rate moves."""
+    saved_parameters = load_saved_parameters(saved_checkpoint, resumed_unchanged)
+    unmoved = resume_fit(saved_checkpoint, tmp_path, **changes)
+
+    torch.testing.assert_close(dict(unmoved.named_parameters()), saved_parameters)
+    for name, parameter in resumed_unchanged.named_parameters():
+        assert not torch.equal(parameter, saved_parameters[name])
+
+
+@pytest.mark.parametrize("changes", [{"local_epochs": 2}, {"data": toy_data(batch_size=4)}])
+def test_local_epochs_and_batch_size_given_on_resume_are_used(
+    saved_checkpoint, resumed_unchanged, tmp_path, changes
+):
+    resumed = resume_fit(saved_checkpoint, tmp_path, **changes)
+
+    assert resumed.trainer.global_step > resumed_unchanged.trainer.global_step
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_path, interval):
-    steps = partial(
-        Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
-    )
-    path = fit_first(tmp_path, steps(optimizer=make_sgd(0.1)))
-    resume_fit(
-        path,
-        tmp_path / "same",
-        steps(optimizer=make_sgd(0.1)),
-    )
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+
+    def make_module(lr):
+        return Plain(optimizer=make_sgd(lr), scheduler=scheduler, interval=interval)
+
+    path = fit_first(tmp_path, make_module(lr=0.1))
+    resume_fit(path, tmp_path / "same", make_module(lr=0.1))
 
     with refused("changed on resume.*lr is 0.2.*0.1.*StepLR"):
-        resume_fit(
-            path,
-            tmp_path / "other",
-            steps(optimizer=make_sgd(0.2)),
-        )
+        resume_fit(path, tmp_path / "other", make_module(lr=0.2))
 
 
 # ---- the module
 
 
-class HasNetworkByName(Plain):
+class SavesNameOfActivation(Plain):
     def __init__(self, network):
-        super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
+        activation = getattr(torch.nn, network)()
+        super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), activation))
         self.save_hyperparameters("network")
 
 
 def test_resume_with_another_network_of_the_same_shapes_is_refused(tmp_path):
-    path = fit_first(tmp_path, HasNetworkByName("ReLU"), rounds=1)
+    path = fit_first(tmp_path, SavesNameOfActivation("ReLU"), rounds=1)
     trainer = trainer_for(make_loop(), tmp_path / "another")
     for run_stage in (trainer.fit, trainer.test):
         with refused("network is 'Tanh' and.*'ReLU'"):
-            run_stage(HasNetworkByName("Tanh"), datamodule=toy_data(), ckpt_path=path)
+            run_stage(SavesNameOfActivation("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
 def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path):
@@ -282,7 +274,7 @@ def test_checkpoint_of_another_format_is_refused(written, message):
 
 
 def test_resume_by_another_version_has_a_warning_and_ends_in_the_same_model(
-    saved_checkpoint, tmp_path
+    saved_checkpoint, resumed_unchanged, tmp_path
 ):
     """As when flsv was upgraded between the two."""
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
@@ -294,26 +286,18 @@ def test_resume_by_another_version_has_a_warning_and_ends_in_the_same_model(
     older = tmp_path / "older.ckpt"
     torch.save(checkpoint, older)
 
-    unchanged = resume_fit(saved_checkpoint, tmp_path / "unchanged")
     with pytest.warns(VersionWarning, match=r"was 1\.9\.9\): from here on"):
         upgraded = resume_fit(older, tmp_path / "upgraded")
 
-    for name, tensor in unchanged.state_dict().items():
+    for name, tensor in resumed_unchanged.state_dict().items():
         assert torch.equal(tensor, upgraded.state_dict()[name]), name
 
 
 def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_path, monkeypatch):
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    path = fit_first(
-        tmp_path,
-        uploads=[FreeRider("zero", fraction=0.4)],
-    )
+    path = fit_first(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
 
     with refused(r"federation\.uploads is .*seed=2.* and.*seed=1"):
-        resume_fit(
-            path,
-            tmp_path,
-            uploads=[FreeRider("zero", fraction=0.4)],
-        )
+        resume_fit(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

@@ -173,7 +173,6 @@ def test_resumed_run_counts_no_round_twice(tmp_path, planned, every, is_saved_in
     resumed, _ = fit_run(tmp_path, 4, ckpt_path=checkpoint, **options)
     unbroken, _ = fit_run(tmp_path / "all", 4, **options)
 
-    rows, expected_rows = (
-        loop.history().query(compared).reset_index(drop=True) for loop in (resumed, unbroken)
-    )
+    rows = resumed.history().query(compared).reset_index(drop=True)
+    expected_rows = unbroken.history().query(compared).reset_index(drop=True)
     pandas.testing.assert_frame_equal(rows, expected_rows)

@@ -37,11 +37,7 @@ class WeighsClasses(Net):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return nn.functional.cross_entropy(
-            self.net(x),
-            y,
-            weight=self.class_weights,
-        )
+        return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
 
 
 def class_weights_of(labels):

@@ -239,13 +239,7 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
     federated = Net()
     source = users_in_one_batch()
     data = FederatedDataModule(source, OneClient())
-    fit(
-        federated,
-        data,
-        tmp_path,
-        rounds=3,
-        callbacks=[SetsLevel()],
-    )
+    fit(federated, data, tmp_path, rounds=3, callbacks=[SetsLevel()])
 
     torch.testing.assert_close(state_vector(federated), state_vector(alone))
     assert source.level == 1.0
@@ -308,31 +302,21 @@ class Counter:
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("in_object", [False, True])
 def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object, engine):
-    weights = []
+    num_rounds = 3
+    models = {}
     for order in ("ABC", "CBA"):
         source = CountsBatches(order, in_object)
-        data = by_name(source)
         module = Net()
-        fit(
-            module,
-            data,
-            tmp_path / order,
-            rounds=3,
-            engine=engine,
-        )
-        weights.append(state_vector(module))
-        # As of one client.
-        assert source.num_batches == 3
-        assert source.counter.count == 3
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+        fit(module, by_name(source), tmp_path / order, rounds=num_rounds, engine=engine)
+        models[order] = state_vector(module)
+        # As of one client, which has one batch in a round.
+        assert source.num_batches == num_rounds
+        assert source.counter.count == num_rounds
+    torch.testing.assert_close(models["ABC"], models["CBA"], rtol=0, atol=1e-6)
 
 
 def by_name(source):
-    return FederatedDataModule(
-        source,
-        GroupPartitioner(),
-        groups=source.names(),
-    )
+    return FederatedDataModule(source, GroupPartitioner(), groups=source.names())
 
 
 def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):

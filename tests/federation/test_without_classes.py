@@ -39,26 +39,14 @@ class GraphModule(L.LightningDataModule):
 
 
 def make_texts(**options):
-    tokens = torch.randint(
-        7,
-        (N, 6),
-        generator=make_generator(),
-    )
-    return FederatedDataModule(
-        TensorDataset(tokens),
-        IIDPartitioner(3),
-        batch_size=8,
-        **options,
-    )
+    tokens = torch.randint(7, (N, 6), generator=make_generator())
+    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **options)
 
 
 def make_numbers():
     x = torch.randn(N, 3, generator=make_generator())
-    return FederatedDataModule(
-        TensorDataset(x, x.sum(1)),
-        SizePartitioner([3, 1]),
-        batch_size=8,
-    )
+    samples = TensorDataset(x, x.sum(1))
+    return FederatedDataModule(samples, SizePartitioner([3, 1]), batch_size=8)
 
 
 def make_graphs():
@@ -79,18 +67,11 @@ def test_task_without_classes_is_trained_and_measured(module, data, tmp_path, ca
     client_data = data()
     initial_vector = state_vector(client_module)
     metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(
-        metrics=metrics,
-        seed=0,
-        reporting=Reporting(figures=1),
-    )
-    logger = L.pytorch.loggers.TensorBoardLogger(
-        tmp_path,
-        name="",
-        version="",
-    )
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
+    logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
 
-    trainer_for(loop, tmp_path, 2, logger=logger).fit(client_module, client_data)
+    trainer = trainer_for(loop, tmp_path, rounds=2, logger=logger)
+    trainer.fit(client_module, client_data)
 
     assert loop.round_index == 2
     assert not torch.equal(state_vector(client_module), initial_vector)
@@ -136,21 +117,18 @@ def test_component_that_needs_classes_is_refused_before_training(arguments, comp
 
 
 def test_component_that_needs_classes_uses_given_labels(tmp_path):
-    loop = FederatedLoop(
-        DivergenceWeighted(),
-        {"cssv": ClassSpecificShapley()},
-        seed=0,
-    )
-    trainer_for(loop, tmp_path, 1).fit(
-        Texts(),
-        make_texts(labels=[i % 7 for i in range(N)]),
-    )
-    assert loop.contributions["cssv"].by_class.shape == (3, 7)
+    loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
+    num_clients = 3
+    num_classes = 7
+    labels = [index % num_classes for index in range(N)]
+
+    trainer_for(loop, tmp_path, rounds=1).fit(Texts(), make_texts(labels=labels))
+
+    assert loop.contributions["cssv"].by_class.shape == (num_clients, num_classes)
 
 
 def test_classifier_client_on_data_without_classes_is_refused(tmp_path):
     with refused("ClassifierClient learns classes, and the"):
-        trainer_for(FederatedLoop(), tmp_path, 1).fit(
-            ClassifierClient("mlp"),
-            make_numbers(),
+        trainer_for(FederatedLoop(), tmp_path, rounds=1).fit(
+            ClassifierClient("mlp"), make_numbers()
         )

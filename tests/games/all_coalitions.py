@@ -36,19 +36,20 @@ def partition_in_three(data):
     return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
 
 
-def play_all_coalitions(folder, module, data, rounds=1, **measures):
-    """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
-    metric = KeepsLastGame(**measures)
+def play_all_coalitions(folder, module, data, rounds=1, **performance_options):
+    """The utilities ``[8]`` of the last round's coalitions, and the vectors of their models by hand."""
+    metric = KeepsLastGame(**performance_options)
     loop = FederatedLoop(metrics={"mine": metric}, seed=3)
     fit(loop, folder, module, data, rounds=rounds)
 
-    models = []
+    vectors = []
     for mask in MASKS:
-        models.append(coalition_model(metric.last_round, mask))
-    return metric.utilities, models
+        vectors.append(coalition_vector(metric.last_round, mask))
+    return metric.utilities, vectors
 
 
-def coalition_model(round, mask):
+def coalition_vector(round, mask):
+    """Return the members' average, or the global model's vector for nobody."""
     if not mask.any():
         return round.global_vector
     members = round.client_vectors[mask]

@@ -18,12 +18,7 @@ from flsv.core.responses import expected_response
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.games import client_evaluation
-from flsv.games.client_evaluation import (
-    MIN_HELD_OUT,
-    hits_by_class,
-    score_coalitions,
-    score_models,
-)
+from flsv.games.client_evaluation import MIN_HELD_OUT, hits_by_class, score_coalitions, score_models
 from flsv.games.members import members_of
 from flsv.metrics import (
     CoalitionValue,
@@ -95,19 +90,22 @@ def rare_classes(sizes: Tensor) -> list[int]:
     return [label for label in range(CLASSES) if 0 < sizes[label] < MIN_HELD_OUT]
 
 
-def scored_samples(labels: Tensor, owners: Tensor) -> list[Tensor]:
-    """For each class a mask of the samples that its recall is computed of: those of clients that tell their number. If
-    no client does, it is all that clients tell together of rare classes."""
-    is_counted = torch.zeros(CLASSES, len(labels), dtype=torch.bool)
+def scored_samples(labels: Tensor, owners: Tensor) -> Tensor:
+    """For each class a mask of the samples that its recall is computed of ``[M, V]``: those of clients that tell their
+    number. If no client does, it is all that clients tell together of rare classes."""
+    masks = torch.zeros(CLASSES, len(labels), dtype=torch.bool)
     is_pooled = torch.zeros(len(labels), dtype=torch.bool)
     for client in range(len(CLIENTS)):
         is_of_client = owners == client
-        for label in counted_classes(labels[is_of_client]):
-            is_counted[label] |= is_of_client & (labels == label)
-        for label in pooled_classes(labels[is_of_client]):
+        labels_of_client = labels[is_of_client]
+        for label in counted_classes(labels_of_client):
+            masks[label] |= is_of_client & (labels == label)
+        for label in pooled_classes(labels_of_client):
             is_pooled |= is_of_client & (labels == label)
 
-    return [mask if mask.any() else is_pooled for mask in is_counted]
+    is_counted_nowhere = ~masks.any(1)
+    masks[is_counted_nowhere] = is_pooled
+    return masks
 
 
 class BalancedAccuracy:
@@ -139,20 +137,12 @@ def federation_with_client_scores(tmp_path_factory) -> tuple[FederatedLoop, Plai
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_evaluation, "MAX_BYTES_OF_MODELS", 1)
         folder = tmp_path_factory.mktemp("client_scores")
-        model = fit(
-            loop,
-            folder,
-            make_module(),
-            make_data(),
-            rounds=1,
-        )
+        model = fit(loop, folder, make_module(), make_data(), rounds=1)
     return loop, model
 
 
 @pytest.mark.slow
-def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(
-    federation_with_client_scores,
-):
+def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(federation_with_client_scores):
     loop, model = federation_with_client_scores
     balanced_accuracy = BalancedAccuracy(make_data())
 
@@ -170,16 +160,19 @@ def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(
 @pytest.mark.slow
 def test_metrics_of_one_federation_share_the_scores_of_clients(federation_with_client_scores):
     loop, _ = federation_with_client_scores
-    values = loop.contributions
 
-    assert values["class"].by_class.shape == (len(CLIENTS), CLASSES)
-    assert_close(
-        values["class"],
-        values["sv"],
-        rtol=0,
-        atol=1e-6,
-    )
-    assert {("down", "score_models"), ("up", "score_models")} <= loop.channel.names()
+    coalition_values = loop.contributions["class"]
+    shapley_values = loop.contributions["sv"]
+    assert coalition_values.by_class.shape == (len(CLIENTS), CLASSES)
+    assert_close(coalition_values, shapley_values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_scores_of_clients_are_requested_and_reported_as_such(federation_with_client_scores):
+    loop, _ = federation_with_client_scores
+
+    request, response = ("down", "score_models"), ("up", "score_models")
+    assert {request, response} <= loop.channel.names()
     assert loop.metrics["shadow"].guide()["unit"] == "gain in clients' balanced accuracy"
 
 
@@ -261,37 +254,34 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
     assert loop.contributions["roc"].isfinite().all()
 
 
-class ScoresWithSevenThreeAndTwoSamples:
-    """Its three classes have so many held-out samples, and its models are their own numbers of hits."""
+#: How many samples of each class a client holds out. Fewer than five are rare.
+HELD_OUT_OF_CLASS = torch.tensor([7, 3, 2])
 
-    support = torch.tensor([7, 3, 2])
 
-    def __init__(self, hits: Tensor, keep: bool = False):
-        self.values = {"correct": hits.long()}
+class ScoresOfModelsThatAreHits:
+    """The scores of models whose vectors are themselves their numbers of hits by class."""
+
+    support = HELD_OUT_OF_CLASS
+
+    def __init__(self, models: Tensor, keep: bool = False):
+        self.values = {"correct": models.long()}
 
 
 def test_client_that_scores_models_counts_two_rare_classes_as_one():
-    num_held_out = int(ScoresWithSevenThreeAndTwoSamples.support.sum())
-    class_counts = torch.tensor([1, 1])
+    num_held_out = int(HELD_OUT_OF_CLASS.sum())
+    held_out_batch = (torch.zeros(num_held_out, 1), torch.zeros(num_held_out))
     local_data = LocalData(
         name="client",
-        batches=lambda split: [
-            (
-                torch.zeros(
-                    num_held_out,
-                    1,
-                ),
-                torch.zeros(num_held_out),
-            )
-        ],
-        class_counts=class_counts,
-        federation_class_counts=class_counts,
-        evaluator=lambda batches: ScoresWithSevenThreeAndTwoSamples,
+        batches=lambda split: [held_out_batch],
+        class_counts=HELD_OUT_OF_CLASS,
+        federation_class_counts=HELD_OUT_OF_CLASS,
+        evaluator=lambda batches: ScoresOfModelsThatAreHits,
     )
-    hits_of_models = torch.tensor([[7.0, 1, 1], [0, 3, 2]])
+    two_models = torch.tensor([[7.0, 1.0, 1.0], [0.0, 3.0, 2.0]])
 
-    response = Client(0, local_data).request(score_models, hits_of_models)
+    response = Client(0, local_data).request(score_models, two_models)
 
+    # Columns: each of the three classes, and the rare ones together.
     support = [7, 0, 0, 3 + 2]
     hits_of_first_model = [7, 0, 0, 1 + 1]
     hits_of_second_model = [0, 0, 0, 3 + 2]
@@ -299,17 +289,21 @@ def test_client_that_scores_models_counts_two_rare_classes_as_one():
 
 
 def test_client_that_claims_more_than_it_trains_on_counts_for_what_it_trains_on():
-    # The last column holds rare classes together: here classes 1 and 2.
-    honest_response = torch.tensor([[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]])
+    # Columns: each of the three classes, and the rare ones together, here classes 1 and 2.
+    support = [7, 0, 0, 5]
+    hits_of_first_model = [7, 0, 0, 2]
+    hits_of_second_model = [0, 0, 0, 5]
+    honest_response = torch.tensor([support, hits_of_first_model, hits_of_second_model])
     claim_of_100 = torch.tensor([[100, 0, 0, 0]] * 3)
     num_trained_on = torch.tensor([20, 10])
 
     hits, supports = hits_by_class([honest_response, claim_of_100], num_trained_on)
 
-    recalls = hits / supports
-    assert recalls[0].tolist() == pytest.approx([1, 2 / 5, 2 / 5])
+    recalls_of_first_model, recalls_of_second_model = (hits / supports).tolist()
+    rare_recall = 2 / 5
+    assert recalls_of_first_model == pytest.approx([1, rare_recall, rare_recall])
     # The claim counts as 10 hits of 10 samples, beside none of the honest client's 7.
-    assert recalls[1].tolist() == pytest.approx([10 / (7 + 10), 1, 1])
+    assert recalls_of_second_model == pytest.approx([10 / (7 + 10), 1, 1])
 
 
 #: Row 0: how many samples of class 0, of class 1 and of all rare classes a client holds out. Below it, how many of
@@ -335,21 +329,23 @@ def make_responding_client() -> RespondingClient:
 
 @pytest.mark.parametrize("kind", IMPOSSIBLE_RESPONSES)
 def test_impossible_scores_of_models_are_refused(kind):
-    expected = expected_response(score_models)(make_responding_client(), TWO_MODELS)
+    describe_response = expected_response(score_models)
+    permitted = describe_response(make_responding_client(), TWO_MODELS)
 
-    expected.check(RESPONSE)
+    permitted.check(RESPONSE)
     with impossible_response():
-        expected.check(IMPOSSIBLE_RESPONSES[kind])
+        permitted.check(IMPOSSIBLE_RESPONSES[kind])
 
 
 def test_impossible_scores_of_coalitions_are_refused():
-    masks = torch.tensor([[False], [True]])
-    expectation = expected_response(score_coalitions)
-    expected = expectation(make_responding_client(), TWO_MODELS, masks, torch.ones(1))
+    masks = torch.tensor([[False], [True]])  # a response for each of two coalitions
+    weights = torch.ones(1)
+    describe_response = expected_response(score_coalitions)
+    permitted = describe_response(make_responding_client(), TWO_MODELS, masks, weights)
 
-    expected.check(torch.stack([RESPONSE, RESPONSE]))
+    permitted.check(torch.stack([RESPONSE, RESPONSE]))
     with impossible_response():
-        expected.check(torch.stack([RESPONSE, IMPOSSIBLE_RESPONSES["negative"]]))
+        permitted.check(torch.stack([RESPONSE, IMPOSSIBLE_RESPONSES["negative"]]))
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,7 @@ def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor
     generator = make_generator(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
     y = torch.randint(CLASSES, (samples,), generator=generator)
-    return list(
-        zip(
-            x.split(size),
-            y.split(size),
-        )
-    )
+    return list(zip(x.split(size), y.split(size)))
 
 
 def make_round(net: nn.Module, own_starts: bool = False) -> Round:
@@ -184,11 +179,7 @@ F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 
 
 def naive_scores_of_coalitions(
-    net: nn.Module,
-    round: Round,
-    data: list[tuple[Tensor, Tensor]],
-    weighting,
-    server_lr: float,
+    net: nn.Module, round: Round, data: list[tuple[Tensor, Tensor]], weighting, server_lr: float
 ) -> list[dict[str, Any]]:
     scores = []
     for mask in MASKS:
@@ -217,38 +208,24 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     net = make_network()
     data = make_batches()
     round = make_round(net, own_starts=own_starts)
-    evaluator = ModelEvaluator(
-        net,
-        round.space,
-        data,
-        num_classes=CLASSES,
-        backend=backend,
-    )
-    f1_evaluator = ModelEvaluator(
-        net,
-        round.space,
-        data,
-        metric=F1_SCORE.of,
-        backend=backend,
-    )
-    games = CoalitionGames({None: evaluator, F1_SCORE: f1_evaluator}, server_lr=server_lr)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
+    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    # None is the key of the evaluator whose scores have names.
+    evaluators = {None: evaluator, F1_SCORE: f1_evaluator}
+    games = CoalitionGames(evaluators, server_lr=server_lr)
     games.begin(round)
 
     utilities = {}
     for name in NAMED_METRICS:
-        utilities[name] = games.utility(name, weighting)(MASKS)
-    utilities["f1"] = games.utility(F1_SCORE, weighting)(MASKS)
+        utility = games.utility(name, weighting)
+        utilities[name] = utility(MASKS)
+    f1_utility = games.utility(F1_SCORE, weighting)
+    utilities["f1"] = f1_utility(MASKS)
 
     naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
-        np.testing.assert_allclose(
-            values.numpy(),
-            expected,
-            rtol=0,
-            atol=2e-6,
-            err_msg=name,
-        )
+        np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
     assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 
@@ -290,7 +267,7 @@ def negative_loss_of(net: nn.Module, **options) -> float:
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_context_of_an_evaluator_applies_to_the_forward_and_not_to_the_loss(backend):
     net = make_network()
-    x, y = map(torch.cat, zip(*make_batches()))
+    ((x, y),) = make_batches(size=70)  # all samples in one batch
     with autocast():
         logits = net.eval()(x)
     expected = -nn.functional.cross_entropy(logits.float(), y).item()
@@ -320,7 +297,8 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     space = ParameterSpace(net)
     vectors = space.read(net).repeat(3, 1)
     vectors[1] = torch.nan
-    vectors[2, space.head.weight] = torch.inf
+    positions_of_last_weights = space.head.weight
+    vectors[2, positions_of_last_weights] = torch.inf
     evaluator = ModelEvaluator(
         net,
         space,
@@ -374,55 +352,81 @@ def test_model_evaluator_with_wrong_arguments_raises(change, message):
     net = make_network()
     arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with refused(message):
-        ModelEvaluator(net, ParameterSpace(net), arguments.pop("batches"), **arguments)
+        ModelEvaluator(net, ParameterSpace(net), **arguments)
 
 
-class AddsNoiseToOutputs(nn.Linear):
+class PredictsTwoNoisyNumbers(nn.Linear):
+    def __init__(self):
+        super().__init__(36, 2)
+
     def forward(self, x):
-        return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
+        numbers = super().forward(x.flatten(1))
+        return numbers + 0.1 * torch.randn(len(x), 2)
+
+
+def make_batches_with_two_targets() -> list[tuple[Tensor, Tensor]]:
+    batches = []
+    for x, y in make_batches():
+        brightness = x.sum((1, 2, 3))
+        targets = torch.stack([brightness, y.float()], dim=1)
+        batches.append((x, targets))
+    return batches
+
+
+SEED_OF_EVALUATION = 4
+
+
+def evaluate_errors(net: nn.Module, vectors: Tensor, backend: str) -> Tensor:
+    """The mean squared error of each model, two models at a time."""
+    evaluate = ModelEvaluator(
+        net,
+        ParameterSpace(net),
+        make_batches_with_two_targets(),
+        metric=MeanSquaredError(),
+        chunk=2,
+        seed=SEED_OF_EVALUATION,
+        backend=backend,
+    )
+    errors = evaluate(vectors).value("metric")
+    assert evaluate.backend == backend
+    return errors
+
+
+def make_five_models(net: nn.Module) -> Tensor:
+    model = ParameterSpace(net).read(net)
+    return model + 0.1 * torch.randn(5, len(model))
 
 
 def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
-    """The models predict two numbers. One of them is also evaluated by hand."""
-    net = AddsNoiseToOutputs(36, 2)
-    data = []
-    for x, y in make_batches():
-        brightness = x.sum((1, 2, 3))
-        targets = torch.stack([brightness, y.float()], 1)
-        data.append((x, targets))
+    net = PredictsTwoNoisyNumbers()
+    vectors = make_five_models(net)
 
-    space = ParameterSpace(net)
-    noise = torch.randn(5, space.size)
-    vectors = space.read(net) + 0.1 * noise
+    errors = evaluate_errors(net, vectors, backend="vmap")
 
-    make_evaluator = partial(
-        ModelEvaluator, net, space, data, metric=MeanSquaredError(), chunk=2, seed=4
-    )
-    evaluate_batched = make_evaluator(backend="vmap")
-    evaluate_serially = make_evaluator(backend="serial")
-
-    errors = evaluate_batched(vectors).value("metric")
-    errors_one_by_one = evaluate_serially(vectors).value("metric")
-
-    assert evaluate_batched.backend == "vmap"
+    errors_one_by_one = evaluate_errors(net, vectors, backend="serial")
     torch.testing.assert_close(errors, errors_one_by_one, rtol=1e-6, atol=0)
 
-    with isolated_rngs(4, "utility"), torch.no_grad():
-        space.write(net, vectors[3])
-        squared_errors = torch.cat([(net(x) - y) ** 2 for x, y in data])
-    assert errors[3].item() == pytest.approx(squared_errors.mean().item(), rel=1e-5)
+
+def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed():
+    net = PredictsTwoNoisyNumbers()
+    vectors = make_five_models(net)
+
+    errors = evaluate_errors(net, vectors, backend="vmap")
+
+    ParameterSpace(net).write(net, vectors[3])
+    squared_errors = []
+    with isolated_rngs(SEED_OF_EVALUATION, "utility"), torch.no_grad():
+        for x, targets in make_batches_with_two_targets():
+            squared_errors.append((net(x) - targets) ** 2)
+    expected = torch.cat(squared_errors).mean().item()
+    assert errors[3].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(
-        net,
-        round.space,
-        make_batches(),
-        num_classes=CLASSES,
-        backend="vmap",
-        chunk=7,
+        net, round.space, make_batches(), num_classes=CLASSES, backend="vmap", chunk=7
     )
     original_score = evaluator._score
     chunks = []
@@ -434,14 +438,17 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
         return original_score(num_models, *arguments)
 
     monkeypatch.setattr(evaluator, "_score", fail_with_more_than_three_models)
-    values = CoalitionUtility(round, evaluator)(MASKS)
+    utility = CoalitionUtility(round, evaluator)
+    values = utility(MASKS)
 
-    assert sum(chunks) == 7 + len(MASKS)
+    # The first seven models fail, and are then scored three at a time, as are all others.
     assert chunks[:2] == [7, 3]
+    assert sum(chunks) == 7 + len(MASKS)
     assert evaluator.chunk == 3
 
     reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    assert torch.equal(values, CoalitionUtility(round, reference)(MASKS))
+    reference_utility = CoalitionUtility(round, reference)
+    assert torch.equal(values, reference_utility(MASKS))
 
 
 class BranchesOnItsOutputs(nn.Linear):
@@ -459,10 +466,11 @@ def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
     with warns("vmap cannot run BranchesOnItsOutputs"):
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
 
-    reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    expected = reference(round.client_vectors).value("negative_loss")
+    losses = evaluator(round.client_vectors).value("negative_loss")
 
-    assert torch.equal(evaluator(round.client_vectors).value("negative_loss"), expected)
+    reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
+    expected_losses = reference(round.client_vectors).value("negative_loss")
+    assert torch.equal(losses, expected_losses)
 
 
 def tensors_of(net: nn.Module) -> dict[str, Any]:
@@ -477,15 +485,20 @@ def flags_of(net: nn.Module) -> list[bool]:
     return layer_flags + parameter_flags
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_evaluator_changes_neither_module_nor_random_state(backend):
+def make_network_in_training() -> nn.Module:
+    """A network with a gradient and counted batches, whose norm alone is not in training."""
     net = make_network()
     net.train()
     net.norm.eval()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     net.norm.num_batches_tracked.fill_(17)
+    return net
 
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_evaluator_changes_neither_module_nor_random_state(backend):
+    net = make_network_in_training()
     tensors_before = tensors_of(net)
     flags_before = flags_of(net)
     round = make_round(net)
@@ -493,12 +506,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     rng = torch.get_rng_state()
 
     evaluator = ModelEvaluator(
-        net,
-        round.space,
-        make_batches(),
-        num_classes=CLASSES,
-        metric=metric,
-        backend=backend,
+        net, round.space, make_batches(), num_classes=CLASSES, metric=metric, backend=backend
     )
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
@@ -524,37 +532,49 @@ def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
     games = begin_games()
     accuracy = games.utility("accuracy")
     negative_loss = games.utility("negative_loss")
-    coalition = 12
-    empty = 0
-    rows = [coalition, coalition, empty]
+    row_of_nobody = 0
+    row_of_clients_0_and_1 = 12
+    rows = [row_of_clients_0_and_1, row_of_clients_0_and_1, row_of_nobody]
 
     accuracies = accuracy(MASKS[rows])
-    assert games.evaluations == 2
+    assert games.evaluations == 2  # of two different coalitions
 
     losses = negative_loss(MASKS)
     assert torch.equal(accuracy(MASKS)[rows], accuracies)
     assert torch.equal(negative_loss(MASKS[rows]), losses[rows])
     assert games.evaluations == len(MASKS)
-    assert accuracy.evaluations == negative_loss.evaluations == len(MASKS)
+    assert accuracy.evaluations == len(MASKS)
+    assert negative_loss.evaluations == len(MASKS)
 
 
 def test_metrics_with_another_weighting_share_only_the_empty_coalition():
     games = begin_games()
+    accuracy = games.utility("accuracy")
+    weighted_accuracy = games.utility("accuracy", WEIGHTS)
+    weighted_loss = games.utility("negative_loss", WEIGHTS.double())
 
-    games.utility("accuracy")(MASKS)
-    games.utility("accuracy", WEIGHTS)(MASKS)
-    games.utility("negative_loss", WEIGHTS.double())(MASKS)
+    for utility in (accuracy, weighted_accuracy, weighted_loss):
+        utility(MASKS)
 
     assert games.evaluations == 2 * len(MASKS) - 1
 
 
 def test_evaluations_of_all_rounds_are_counted():
     games = begin_games()
-    games.utility()(MASKS[:3])
+    utility = games.utility()
+    utility(MASKS[:3])
+
     games.begin(make_round(make_network()))
-    games.utility()(MASKS[:2])
+    utility_of_next_round = games.utility()
+    utility_of_next_round(MASKS[:2])
     games.end()
 
     assert games.total_evaluations == 3 + 2
+
+
+def test_games_that_have_ended_have_no_utility():
+    games = begin_games()
+    games.end()
+
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()

@@ -183,7 +183,8 @@ def test_scripted_parts_are_copied(make_part):
 
     assert torch.equal(copied(x), module(x))
     assert parameter_names(copied) == parameter_names(module)
-    assert not any(copied.f is layer for layer in module.modules())
+    layers = list(module.modules())
+    assert not any(copied.f is layer for layer in layers)
 
 
 class NewNeedsArgument:
@@ -352,12 +353,13 @@ def test_copies_for_vectors_share_memory_only_of_what_a_vector_holds():
 
     assert torch.equal(space.read(next_copy), space.read(module))
 
-    addresses = addresses_of(next_copy)
-    shared_names = [
-        name for name, address in addresses_of(first_copy).items() if address == addresses[name]
-    ]
-    assert set(shared_names) == set(space.names)
-    assert set(addresses.values()).isdisjoint(addresses_of(module).values())
+    addresses = addresses_of(first_copy)
+    addresses_of_next = addresses_of(next_copy)
+    shared_names = {name for name in addresses if addresses[name] == addresses_of_next[name]}
+    assert shared_names == set(space.names)
+
+    addresses_of_original = addresses_of(module)
+    assert set(addresses_of_next.values()).isdisjoint(addresses_of_original.values())
 
 
 def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds():
@@ -366,11 +368,14 @@ def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds()
     copies = ScoringCopies(module, space)
 
     assert copies.take() is not copies.take()
+
     copies.begin_round()
     copies_of_round = copies.take()
     assert copies.take() is copies_of_round
+
     copies.begin_round()
     assert copies.take() is not copies_of_round
+
     copies.end_round()
     assert copies.take() is not copies.take()
 

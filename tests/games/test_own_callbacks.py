@@ -97,9 +97,14 @@ def test_values_by_a_logged_value_of_own_callbacks_sum_to_its_gain(kind, tmp_pat
     assert len(set(values.tolist())) == 3
     assert trainer.callback_metrics["size"] == pytest.approx(float(size_of_weights(module)))
 
-    # Coalitions are scored with copies of the callbacks, which save no checkpoints.
-    counts = [getattr(callback, "num_validations", None) for callback in trainer.callbacks]
-    assert 2 in counts
+    # Coalitions are scored with copies of the callbacks: this one counts the validation after each round only.
+    (num_validations,) = [
+        callback.num_validations
+        for callback in trainer.callbacks
+        if hasattr(callback, "num_validations")
+    ]
+    assert num_validations == 2
+    # The copies save no checkpoints.
     assert len(list(tmp_path.rglob("*.ckpt"))) == 1
 
 

@@ -110,12 +110,7 @@ class ValidatesOnNoisyInputs(LogsLoss):
 
 
 def fit_module(
-    module,
-    folder: Path,
-    performance: str,
-    metric=CumulativeShapley,
-    rounds: int = 4,
-    **options,
+    module, folder: Path, performance: str, metric=CumulativeShapley, rounds: int = 4, **options
 ) -> tuple[FederatedLoop, list[str]]:
     """Return the loop, and the warnings about copies."""
     mode = "min" if performance == "val_loss" else None
@@ -153,8 +148,7 @@ def test_copy_that_logs_another_value_than_the_run_is_reported_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("metric", "performance"),
-    [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
+    ("metric", "performance"), [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")]
 )
 @pytest.mark.parametrize(
     ("make", "options"),

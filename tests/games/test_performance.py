@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import lightning as L
 import numpy as np
@@ -23,15 +24,7 @@ from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
 from helpers.fits import fit, make_untrainable
-from zoo.tasks import (
-    Glue,
-    Multilabel,
-    OneLogit,
-    Regression,
-    Segmentation,
-    SeveralLoaders,
-    Task,
-)
+from zoo.tasks import Glue, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, Task
 
 MEAN_SQUARED_ERROR = torchmetrics.MeanSquaredError()
 JACCARD_INDEX = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
@@ -40,7 +33,7 @@ MULTILABEL_AUROC = torchmetrics.AUROC(task="multilabel", num_labels=3)
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("kind", "metric", "utility"),
+    ("task", "metric", "utility"),
     [
         pytest.param(
             SeveralLoaders,
@@ -57,25 +50,39 @@ MULTILABEL_AUROC = torchmetrics.AUROC(task="multilabel", num_labels=3)
         ),
     ],
 )
-def test_torchmetrics_performance_equals_the_metric_of_all_outputs(kind, metric, utility, tmp_path):
-    module = kind()
+def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric, utility, tmp_path):
+    module = task()
     values, vectors = play_all_coalitions(
-        tmp_path, module, partition_in_three(kind.data()), performance=metric
+        tmp_path, module, partition_in_three(task.data()), performance=metric
     )
 
-    loaders = kind.data().val_dataloader()
-    batches = itertools.chain(*loaders) if isinstance(loaders, list) else loaders
-    x, y = map(torch.cat, zip(*batches))
+    x, y = join_batches(validation_batches(task))
     net = copy.deepcopy(module).eval()
     expected = []
     for vector in vectors:
         ParameterSpace(net).write(net, vector)
         with torch.no_grad():
-            expected.append(float(utility(net(x), y)))
+            outputs = net(x)
+        expected.append(float(utility(outputs, y)))
 
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
     assert not metric.update_called
+
+
+def validation_batches(task: type[Task]) -> list[tuple[Tensor, Tensor]]:
+    """The batches of a task's only validation loader, or of several one after the other."""
+    loaders = task.data().val_dataloader()
+    if not isinstance(loaders, list):
+        return list(loaders)
+    return list(itertools.chain.from_iterable(loaders))
+
+
+def join_batches(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return all inputs and all labels."""
+    inputs = torch.cat([x for x, _ in batches])
+    labels = torch.cat([y for _, y in batches])
+    return inputs, labels
 
 
 class GlueWhoseForwardFails(Glue):
@@ -159,12 +166,17 @@ class ReturnsProbabilities(OneLogit):
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [LeaveOneOut, ShadowShapley, GradientShapley])
-def test_loss_of_probabilities_is_refused_before_training(tmp_path, metric):
+@pytest.mark.parametrize(
+    "make_metric_by_loss",
+    [
+        partial(LeaveOneOut, performance="negative_loss"),
+        partial(ShadowShapley, performance="negative_loss"),
+        GradientShapley,
+    ],
+)
+def test_loss_of_probabilities_is_refused_before_training(tmp_path, make_metric_by_loss):
     """A cross-entropy that takes probabilities for logits hardly tells good models from bad ones."""
-    options = {} if metric is GradientShapley else {"performance": "negative_loss"}
-    loss_metric = metric(**options)
-    loop = FederatedLoop(metrics={"mine": loss_metric}, seed=3)
+    loop = FederatedLoop(metrics={"mine": make_metric_by_loss()}, seed=3)
     data = partition_in_three(OneLogit.data())
 
     with refused("'mine'.*forward gives probabilities"):
@@ -195,9 +207,7 @@ def test_performance_undefined_for_the_untrained_model_is_refused_before_trainin
 ):
     """This is refused even if the run writes and prints nothing. Its values would be NaN."""
     loop = FederatedLoop(
-        metrics={"mine": metric(**measure)},
-        seed=3,
-        reporting=Reporting(table=False, files=False),
+        metrics={"mine": metric(**measure)}, seed=3, reporting=Reporting(table=False, files=False)
     )
     data = partition_in_three(kind.data())
 
@@ -300,7 +310,7 @@ def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name,
     net = NETWORKS[kind]()
     models = make_models(net)
     data = make_batches(2)
-    x, y = map(torch.cat, zip(*data))
+    x, y = join_batches(data)
     probabilities = probabilities_by_hand(kind, models, x)
     score = SCORES_OF_TWO_CLASSES[name]
     expected = [score(y.numpy(), of_model[:, 1].numpy()) for of_model in probabilities]
@@ -318,7 +328,7 @@ def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(nam
     net = NETWORKS["three logits"]()
     models = make_models(net)
     data = make_batches(3)
-    x, y = map(torch.cat, zip(*data))
+    x, y = join_batches(data)
     probabilities = probabilities_by_hand("three logits", models, x)
     score = SCORES_OF_THREE_CLASSES[name]
     expected = [score(y.numpy(), of_model.numpy()) for of_model in probabilities]
@@ -365,7 +375,7 @@ def test_outputs_between_0_and_1_are_logits_or_probabilities_as_the_performance_
         make_evaluator(net, accuracy, data)
     evaluator = make_evaluator(net, FromOutputs(accuracy, logits=are_logits), data)
 
-    x, y = map(torch.cat, zip(*data))
+    x, y = join_batches(data)
     assert ((linear(x) > 0) & (linear(x) < 1)).all()
     # All logits are positive, so the model predicts class 1 for each sample.
     share_of_class_1 = float(y.float().mean())
@@ -395,11 +405,7 @@ def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
     score = ClassScore("f1")
     score.update(probabilities, labels)
     expected = sklearn.metrics.f1_score(
-        labels,
-        probabilities.argmax(1),
-        average="macro",
-        labels=[0, 1],
-        zero_division=0,
+        labels, probabilities.argmax(1), average="macro", labels=[0, 1], zero_division=0
     )
 
     assert float(score.compute()) == pytest.approx(expected)
@@ -485,17 +491,19 @@ def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
     measure = performance_of("mine", torchmetrics.TweedieDevianceScore(power=1.0), "min")
     evaluator = make_evaluator(net, measure, [(x, x.sum(1))])
 
-    trained = few_coalitions(3, "singles")
+    masks = few_coalitions(3, "singles")
     num_parameters = ParameterSpace(net).size
-    # By the factor, the models' outputs are so far apart that a linear prediction of them would be below 0.
-    far_apart_models = 3 * torch.randn(len(trained), num_parameters)
+    # Models so far apart have outputs whose linear prediction would be below 0.
+    far_apart_models = 3 * torch.randn(len(masks), num_parameters)
     scores = evaluator(far_apart_models, keep=True)
     utilities = -scores.value("metric")
     output_score = OutputScore.for_evaluator(evaluator, measure)
 
-    (estimate,) = output_score.shapley(trained, [utilities], [scores.outputs], torch.ones(3))
+    estimates = output_score.shapley(masks, [utilities], [scores.outputs], weights=torch.ones(3))
 
-    is_grand = trained.all(dim=1)
-    is_empty = ~trained.any(dim=1)
+    # The metric has raised no error, and the values sum to the gain of all clients together.
+    (estimate,) = estimates
+    is_grand = masks.all(dim=1)
+    is_empty = ~masks.any(dim=1)
     gain = float(utilities[is_grand] - utilities[is_empty])
     assert float(estimate.values.sum()) == pytest.approx(gain, rel=1e-4)

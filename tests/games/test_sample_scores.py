@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
@@ -19,26 +20,19 @@ SAMPLES, CLIENTS, CLASSES = 240, 3, 3
 
 
 def labels_of_samples() -> Tensor:
+    class_shares = torch.tensor([0.6, 0.3, 0.1])
     generator = make_generator()
-    return torch.multinomial(
-        torch.tensor([0.6, 0.3, 0.1]),
-        SAMPLES,
-        True,
-        generator=generator,
-    )
+    return torch.multinomial(class_shares, SAMPLES, replacement=True, generator=generator)
 
 
 def make_score(measure) -> OutputScore:
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(SAMPLES, 2)
-    batches = list(
-        zip(
-            inputs.split(100),
-            labels_of_samples().split(100),
-        )
-    )
-    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
+    labels = labels_of_samples()
+    batches = list(zip(inputs.split(100), labels.split(100)))
+    space = ParameterSpace(module)
+    evaluator = ModelEvaluator(module, space, batches, num_classes=CLASSES)
     score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
     return score
@@ -46,17 +40,11 @@ def make_score(measure) -> OutputScore:
 
 def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
     module = nn.Linear(2, 1)
-    batches = [
-        (
-            torch.zeros(
-                len(targets),
-                2,
-            ),
-            targets[:, None],
-        )
-    ]
+    inputs = torch.zeros(len(targets), 2)
+    batches = [(inputs, targets[:, None])]
     measure = performance_of("test", metric, mode)
-    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
+    space = ParameterSpace(module)
+    evaluator = ModelEvaluator(module, space, batches, metric=measure.of)
     score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
     return score
@@ -81,12 +69,12 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
-def accuracies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def accuracies(logits: ndarray, labels: ndarray) -> ndarray:
     """Of all coalitions' logits ``[K, V, M]``."""
     return (logits.argmax(-1) == labels).mean(1)
 
 
-def balanced_accuracies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def balanced_accuracies(logits: ndarray, labels: ndarray) -> ndarray:
     recalls = []
     for label in range(CLASSES):
         is_of_class = labels == label
@@ -94,26 +82,19 @@ def balanced_accuracies(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.mean(recalls, axis=0)
 
 
-def negative_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def negative_losses(logits: ndarray, labels: ndarray) -> ndarray:
     log_probabilities = torch.from_numpy(logits).log_softmax(-1).numpy()
     return log_probabilities[:, np.arange(SAMPLES), labels].mean(1)
 
 
-def resample(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+def resample(rng: np.random.Generator, labels: ndarray) -> ndarray:
     return rng.integers(0, SAMPLES, SAMPLES)
 
 
-def resample_each_class(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+def resample_each_class(rng: np.random.Generator, labels: ndarray) -> ndarray:
     samples_by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
-    return np.concatenate(
-        [
-            rng.choice(
-                samples,
-                len(samples),
-            )
-            for samples in samples_by_class
-        ]
-    )
+    resampled = [rng.choice(samples, len(samples)) for samples in samples_by_class]
+    return np.concatenate(resampled)
 
 
 @pytest.mark.slow
@@ -136,14 +117,11 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
     resampled_utilities = []
     for _ in range(2000):
         samples = draw_samples(rng, labels)
-        resampled_utilities.append(
-            utilities(
-                outputs.numpy()[:, samples],
-                labels[samples],
-            )
-        )
-    table = torch.tensor(np.array(resampled_utilities)).double()
-    expected = torch.cov(shapley_of_table(table.T))
+        resampled_outputs = outputs.numpy()[:, samples]
+        resampled_utilities.append(utilities(resampled_outputs, labels[samples]))
+    utilities_by_draw = torch.tensor(np.array(resampled_utilities)).double()
+    values_by_draw = shapley_of_table(utilities_by_draw.T)
+    expected = torch.cov(values_by_draw)
 
     largest_variance = float(expected.diagonal().max())
     torch.testing.assert_close(
@@ -157,30 +135,32 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
 def test_values_of_samples_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
-    score = make_score("balanced_accuracy")
-    assert score.scores_by_sample is not None
+    output_score = make_score("balanced_accuracy")
+    assert output_score.scores_by_sample is not None
+    score_outputs = output_score.score
+    score_each_sample = output_score.scores_by_sample.score
     sizes = torch.tensor([3.0, 2.0, 1.0])
-    # Scores take the samples sorted by class.
-    outputs = outputs[:, score.order]
-    arguments = {"outputs": outputs, "weights": sizes, "logits": True}
+    sorted_outputs = outputs[:, output_score.order]  # scores take the samples sorted by class
+
     values = predicted_shapley(
         masks,
-        score.score(outputs),
-        score=score.score,
-        **arguments,
+        score_outputs(sorted_outputs),
+        sorted_outputs,
+        weights=sizes,
+        score=score_outputs,
+        logits=True,
     ).values
-
-    prediction_score = PredictionScore(score.scores_by_sample.score, logits=True)
     values_by_sample = case_values(
         masks,
-        score.scores_by_sample.score(outputs),
-        outputs,
+        score_each_sample(sorted_outputs),
+        sorted_outputs,
         weights=sizes,
-        scoring=prediction_score,
+        scoring=PredictionScore(score_each_sample, logits=True),
     )
 
     assert values_by_sample.shape == (CLIENTS, SAMPLES)
-    assert values_by_sample.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
+    mean_values = values_by_sample.mean(1).tolist()
+    assert mean_values == pytest.approx(values.tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize(("metric", "power"), [(MeanSquaredError(), 2), (MeanAbsoluteError(), 1)])

@@ -89,23 +89,45 @@ def test_first_score_shows_what_scoring_changes(module_class):
     assert evaluate.effects == EFFECTS[module_class]
 
 
+def losses_of_two_copies(evaluate: ModelEvaluator, module: nn.Module) -> list[float]:
+    model = evaluate.space.read(module)
+    return evaluate(torch.stack([model, model])).value("loss").tolist()
+
+
 @pytest.mark.parametrize("module_class", EFFECTS)
-def test_scores_do_not_depend_on_earlier_ones_and_change_nothing(module_class):
+def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
     module = module_class()
     evaluate = evaluator_of(module)
     evaluate.copies_module = False
-    vectors = evaluate.space.read(module)[None].repeat(2, 1)
 
-    first_losses = evaluate(vectors).value("loss")
-    own_losses = evaluate.score_module(module).value("loss")
-    next_losses = evaluate(vectors).value("loss")
+    losses = losses_of_two_copies(evaluate, module)
+    loss_of_module = evaluate.score_module(module).value("loss").item()
+    next_losses = losses_of_two_copies(evaluate, module)
 
-    assert len(evaluate(vectors[:0])) == 0
-    assert first_losses.tolist() == own_losses.tolist() * 2
-    assert torch.equal(first_losses, next_losses)
+    assert losses == [loss_of_module, loss_of_module]
+    assert next_losses == losses
+
+
+@pytest.mark.parametrize("module_class", EFFECTS)
+def test_scores_change_neither_module_nor_program(module_class):
+    module = module_class()
+    evaluate = evaluator_of(module)
+    evaluate.copies_module = False
+
+    losses_of_two_copies(evaluate, module)
+    evaluate.score_module(module)
+
     assert module_class.num_calls == 0
     assert getattr(module, "calls", 0) == 0
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("module_class", EFFECTS)
+def test_scores_of_no_models_are_empty(module_class):
+    evaluate = evaluator_of(module_class())
+    no_models = torch.zeros(0, evaluate.space.size)
+
+    assert len(evaluate(no_models)) == 0
 
 
 def scored_module(evaluate: ModelEvaluator, module: nn.Module) -> nn.Module:
@@ -213,14 +235,17 @@ def fit_with_trained_coalitions(num_clients: int, folder: Path):
 def test_number_of_coalitions_does_not_change_how_often_a_module_is_inspected(
     monkeypatch, tmp_path
 ):
-    contents = counted(monkeypatch, ModuleCopies, "content_of")
+    inspections = counted(monkeypatch, ModuleCopies, "content_of")
     copies = counted(monkeypatch, ModuleCopies, "__init__")
     identities = counted(monkeypatch, loop, "fit_identity")
 
     fit_with_trained_coalitions(2, tmp_path)
-    num_copies_of_two_clients = len(copies)
+    num_copies = len(copies)
+    num_inspections = len(inspections)
     fit_with_trained_coalitions(3, tmp_path)
 
-    assert len(copies) == 2 * num_copies_of_two_clients
-    assert len(contents) == 2 * 2
+    # The lists hold the calls of both fits.
+    assert num_inspections == 2
+    assert len(inspections) == 2 * num_inspections
+    assert len(copies) == 2 * num_copies
     assert len(identities) == 2

@@ -237,7 +237,7 @@ class SiteTransport:
         def on_reply(address: int, packet: Packet, reply: Packet):
             if packet.kind != kind or address not in sites:
                 return reply
-            if rounds and packet.plain["round"] not in rounds:
+            if rounds and packet.plain.get("round") not in rounds:
                 return reply
             return change(reply)
 

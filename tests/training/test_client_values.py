@@ -11,10 +11,11 @@ from flsv.training.client_values import ClientValues
 from flsv.training.module_snapshot import ModuleSnapshot
 from helpers import refused, warns
 
+#: Of the clients 0, 1 and 2, by which means are weighted.
 NUM_SAMPLES = [5, 2, 3]
 
 
-class Keeps(nn.Module):
+class KeepsValuesOfManyKinds(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2)
@@ -35,82 +36,104 @@ class Keeps(nn.Module):
         self.layer.training = client > 0
 
 
-def train(module, clients):
+def add_trained_client(values, module, client, initial):
+    values.add(client, NUM_SAMPLES[client], initial=initial, trained=ModuleSnapshot(module))
+
+
+def train_clients(module, clients):
+    """Train clients of a round one after the other, each from the same initial snapshot."""
     initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:
         initial.restore()
         module.train_client(client)
-        trained = ModuleSnapshot(module)
-        values.add(
-            client,
-            NUM_SAMPLES[client],
-            initial=initial,
-            trained=trained,
-        )
+        add_trained_client(values, module, client, initial)
     return initial, values
 
 
-def test_values_are_means_or_lists_of_all_clients_or_else_those_of_the_first():
-    module = Keeps()
-    initial, values = train(module, [0, 1, 2])
+@pytest.fixture
+def module_after_round():
+    """A module with the values of a round in which clients 0, 1 and 2 trained."""
+    module = KeepsValuesOfManyKinds()
+    initial, values = train_clients(module, [0, 1, 2])
     values.write(module, initial)
+    return module
 
-    mean = (2 * 1 + 3 * 2) / 10
-    assert module.unsaved_buffer.tolist() == pytest.approx([mean, mean])
-    (tensor_in_list,) = module.tensor_in_list
-    assert tensor_in_list.tolist() == pytest.approx([mean + 1, mean + 1])
-    assert module.array == pytest.approx(mean)
-    assert module.losses == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
-    assert module.num_steps == 0
-    assert not module.layer.training
+
+def test_tensors_and_arrays_become_means_weighted_by_samples(module_after_round):
+    # Client i, which adds i to the buffer and the array and i + 1 to the tensor, has 5, 2 and 3 samples.
+    mean = (5 * 0 + 2 * 1 + 3 * 2) / 10
+    mean_of_tensor = (5 * 1 + 2 * 2 + 3 * 3) / 10
+
+    assert module_after_round.unsaved_buffer.tolist() == pytest.approx([mean, mean])
+    assert module_after_round.array == pytest.approx(mean)
+    (tensor,) = module_after_round.tensor_in_list
+    assert tensor.tolist() == pytest.approx([mean_of_tensor, mean_of_tensor])
+
+
+def test_lists_that_grow_have_the_items_of_all_clients(module_after_round):
+    items_of_client_1 = [1.0, 1.0]
+    items_of_client_2 = [2.0, 2.0, 2.0]
+    assert module_after_round.losses == [0.0, *items_of_client_1, *items_of_client_2]
+
+
+def test_counters_and_flags_are_those_of_the_first_client(module_after_round):
+    # Client 0 counts 0 steps and leaves the layer in evaluation mode.
+    assert module_after_round.num_steps == 0
+    assert not module_after_round.layer.training
 
 
 def test_counters_keep_their_initial_values_if_the_first_client_is_excluded():
-    module = Keeps()
-    initial, values = train(module, [1, 0, 2])
+    module = KeepsValuesOfManyKinds()
+    initial, values = train_clients(module, [1, 0, 2])
     values.exclude([1])
     values.write(module, initial)
 
-    mean = 3 * 2 / 8
     assert module.num_steps == 0
     assert module.layer.training
+
+
+def test_means_and_lists_are_without_an_excluded_client():
+    module = KeepsValuesOfManyKinds()
+    initial, values = train_clients(module, [1, 0, 2])
+    values.exclude([1])
+    values.write(module, initial)
+
+    mean = (5 * 0 + 3 * 2) / 8
     assert module.unsaved_buffer.tolist() == pytest.approx([mean, mean])
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
-def test_structure_that_another_process_lacks_is_refused():
-    module = Keeps()
-    initial, values = train(module, [1])
-    other_module = Keeps()
-    other_initial, other_values = train(other_module, [0])
-    other_module.train_client(0)
-    initial.restore()
-    module.layer.register_forward_hook(lambda layer, inputs, output: output)
-    values.forget()
-    trained = ModuleSnapshot(module)
-    values.add(1, 2, initial=initial, trained=trained)
+def return_output(layer, inputs, output):
+    """A forward hook that changes nothing."""
+    return output
 
-    parts = [values.changes_to_send(), other_values.changes_to_send()]
-    other_values.merge(parts, [1, 0])
-    with refused("layer was Linear with 1"):
-        other_values.write(other_module, other_initial)
+
+def test_hook_of_the_first_client_that_another_process_lacks_is_refused():
+    module_here = KeepsValuesOfManyKinds()
+    module_there = KeepsValuesOfManyKinds()
+    initial_here, values_here = train_clients(module_here, [0])
+    initial_there = ModuleSnapshot(module_there)
+    values_there = ClientValues()
+    module_there.layer.register_forward_hook(return_output)
+    add_trained_client(values_there, module_there, client=1, initial=initial_there)
+
+    changes_of_processes = [values_there.changes_to_send(), values_here.changes_to_send()]
+    values_here.merge(changes_of_processes, clients=[1, 0])
+
+    with refused("layer was Linear with 1 hooks"):
+        values_here.write(module_here, initial_here)
 
 
 def test_hooks_and_functions_of_the_first_client_have_one_warning():
-    module = Keeps()
-    initial, values = train(module, [0])
-    module.layer.register_forward_hook(lambda layer, inputs, output: output)
+    module = KeepsValuesOfManyKinds()
+    initial = ModuleSnapshot(module)
+    values = ClientValues()
+    module.layer.register_forward_hook(return_output)
     module.score = len
-    values.forget()
-    values.add(
-        0,
-        1,
-        initial=initial,
-        trained=ModuleSnapshot(module),
-    )
+    add_trained_client(values, module, client=0, initial=initial)
 
-    with warns("functions of Keeps: layer, score"):
+    with warns("functions of KeepsValuesOfManyKinds: layer, score"):
         snapshot = values.write(module, initial)
 
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
@@ -13,36 +13,41 @@ from helpers import warns
 from helpers.data import toy_sets
 from helpers.fits import fit, state_vector
 from helpers.models import Plain, loop_of
-from zoo.tasks import Items
 
-ROUND, CLIENT, BATCH = 1, 2, 1
-PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
+#: Where clients fail. Rounds are counted from 0, and from 1 in messages.
+ROUND_INDEX = 1
+CLIENT = 2
+BATCH_INDEX = 1
+PLACE = f"while client {CLIENT} trained in round {ROUND_INDEX + 1}"
 
 
 class FailsInOneHook(Plain):
-    def __init__(self, failure, where):
+    """Raises ``failure`` in the hook of this name, in the round, client and batch above."""
+
+    def __init__(self, failure, hook):
         super().__init__()
         self.failure = failure
-        self.where = where
-        self.num_calls = 0
+        self.failing_hook = hook
 
-    def maybe_fail(self, where):
-        if where == self.where:
-            loop = loop_of(self)
-            is_at_client = loop.round_index == ROUND and loop.current_client == CLIENT
-            if is_at_client and self.num_calls >= BATCH:
-                raise self.failure
-            self.num_calls += is_at_client
+    def fail_in(self, hook, batch_idx):
+        loop = loop_of(self)
+        place = (hook, loop.round_index, loop.current_client, batch_idx)
+        if place == (self.failing_hook, ROUND_INDEX, CLIENT, BATCH_INDEX):
+            raise self.failure
 
     def training_step(self, batch, batch_idx):
-        self.maybe_fail("training_step")
+        self.fail_in("training_step", batch_idx)
         return super().training_step(batch, batch_idx)
 
     def on_train_batch_start(self, batch, batch_idx):
-        self.maybe_fail("on_train_batch_start")
-        if self.where == "skip" and self.trainer.current_epoch == ROUND:
-            return -1
-        return None
+        self.fail_in("on_train_batch_start", batch_idx)
+
+
+class SkipsRestOfEpoch(Plain):
+    """Returns -1 where Lightning then leaves out the rest of an epoch."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.trainer.current_epoch == ROUND_INDEX else None
 
 
 def make_loop():
@@ -53,57 +58,70 @@ def make_loop():
 def models_after_rounds(tmp_path_factory):
     """The global model after each round of a fit without failures."""
     models = []
-    look = LambdaCallback(
-        on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
-    )
-    fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[look])
 
+    def keep_model(trainer, module):
+        models.append(state_vector(module))
+
+    keeps_models = LambdaCallback(on_train_epoch_end=keep_model)
+    fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[keeps_models])
     return models
 
 
+def assert_last_round_was_discarded(loop, module, models_after_rounds):
+    assert loop.round_index == ROUND_INDEX
+    model_of_round_before = models_after_rounds[ROUND_INDEX - 1]
+    assert torch.equal(state_vector(module), model_of_round_before)
+
+
+ERRORS_IN_HOOKS = [
+    ("training_step", torch.cuda.OutOfMemoryError("CUDA out of memory.")),
+    ("on_train_batch_start", ZeroDivisionError("mine")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "failure"),
-    [
-        ("training_step", torch.cuda.OutOfMemoryError("CUDA out of memory.")),
-        ("on_train_batch_start", ZeroDivisionError("mine")),
-    ],
-)
+@pytest.mark.parametrize(("hook", "failure"), ERRORS_IN_HOOKS)
 def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
-    tmp_path, models_after_rounds, where, failure
+    tmp_path, models_after_rounds, hook, failure
 ):
     loop = make_loop()
-    module = FailsInOneHook(failure, where)
-    last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
-    savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
-    with (
-        warns(f"round {ROUND + 1} is discarded:.*{PLACE}"),
-        pytest.raises(type(failure), match=str(failure)) as error,
-    ):
-        fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)
+    module = FailsInOneHook(failure, hook)
+    warning = f"round {ROUND_INDEX + 1} is discarded:.*{PLACE}"
+    with warns(warning), pytest.raises(type(failure), match=str(failure)) as error:
+        fit(loop, tmp_path, module)
 
     notes = getattr(error.value, "__notes__", [])
     assert PLACE in "\n".join([str(error.value), *notes])
-    assert loop.round_index == ROUND
-    assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
+    assert_last_round_was_discarded(loop, module, models_after_rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hook", "failure"), ERRORS_IN_HOOKS)
+def test_checkpoints_of_a_run_that_client_code_ended_resume_bitwise(
+    tmp_path, models_after_rounds, hook, failure
+):
+    last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
+    module = FailsInOneHook(failure, hook)
+    with warns("is discarded"), pytest.raises(type(failure)):
+        fit(make_loop(), tmp_path, module, enable_checkpointing=True, callbacks=savers)
 
     for checkpoint in ("last.ckpt", "exception.ckpt"):
         resumed = fit(make_loop(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
         assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
 
 
-def make_typed_data(inputs, labels):
+def make_typed_data(input_type, label_type):
     """Two clients whose samples have these types, as they were stored."""
-    x, y = toy_sets()[0].tensors
-    inputs_stored = (10 * x).to(inputs)
-    labels_stored = y.to(labels)
-    stored = TensorDataset(inputs_stored, labels_stored)
+    samples, _ = toy_sets()
+    x, y = samples.tensors
+    stored = TensorDataset((10 * x).to(input_type), y.to(label_type))
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("inputs", "labels"),
+    ("input_type", "label_type"),
     [
         (torch.int32, torch.int64),
         (torch.bool, torch.int64),
@@ -112,28 +130,23 @@ def make_typed_data(inputs, labels):
     ],
 )
 def test_types_of_training_samples_that_torch_refuses_are_named_with_client_and_remedy(
-    tmp_path, inputs, labels
+    tmp_path, input_type, label_type
 ):
-    data = make_typed_data(inputs, labels)
+    data = make_typed_data(input_type, label_type)
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1)
 
     notes = "\n".join(error.value.__notes__)
     assert re.search(r"'Boston'.* round 1", notes)
-    assert f"The batch holds {inputs} [8, 6], {labels} [8]" in notes
+    assert f"The batch holds {input_type} [8, 6], {label_type} [8]" in notes
     assert "x.float()" in notes
 
 
 def test_types_of_validation_samples_that_torch_refuses_are_named(tmp_path):
-    train = toy_sets()[0]
+    train, _ = toy_sets()
     x, y = train.tensors
-    integers = (10 * x).to(torch.int32)
-    data = FederatedDataModule(
-        train,
-        SizePartitioner([1, 1]),
-        val=TensorDataset(integers, y),
-        batch_size=8,
-    )
+    integer_samples = TensorDataset((10 * x).to(torch.int32), y)
+    data = FederatedDataModule(train, SizePartitioner([1, 1]), val=integer_samples, batch_size=8)
 
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1, num_sanity_val_steps=1)
@@ -143,52 +156,64 @@ def test_types_of_validation_samples_that_torch_refuses_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "match"),
+    ("module", "message"),
     [
-        ("training_step", f"last batch {PLACE}, since a hook raised"),
         (
-            "skip",
-            f"last batch while client 0 trained in round {ROUND + 1}, .* on_train_batch_start returned -1",
+            FailsInOneHook(StopIteration("mine"), "training_step"),
+            f"last batch {PLACE}, since a hook raised",
+        ),
+        (
+            SkipsRestOfEpoch(),
+            f"last batch while client 0 trained in round {ROUND_INDEX + 1}, .* on_train_batch_start returned -1",
         ),
     ],
+    ids=["training_step", "skip"],
 )
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
-    tmp_path, models_after_rounds, where, match
+    tmp_path, models_after_rounds, module, message
 ):
     loop = make_loop()
-    module = FailsInOneHook(StopIteration("mine"), where)
-    with warns("is discarded"), pytest.raises(RuntimeError, match=match):
+    with warns("is discarded"), pytest.raises(RuntimeError, match=message):
         fit(loop, tmp_path, module)
-    assert loop.round_index == ROUND
-    assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
+
+    assert_last_round_was_discarded(loop, module, models_after_rounds)
+
+
+class SamplesWithUnreadableOne(Dataset):
+    """Raises StopIteration for one sample, as soon as a test says which, in the round above."""
+
+    def __init__(self, samples, loop):
+        self.samples = samples
+        self.targets = samples.tensors[1]
+        self.loop = loop
+        self.unreadable_index = None
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        if index == self.unreadable_index and self.loop.round_index == ROUND_INDEX:
+            raise StopIteration("bad sample")
+        return self.samples[index]
 
 
 def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
-    samples = toy_sets()[0]
-    bad = [-1]
     loop = make_loop()
     module = Plain()
-
-    def item(index):
-        if index == bad[0] and loop.round_index == ROUND:
-            raise StopIteration("bad sample")
-        return samples[index]
-
-    read = Items(item, range(len(samples)))
-    read.targets = samples.tensors[1]
-    data = FederatedDataModule(
-        read, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
-    )
+    train, _ = toy_sets()
+    samples = SamplesWithUnreadableOne(train, loop)
+    splits = Splits(client_test=0.2)
+    data = FederatedDataModule(samples, SizePartitioner([4, 1, 2]), batch_size=8, splits=splits)
     data.prepare_data()
     data.setup("fit")
-    bad[0] = int(data.client_indices(CLIENT)[0])
-    expected = rf"client {CLIENT} has only .* batches in round {ROUND + 1}. Either its data set raised StopIteration"
+    samples.unreadable_index = int(data.client_indices(CLIENT)[0])
 
-    with (
-        warns("is discarded"),
-        pytest.raises(RuntimeError, match=expected),
-    ):
+    message = (
+        rf"client {CLIENT} has only .* batches in round {ROUND_INDEX + 1}. "
+        "Either its data set raised StopIteration"
+    )
+    with warns("is discarded"), pytest.raises(RuntimeError, match=message):
         fit(loop, tmp_path, module, data)
 
-    assert loop.round_index == ROUND
+    assert loop.round_index == ROUND_INDEX
     assert state_vector(module).isfinite().all()

@@ -212,7 +212,7 @@ def test_buffer_that_grows_after_the_last_round_is_named(tmp_path):
 
 
 class FrozenBody(Plain):
-    """A trained head on a frozen body, with constants."""
+    """A trained head on a frozen body, with a constant buffer, and one that all clients set to the same value."""
 
     def __init__(self):
         super().__init__(network(batch_norm=False))
@@ -225,31 +225,31 @@ class FrozenBody(Plain):
 
     def training_step(self, batch, batch_idx):
         num_rounds = 1 + self.trainer.current_epoch
-        self.tenths_of_rounds.fill_(0.1 * num_rounds)  # the same at all clients
+        self.tenths_of_rounds.fill_(0.1 * num_rounds)
         return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "strategy",
     [
         {"aggregator": FedAdam()},
         {"personalizer": FedAMP()},
     ],
 )
-def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
+def test_state_that_clients_do_not_train_is_theirs_bitwise(tmp_path, strategy):
     module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
-    loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
+    loop = FederatedLoop(**strategy, sampler=UniformSampler(2), seed=1)
 
-    data = toy_data((4, 1, 2, 3, 3))
-    fit(loop, tmp_path, module, data, rounds=3)
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=3)
 
     state = module.state_dict()
-    for name in ("net.0.weight", "net.0.bias", "mean"):
-        assert torch.equal(state[name], initial_state[name]), name
-    expected_tenths = torch.full((1,), 0.1 * 3)
-    assert torch.equal(module.tenths_of_rounds, expected_tenths)
-    assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
+    for unchanged_name in ("net.0.weight", "net.0.bias", "mean"):
+        assert torch.equal(state[unchanged_name], initial_state[unchanged_name]), unchanged_name
+    tenths_of_3_rounds = torch.tensor([0.1 * 3])
+    assert torch.equal(module.tenths_of_rounds, tenths_of_3_rounds)
+    trained_name = "net.4.weight"
+    assert not torch.equal(state[trained_name], initial_state[trained_name])
 
 
 class OneLogit(Plain):
@@ -267,23 +267,21 @@ class OneLogit(Plain):
 
 
 EVERY = {"evaluation": ClientEvaluation(every=1)}
+LEAVE_ONE_OUT = {"metrics": {"mine": LeaveOneOut()}}
 
 
 @pytest.mark.parametrize(
-    ("loop", "requester", "squeeze"),
+    ("options", "requester", "module", "shape"),
     [
-        (EVERY, r"ClientEvaluation\(every=1\)", True),
-        ({"metrics": {"mine": LeaveOneOut()}}, r"metric 'mine'", False),
+        (EVERY, r"ClientEvaluation\(every=1\)", OneLogit(squeeze=True), r"\[\d+\]"),
+        (LEAVE_ONE_OUT, r"metric 'mine'", OneLogit(squeeze=False), r"\[\d+, 1\]"),
     ],
 )
-def test_module_with_one_logit_is_refused(tmp_path, loop, requester, squeeze):
-    shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
+def test_module_with_one_logit_is_refused(tmp_path, options, requester, module, shape):
     outputs = rf"torch.float32 {shape} for \d+ samples of 3 classes"
-    match = rf"{requester}: the module's forward returns {outputs}, but logits"
-    module = OneLogit(squeeze)
     data = toy_data(server_val=0.2)
-    with refused(match):
-        fit(FederatedLoop(**loop), tmp_path, module, data)
+    with refused(rf"{requester}: the module's forward returns {outputs}, but logits"):
+        fit(FederatedLoop(**options), tmp_path, module, data)
 
 
 @pytest.fixture(scope="module")

@@ -51,20 +51,19 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
         self.zero_grad()
 
-    def step(self, closure=None):
+    def step(self, closure):
         with torch.enable_grad():
             loss = closure()
-
         self.first_step()
+
         with torch.enable_grad():
             closure()
-
         self.second_step()
         return loss
 
 
 class AveragesSteps:
-    """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
+    """No torch optimizer: counts its steps, and sets the weights to a moving average of them every second step."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -98,7 +97,7 @@ class AveragesSteps:
 
         self.num_steps += 1
         for average, parameter in zip(self.average, parameters):
-            average.lerp_(parameter, 0.3)
+            average.lerp_(parameter, weight=0.3)
             if self.num_steps % 2 == 0:
                 parameter.copy_(average)
 
@@ -113,96 +112,100 @@ NESTED = {
 }
 
 
+OPTIMIZERS = {"plain": sgd, **NESTED}
+
+
 # ---- modules, by who takes the step
 
 
-class StepsOptimizer(Plain):
-    """Its batches' steps are taken by Lightning, or by the optimizer that it wraps, with a closure or without."""
+class LeavesStepsToLightning(Plain):
+    def __init__(self, make_optimizer):
+        super().__init__(network(batch_norm=False), make_optimizer)
 
-    def __init__(self, make, stepped_by="automatic"):
-        super().__init__(network(batch_norm=False), make)
-        self.stepped_by = stepped_by
-        self.automatic_optimization = stepped_by == "automatic"
 
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        if self.stepped_by == "no closure":
-            self.take_step(self.optimizers(use_pl_optimizer=False), loss)
+class StepsOptimizerItself(LeavesStepsToLightning):
+    """Leaves the step of a batch to subclasses."""
 
-        if self.stepped_by == "closure":
-            (optimizer,) = self.trainer.optimizers
-            optimizer.step(partial(self.evaluate, optimizer, batch))
+    def __init__(self, make_optimizer):
+        super().__init__(make_optimizer)
+        self.automatic_optimization = False
 
-        if self.stepped_by == "second step":
-            self.take_two_steps(self.optimizers(use_pl_optimizer=False), batch)
-        return loss
-
-    def take_step(self, optimizer, loss):
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-
-    def take_two_steps(self, optimizer, batch):
-        self.evaluate(optimizer, batch)
-        optimizer.first_step()
-        self.evaluate(optimizer, batch)
-        optimizer.second_step()
-
-    def evaluate(self, optimizer, batch):
+    def compute_gradients(self, optimizer, batch):
+        """Return the loss of the batch. As a closure, an optimizer may call it again."""
         optimizer.zero_grad()
         loss = super().training_step(batch, 0)
         self.manual_backward(loss)
         return loss
 
 
-class HidesOptimizer(StepsOptimizer):
-    """Lightning gets no optimizer."""
+class StepsWithoutClosure(StepsOptimizerItself):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        self.compute_gradients(optimizer, batch)
+        optimizer.step()
 
-    def __init__(self, make, stepped_by):
-        super().__init__(make, "own")
-        self.created_in = stepped_by
+
+class StepsWithClosure(StepsOptimizerItself):
+    def training_step(self, batch, batch_idx):
+        (optimizer,) = self.trainer.optimizers
+        optimizer.step(partial(self.compute_gradients, optimizer, batch))
+
+
+class TakesBothStepsOfSAM(StepsOptimizerItself):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        self.compute_gradients(optimizer, batch)
+        optimizer.first_step()
+        self.compute_gradients(optimizer, batch)
+        optimizer.second_step()
+
+
+class KeepsOptimizerFromFitStart(StepsOptimizerItself):
+    """Lightning gets no optimizer: it is in an attribute."""
 
     def on_fit_start(self):
-        if self.created_in == "on_fit_start":
-            self.optimizer = self.make_optimizer(self.parameters())
+        self.optimizer = self.make_optimizer(self.parameters())
 
     def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        if self.created_in == "first batch" and not hasattr(self, "optimizer"):
-            self.optimizer = self.make_optimizer(self.parameters())
-        self.optimizer.step(partial(self.evaluate, self.optimizer, batch))
-        return loss
+        self.optimizer.step(partial(self.compute_gradients, self.optimizer, batch))
 
     def configure_optimizers(self):
         return None
 
 
+class KeepsOptimizerFromFirstBatch(KeepsOptimizerFromFitStart):
+    def on_fit_start(self):
+        self.optimizer = None
+
+    def training_step(self, batch, batch_idx):
+        if self.optimizer is None:
+            self.optimizer = self.make_optimizer(self.parameters())
+        super().training_step(batch, batch_idx)
+
+
 # ---- by hand
 
 
-def train_by_closures(make, prox=0.0, keep=False):
+def train_by_closures(make_optimizer, prox=0.0, keep=False):
     """Return the global model by hand, with steps that are given closures. ``prox`` is FedProx's mu."""
 
     def train(model, optimizer, batches):
-        anchor = copy.deepcopy(model)
+        server = copy.deepcopy(model)
         for batch in batches:
-            optimizer.step(partial(evaluate_closure, model, optimizer, batch, anchor, prox))
+            optimizer.step(partial(evaluate_closure, model, optimizer, batch, server, prox))
 
-    return train_with_own_optimizers(make, train, rounds=ROUNDS, keep=keep)
+    return train_with_own_optimizers(make_optimizer, train, rounds=ROUNDS, keep=keep)
 
 
 def evaluate_closure(model, optimizer, batch, server, prox):
+    """Compute the gradients of the loss plus prox / 2 |model - server|^2, and return their sum."""
     x, y = batch
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    server_vector = nn.utils.parameters_to_vector(server.parameters()).detach()
+    squared_distance = (vector - server_vector).square().sum()
+
     optimizer.zero_grad()
-    distance = torch.zeros(())
-    pairs = zip(model.parameters(), server.parameters())
-
-    for parameter, anchor in pairs:
-        difference = parameter - anchor.detach()
-        distance = distance + difference.square().sum()
-
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss = loss + prox / 2 * distance
+    loss = nn.functional.cross_entropy(model(x), y) + prox / 2 * squared_distance
     loss.backward()
     return loss
 
@@ -225,93 +228,89 @@ def make_seeded_loop(**kwargs):
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
-    module = StepsOptimizer(NESTED[name])
+    module = LeavesStepsToLightning(NESTED[name])
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, train_by_closures(NESTED[name], keep=policy == "persist"))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("name", "policy", "created_in"),
+    ("name", "policy", "kind"),
     [
-        ("plain", "persist", "first batch"),
-        ("sam", "reset", "on_fit_start"),
-        ("own wrapper", "reset", "first batch"),
-        ("own wrapper", "persist", "on_fit_start"),
+        ("plain", "persist", KeepsOptimizerFromFirstBatch),
+        ("sam", "reset", KeepsOptimizerFromFitStart),
+        ("own wrapper", "reset", KeepsOptimizerFromFirstBatch),
+        ("own wrapper", "persist", KeepsOptimizerFromFitStart),
     ],
 )
 def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
-    tmp_path,
-    name,
-    policy,
-    created_in,
+    tmp_path, name, policy, kind
 ):
-    make = {"plain": sgd, **NESTED}[name]
-    module = HidesOptimizer(make, created_in)
+    make_optimizer = OPTIMIZERS[name]
+    module = kind(make_optimizer)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, train_by_closures(make, keep=policy == "persist"))
+    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=policy == "persist"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     make_loop = partial(make_seeded_loop, optimizer_state="persist")
-    assert_resumes(make_loop, tmp_path, partial(StepsOptimizer, NESTED[name]))
+    assert_resumes(make_loop, tmp_path, partial(LeavesStepsToLightning, NESTED[name]))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("name", "stepped_by"),
+    ("name", "kind"),
     [
-        ("plain", "automatic"),
-        ("plain", "no closure"),
-        ("sam", "automatic"),
-        ("lookahead", "closure"),
-        ("own wrapper", "closure"),
-        ("lookahead of sam", "closure"),
+        ("plain", LeavesStepsToLightning),
+        ("plain", StepsWithoutClosure),
+        ("sam", LeavesStepsToLightning),
+        ("lookahead", StepsWithClosure),
+        ("own wrapper", StepsWithClosure),
+        ("lookahead of sam", StepsWithClosure),
     ],
 )
-def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, stepped_by):
+def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, kind):
     """And each batch is counted as one step."""
-    make = {"plain": sgd, **NESTED}[name]
+    make_optimizer = OPTIMIZERS[name]
     aggregator = KeepsRounds()
     loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
-    module = StepsOptimizer(make, stepped_by)
+    module = kind(make_optimizer)
     data = toy_data()
     fit(loop, tmp_path, module, data)
 
-    assert_as_by_hand(module, train_by_closures(make, prox=1.0))
+    assert_as_by_hand(module, train_by_closures(make_optimizer, prox=1.0))
     num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
-    assert aggregator.rounds[-1].num_steps.tolist() == [
-        LOCAL_EPOCHS * length for length in num_batches
-    ]
+    expected_steps = [LOCAL_EPOCHS * length for length in num_batches]
+    assert aggregator.rounds[-1].num_steps.tolist() == expected_steps
 
 
-def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path):
-    module = StepsOptimizer(NESTED["sam"], "second step")
+def test_module_that_takes_both_steps_of_sam_trains_as_by_hand(tmp_path):
+    module = TakesBothStepsOfSAM(NESTED["sam"])
     fit(make_seeded_loop(), tmp_path, module)
 
     assert_as_by_hand(module, train_by_closures(NESTED["sam"]))
 
+
+def test_steps_of_sam_outside_of_its_step_are_refused_by_fedprox(tmp_path):
+    """FedProx corrects gradients within an optimizer's ``step`` only."""
+    module = TakesBothStepsOfSAM(NESTED["sam"])
     with refused("SGD takes.*outside of SAM.step"):
-        fit(
-            make_seeded_loop(client_algorithm=FedProx(1.0)),
-            tmp_path,
-            StepsOptimizer(NESTED["sam"], "second step"),
-        )
+        fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
-class ComputesGradientBeforeTheStep(StepsOptimizer):
+class ComputesGradientBeforeTheStep(StepsOptimizerItself):
     """Calls the public SAM as its page says: the first gradient is computed before the step."""
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers(use_pl_optimizer=False)
-        self.evaluate(optimizer, batch)
-        optimizer.step(partial(self.evaluate, optimizer, batch))
+        self.compute_gradients(optimizer, batch)
+        optimizer.step(partial(self.compute_gradients, optimizer, batch))
 
 
 class PublicSAM(SAM):
-    def step(self, closure=None):
+    def step(self, closure):
         self.first_step()
         with torch.enable_grad():
             loss = closure()
@@ -319,16 +318,9 @@ class PublicSAM(SAM):
         return loss
 
 
-def make_module_with_public_sam():
-    def make_optimizer(parameters):
-        return PublicSAM(parameters, sgd)
-
-    return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
-
-
 def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path):
     """FedProx changes the gradients of a step, and not one that was computed before."""
-    module = make_module_with_public_sam()
+    module = ComputesGradientBeforeTheStep(partial(PublicSAM, base=sgd))
     with refused("gradients from before the step"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 

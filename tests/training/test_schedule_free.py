@@ -22,7 +22,11 @@ ROUNDS = 3
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """SGD with the protocol of the package ``schedulefree``: gradients are taken at y, between z and the average x."""
+    """SGD with the protocol of the package ``schedulefree``, by the paper's names: z takes SGD's steps, x is the
+    average of all z, and gradients are taken between them, at y = (1 - momentum) z + momentum x.
+
+    A model's parameters are y while it trains and x otherwise.
+    """
 
     def __init__(self, parameters, lr=0.3, momentum=0.9):
         options = {
@@ -63,14 +67,13 @@ class ScheduleFree(torch.optim.Optimizer):
         for group in self.param_groups:
             group["num_steps"] += 1
             share_of_new = 1 / group["num_steps"]
-            rate = group["lr"]
-            momentum = group["momentum"]
+            rate, momentum = group["lr"], group["momentum"]
             for y in group["params"]:
-                entries = self.state[y]
-                z = entries.setdefault("z", y.clone())
-                y.lerp_(z, share_of_new)
-                y.add_(y.grad, alpha=rate * (momentum * (1 - share_of_new) - 1))
-                z.sub_(y.grad, alpha=rate)
+                z = self.state[y].setdefault("z", y.clone())
+                x = (y - (1 - momentum) * z) / momentum
+                z -= rate * y.grad
+                x.lerp_(z, share_of_new)
+                y.copy_((1 - momentum) * z + momentum * x)
         return loss
 
 

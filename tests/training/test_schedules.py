@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import lightning as L
@@ -41,51 +42,81 @@ def make_stairs(optimizer, steps):
 
 
 class RecordsLearningRates(Plain):
-    """Its schedule is as long as the fit. Keeps learning rates and momenta by client, those without a loop as -1."""
+    """Its schedule is as long as the fit. Keeps pairs of learning rate and momentum by client, those of a fit without
+    a federation as None."""
 
-    def __init__(self, make, manual=""):
+    def __init__(self, make_scheduler):
         super().__init__(network(batch_norm=False))
-        self.make = make
-        self.manual = manual
-        self.automatic_optimization = not manual
+        self.make_scheduler = make_scheduler
+        # The clients share what is in a SimpleNamespace, so that it has all of them after the fit.
         self.shared = SimpleNamespace(rates=defaultdict(list))
 
     @property
     def rates(self):
         return self.shared.rates
 
+    def schedule_length(self):
+        return self.trainer.estimated_stepping_batches
+
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
-        config = {"scheduler": scheduler, "interval": "step"}
-        return [optimizer], [scheduler if self.manual == "epoch" else config]
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        if self.manual:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-            if self.manual == "batch" or (
-                self.manual == "last batch" and self.trainer.is_last_batch
-            ):
-                self.lr_schedulers().step()
-
-        return loss
+        scheduler = self.make_scheduler(optimizer, self.schedule_length())
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_before_optimizer_step(self, optimizer):
         (group,) = optimizer.param_groups
-        client = -1
-        for callback in self.trainer.callbacks:
-            if isinstance(callback, FederatedLoop):
-                client = callback.current_client
-
+        client = client_in_training(self.trainer)
         self.rates[client].append((group["lr"], group["momentum"]))
 
-    def on_train_epoch_end(self):
-        if self.manual == "epoch":
+
+def client_in_training(trainer):
+    loops = [callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)]
+    return loops[0].current_client if loops else None
+
+
+class StepsOptimizerItself(RecordsLearningRates):
+    """Leaves its schedule's steps to subclasses."""
+
+    def __init__(self, make_scheduler):
+        super().__init__(make_scheduler)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+class StepsScheduleAfterEveryBatch(StepsOptimizerItself):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        self.lr_schedulers().step()
+
+
+class StepsScheduleAfterLastBatch(StepsOptimizerItself):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        if self.trainer.is_last_batch:
             self.lr_schedulers().step()
+
+
+class StepsScheduleAfterEpoch(StepsOptimizerItself):
+    def configure_optimizers(self):
+        optimizers, (config,) = super().configure_optimizers()
+        return optimizers, [config["scheduler"]]
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
+
+
+class ReturnsSchedulerWithoutInterval(StepsScheduleAfterEveryBatch):
+    """Says nothing of its scheduler's interval, as in Lightning's examples of manual optimization."""
+
+    def configure_optimizers(self):
+        optimizers, (config,) = super().configure_optimizers()
+        return optimizers, [config["scheduler"]]
 
 
 class BatchesOfOneClient(L.LightningDataModule):
@@ -106,24 +137,24 @@ def rates_of_client_alone(module, client, folder, **kwargs):
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
     trainer.fit(module, BatchesOfOneClient(client))
-    return module.rates[-1]
+    return module.rates[None]
 
 
+def assert_clients_have_different_numbers_of_steps(module):
+    numbers_of_steps = {len(rates) for rates in module.rates.values()}
+    assert len(numbers_of_steps) == CLIENTS
+
+
+#: How a module is made, and options of its Trainer.
 SCHEDULES = {
-    "linear": (lambda: RecordsLearningRates(make_linear), {}),
-    "warm, then cosine": (lambda: RecordsLearningRates(make_warmup_and_cosine), {}),
-    "accumulation": (lambda: RecordsLearningRates(make_linear), {"accumulate_grad_batches": 2}),
-    "limited": (lambda: RecordsLearningRates(make_one_cycle), {"limit_train_batches": 0.5}),
-    "by hand": (lambda: RecordsLearningRates(make_linear, manual="batch"), {}),
-    "by hand, at an epoch's last batch": (
-        lambda: RecordsLearningRates(make_stairs, manual="last batch"),
-        {},
-    ),
-    "by hand, after an epoch": (lambda: RecordsLearningRates(make_stairs, manual="epoch"), {}),
-    "by hand, of no interval": (
-        lambda: ReturnsSchedulerWithoutInterval(make_one_cycle, manual="batch"),
-        {},
-    ),
+    "linear": (partial(RecordsLearningRates, make_linear), {}),
+    "warm, then cosine": (partial(RecordsLearningRates, make_warmup_and_cosine), {}),
+    "accumulation": (partial(RecordsLearningRates, make_linear), {"accumulate_grad_batches": 2}),
+    "limited": (partial(RecordsLearningRates, make_one_cycle), {"limit_train_batches": 0.5}),
+    "by hand": (partial(StepsScheduleAfterEveryBatch, make_linear), {}),
+    "by hand, at an epoch's last batch": (partial(StepsScheduleAfterLastBatch, make_stairs), {}),
+    "by hand, after an epoch": (partial(StepsScheduleAfterEpoch, make_stairs), {}),
+    "by hand, of no interval": (partial(ReturnsSchedulerWithoutInterval, make_one_cycle), {}),
 }
 
 
@@ -137,8 +168,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **options)
 
-    num_steps = {len(module.rates[client]) for client in range(CLIENTS)}
-    assert len(num_steps) == CLIENTS  # each client has another number of steps
+    assert_clients_have_different_numbers_of_steps(module)
     for client in range(CLIENTS):
         expected = rates_of_client_alone(make_module(), client, tmp_path, **options)
         assert module.rates[client] == expected
@@ -152,24 +182,13 @@ class SamplerThatSeesRounds(FixedCohort):
 
 
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path):
-    loop = FederatedLoop(sampler=SamplerThatSeesRounds([0]), seed=SEED)
-    module = fit(loop, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
+    loop_of_client_0 = FederatedLoop(sampler=SamplerThatSeesRounds([0]), seed=SEED)
+    module = fit(loop_of_client_0, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
 
     loop_of_all = FederatedLoop(seed=SEED)
     module_of_all = fit(loop_of_all, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
 
-    assert list(module.rates) == [0]
-    assert module.rates[0] == module_of_all.rates[0]
-    # After the fit, the Trainer's estimate is Lightning's again.
-    assert module.trainer.estimated_stepping_batches != 2 * len(module.rates[0])
-
-
-class ReturnsSchedulerWithoutInterval(RecordsLearningRates):
-    """Says nothing of its scheduler's interval, as in Lightning's examples of manual optimization."""
-
-    def configure_optimizers(self):
-        optimizers, (config,) = super().configure_optimizers()
-        return optimizers, [config["scheduler"]]
+    assert module.rates == {0: module_of_all.rates[0]}
 
 
 class StepsTwice(ReturnsSchedulerWithoutInterval):
@@ -179,7 +198,7 @@ class StepsTwice(ReturnsSchedulerWithoutInterval):
         self.lr_schedulers().step()
 
 
-class KeepsSchedulerInAttribute(RecordsLearningRates):
+class KeepsSchedulerInAttribute(StepsScheduleAfterEveryBatch):
     def configure_optimizers(self):
         (optimizer,), (config,) = super().configure_optimizers()
         self.scheduler = config["scheduler"]
@@ -193,14 +212,14 @@ class TrainsTensorBesideParameters(Plain):
 
 
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("make_module", "message"),
     [
         (
-            lambda: StepsTwice(make_stairs, manual="batch"),
+            partial(StepsTwice, make_stairs),
             "StepLR is stepped both while a client trains and between rounds",
         ),
         (
-            lambda: KeepsSchedulerInAttribute(make_stairs, manual="batch"),
+            partial(KeepsSchedulerInAttribute, make_stairs),
             "configure_optimizers does not return the learning-rate scheduler",
         ),
         (
@@ -209,19 +228,37 @@ class TrainsTensorBesideParameters(Plain):
         ),
     ],
 )
-def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, message):
-    names = (
-        "is_last_batch",
-        "estimated_stepping_batches",
-        "num_training_batches",
-        "train_dataloader",
-    )
-    attributes = [getattr(L.Trainer, name) for name in names]
-
+def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, make_module, message):
     with refused(message):
-        fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
+        fit(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=3)
 
-    assert [getattr(L.Trainer, name) for name in names] == attributes
+
+def test_trainers_estimate_of_steps_is_lightnings_again_after_a_fit(tmp_path):
+    module = fit(FederatedLoop(seed=SEED), tmp_path, Plain(), rounds=2)
+
+    trainer = module.trainer
+    steps_of_all_epochs = trainer.num_training_batches * trainer.max_epochs
+    assert trainer.estimated_stepping_batches == steps_of_all_epochs
+
+
+def properties_that_a_loop_replaces():
+    """Return what a Trainer answers by: while clients train, a loop puts its own in their place."""
+    trainer_class = L.Trainer
+    return (
+        trainer_class.is_last_batch,
+        trainer_class.estimated_stepping_batches,
+        trainer_class.num_training_batches,
+        trainer_class.train_dataloader,
+    )
+
+
+def test_properties_of_the_trainers_class_are_lightnings_again_after_a_refused_run(tmp_path):
+    properties_before = properties_that_a_loop_replaces()
+
+    with refused("are not parameters"):
+        fit(FederatedLoop(seed=SEED), tmp_path, TrainsTensorBesideParameters())
+
+    assert properties_that_a_loop_replaces() == properties_before
 
 
 #: Of ``toy_data``.
@@ -236,47 +273,47 @@ LENGTH_READERS = [
 
 
 class ReadsScheduleLength(RecordsLearningRates):
-    """Its schedule has the length that all these functions of a Trainer return."""
+    """Its schedule has the length that all these functions of a Trainer return for an epoch."""
 
     def __init__(self, readers):
-        super().__init__(
-            lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
-        )
+        super().__init__(make_linear)
         self.readers = readers
 
-    def length(self):
-        (length,) = {read(self.trainer) for read in self.readers}
-        return length
+    def schedule_length(self):
+        (length_of_epoch,) = {read(self.trainer) for read in self.readers}
+        return length_of_epoch * self.trainer.max_epochs
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("readers", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
-    """They fall to 0 within each client's steps."""
+    """Learning rates fall from 0.1 to 0 within each client's steps."""
     module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsScheduleLength(readers), rounds=2)
 
+    assert_clients_have_different_numbers_of_steps(module)
     for rates in module.rates.values():
-        expected = [0.1 * (1 - step / len(rates)) for step in range(len(rates))]
-        assert [rate for rate, _ in rates] == pytest.approx(expected)
-    assert len({len(rates) for rates in module.rates.values()}) > 1
+        num_steps = len(rates)
+        expected_rates = [0.1 * (1 - step / num_steps) for step in range(num_steps)]
+        learning_rates = [learning_rate for learning_rate, momentum in rates]
+        assert learning_rates == pytest.approx(expected_rates)
 
 
 class ReadsScheduleLengthInSetup(ReadsScheduleLength):
     def setup(self, stage):
-        self.length_in_setup = self.length()
+        self.length_in_setup = self.schedule_length()
 
 
 def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
+    module = ReadsScheduleLengthInSetup(LENGTH_READERS[:-1])
     with warns("setup, before any client trains."):
-        module = fit(
-            FederatedLoop(seed=SEED),
-            tmp_path,
-            ReadsScheduleLengthInSetup(LENGTH_READERS[:-1]),
-            rounds=2,
-        )
+        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=2)
 
-    longest = max(len(rates) for rates in module.rates.values())
-    assert 2 * module.length_in_setup == longest
+    steps_of_largest_client = max(len(rates) for rates in module.rates.values())
+    assert module.length_in_setup == steps_of_largest_client
+
+
+def fit_four_rounds(folder, module, **options):
+    return fit(FederatedLoop(seed=SEED), folder, module, rounds=4, **options)
 
 
 @pytest.mark.fast_rows
@@ -290,31 +327,18 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp
 )
 def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
     make_module, _ = SCHEDULES[kind]
-    uninterrupted = make_module()
-    fit(FederatedLoop(seed=SEED), tmp_path / "whole", uninterrupted, rounds=4)
+    uninterrupted = fit_four_rounds(tmp_path / "whole", make_module())
 
-    callbacks = [StopInRound(round_index=2, batch=9, error=RuntimeError), make_saver(tmp_path)]
+    stop = StopInRound(round_index=2, batch=9, error=RuntimeError)
+    options = {"callbacks": [stop, make_saver(tmp_path)], "enable_checkpointing": True}
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(
-            FederatedLoop(seed=SEED),
-            tmp_path / "half",
-            make_module(),
-            rounds=4,
-            callbacks=callbacks,
-            enable_checkpointing=True,
-        )
+        fit_four_rounds(tmp_path / "half", make_module(), **options)
 
-    resumed = make_module()
-    fit(
-        FederatedLoop(seed=SEED),
-        tmp_path / "half",
-        resumed,
-        rounds=4,
-        ckpt_path=tmp_path / "on_exception.ckpt",
-    )
+    checkpoint = tmp_path / "on_exception.ckpt"
+    resumed = fit_four_rounds(tmp_path / "half", make_module(), ckpt_path=checkpoint)
 
     assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
-    for client, rates in resumed.rates.items():
-        rates_of_whole = uninterrupted.rates[client]
-        rates_of_last_two_rounds = rates_of_whole[len(rates_of_whole) // 2 :]
-        assert rates == rates_of_last_two_rounds
+    for client, resumed_rates in resumed.rates.items():
+        rates = uninterrupted.rates[client]
+        rates_of_last_two_rounds = rates[len(rates) // 2 :]
+        assert resumed_rates == rates_of_last_two_rounds

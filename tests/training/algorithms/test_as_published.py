@@ -36,11 +36,9 @@ from helpers.loops_by_hand import (
     assert_same_state,
     cohort_of_round,
     cohorts_by_hand,
-    copy_parameters,
     cross_entropy_of,
     fedavg_by_hand,
     make_unequal_data,
-    set_parameters,
     take_steps,
 )
 from helpers.models import Diverges, Plain, make_sgd, network
@@ -63,308 +61,314 @@ def make_loop(**options):
     return FederatedLoop(seed=SEED, **options)
 
 
-def gradients_of(net, batch):
-    return torch.autograd.grad(
-        nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters())
-    )
+def flatten(tensors):
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-@torch.no_grad()
-def descend(net, gradients, lr=LR):
-    for parameter, gradient in zip(net.parameters(), gradients):
-        parameter -= lr * gradient
+def vector_of(model):
+    """Return a model's parameters as one vector: everything by hand below is computed with such vectors."""
+    return flatten(model.parameters())
+
+
+def set_vector(model, vector):
+    nn.utils.vector_to_parameters(vector, model.parameters())
+
+
+def loss_of(model, batch):
+    features, labels = batch
+    return nn.functional.cross_entropy(model(features), labels)
+
+
+def gradient_of(model, batch):
+    return flatten(torch.autograd.grad(loss_of(model, batch), list(model.parameters())))
+
+
+def descend(model, gradient, lr=LR):
+    set_vector(model, vector_of(model) - lr * gradient)
 
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
 
 
-def flatten(tensors):
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+# ---- Ditto
 
 
 def make_ditto_loop(**kwargs):
     return make_loop(**{"client_algorithm": Ditto(DITTO_LAMBDA, DITTO_LR), **kwargs})
 
 
-def test_ditto_equals_its_algorithm_by_hand(tmp_path):
-    net = network()
-    personal = {}
-    data = make_unequal_data()
+class DittoByHand:
+    """A client trains its model of the round, w, and beside it a personal model, v, that it keeps."""
 
-    def train(model, visit):
-        global_parameters = copy_parameters(model)
-        personal_model = personal.setdefault(visit.client, copy.deepcopy(model))
+    def __init__(self):
+        self.personal_models = {}
+
+    def train(self, model, visit):
+        if visit.client not in self.personal_models:
+            self.personal_models[visit.client] = copy.deepcopy(model)
+        personal_model = self.personal_models[visit.client]
+        global_vector = vector_of(model)
+
         for batch in visit.batches:
             # The gradient of the loss at v, plus lambda (v - w).
-            proximal_gradients = []
-            for gradient, parameter, anchor in zip(
-                gradients_of(personal_model, batch),
-                personal_model.parameters(),
-                global_parameters,
-            ):
-                proximal_gradients.append(gradient + DITTO_LAMBDA * (parameter - anchor))
-            descend(personal_model, proximal_gradients, lr=DITTO_LR)
-            descend(model, gradients_of(model, batch))
+            distance = vector_of(personal_model) - global_vector
+            proximal_gradient = gradient_of(personal_model, batch) + DITTO_LAMBDA * distance
+            descend(personal_model, proximal_gradient, lr=DITTO_LR)
+            descend(model, gradient_of(model, batch))
 
-    expected, _ = fedavg_by_hand(net, train, uniform=True)
+
+class DittoRuns(NamedTuple):
+    """A fit of flsv, and the models that the algorithm by hand comes to."""
+
+    loop: FederatedLoop
+    net: nn.Module
+    expected_net: nn.Module
+    expected_personal_models: dict[int, nn.Module]
+
+
+@pytest.fixture(scope="module")
+def ditto_runs(tmp_path_factory):
+    net = network()
+    by_hand = DittoByHand()
+    expected_net, _ = fedavg_by_hand(net, by_hand.train, uniform=True)
+
     loop = make_ditto_loop(evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net), sgd)
+    fit(loop, tmp_path_factory.mktemp("ditto"), module, make_unequal_data(), rounds=ROUNDS)
 
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    return DittoRuns(loop, module.net, expected_net, by_hand.personal_models)
 
-    assert_same_state(module.net, expected)
 
-    models = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
-    assert models.keys() == personal.keys()
+def test_ditto_global_model_equals_that_by_hand(ditto_runs):
+    assert_same_state(ditto_runs.net, ditto_runs.expected_net)
 
-    for client, personal_model in personal.items():
-        buffers = [buffer for buffer in personal_model.buffers() if buffer.is_floating_point()]
-        whole_model = flatten([*personal_model.parameters(), *buffers])
-        torch.testing.assert_close(
-            models[client],
-            whole_model,
-            rtol=1e-5,
-            atol=1e-5,
-        )
 
-    # A client is tested with its own model; who was never drawn has the global one.
-    for client, accuracy in enumerate(loop.client_scores["accuracy"].tolist()):
-        model = personal.get(client, expected).eval()
-        inputs, labels = zip(*data.client_loader(client, "test"))
-        is_right = model(torch.cat(inputs)).argmax(1) == torch.cat(labels)
-        assert accuracy == pytest.approx(
-            is_right.double().mean().item(),
-            rel=5e-3,  # told in three significant digits
-        )
+def test_ditto_personal_models_equal_those_by_hand(ditto_runs):
+    """A client keeps its model as a vector of the parameters, then of a BatchNorm's statistics."""
+    expected_vectors = {}
+    for client, model in ditto_runs.expected_personal_models.items():
+        statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        expected_vectors[client] = flatten([*model.parameters(), *statistics])
+
+    states = client_tensors(ditto_runs.loop)
+    vectors = {client: state["ditto_model"] for client, state in states.items()}
+    torch.testing.assert_close(vectors, expected_vectors, rtol=1e-5, atol=1e-5)
+
+
+def accuracy_of(model, batches):
+    model.eval()
+    is_right = torch.cat([model(features).argmax(1) == labels for features, labels in batches])
+    return is_right.double().mean().item()
+
+
+def test_ditto_tests_clients_with_personal_models_and_those_never_drawn_with_the_global_one(
+    ditto_runs,
+):
+    data = make_unequal_data()
+    expected_accuracies = []
+    for client in range(len(PROPORTIONS)):
+        model = ditto_runs.expected_personal_models.get(client, ditto_runs.expected_net)
+        expected_accuracies.append(accuracy_of(model, data.client_loader(client, "test")))
+
+    accuracies = ditto_runs.loop.client_scores["accuracy"].tolist()
+    # Scores are told in three significant digits.
+    assert accuracies == pytest.approx(expected_accuracies, rel=5e-3)
+
+
+# ---- FedRep
 
 
 def make_fedrep_loop(**kwargs):
     return make_loop(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
 
-@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_fedrep_equals_its_algorithm_by_hand(tmp_path):
+HEAD = ["4.weight", "4.bias"]
+decaying_sgd = make_sgd(momentum=0.5, weight_decay=0.01)
+
+
+def require_gradients(model, *, of_head, of_body):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(of_head if name in HEAD else of_body)
+
+
+def train_head_then_body(model, visit):
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
+    head_epoch, body_epoch = visit.epochs
+    optimizer = decaying_sgd(model.parameters())
+
+    require_gradients(model, of_head=True, of_body=False)
+    take_steps(optimizer, cross_entropy_of(model), head_epoch)
+
+    require_gradients(model, of_head=False, of_body=True)
+    take_steps(optimizer, cross_entropy_of(model), body_epoch)
+
+    model.requires_grad_(True)
+
+
+@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+def test_fedrep_body_and_heads_equal_those_by_hand(tmp_path):
     net = network()
-    head = ["4.weight", "4.bias"]
-    decaying = make_sgd(momentum=0.5, weight_decay=0.01)
-
-    def train_head_then_body(model, visit):
-        optimizer = decaying(model.parameters())
-        head_epoch, body_epoch = visit.epochs
-        for trains_head, epoch in ((True, head_epoch), (False, body_epoch)):
-            for name, parameter in model.named_parameters():
-                is_head = name in head
-                parameter.requires_grad_(is_head == trains_head)
-            take_steps(optimizer, cross_entropy_of(model), epoch)
-
-        model.requires_grad_(True)
-
-    expected, private_parts = fedavg_by_hand(net, train_head_then_body, private=head, uniform=True)
+    expected_net, expected_heads = fedavg_by_hand(
+        net, train_head_then_body, private=HEAD, uniform=True
+    )
     loop = make_fedrep_loop()
-    module = Plain(copy.deepcopy(net), decaying)
+    module = Plain(copy.deepcopy(net), decaying_sgd)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
-    assert_same_state(module.net, expected)
-    assert_private_parts(loop, private_parts)
+    assert_same_state(module.net, expected_net)
+    assert_private_parts(loop, expected_heads)
 
 
-def per_fedavg_by_hand(net, second_order):
-    """With the true Hessian, or without."""
+# ---- Per-FedAvg
+
+
+def independent_batches(visit):
+    """Yield a client's batches in the orders that Per-FedAvg draws beside those of its epochs."""
     data = make_unequal_data()
+    for epoch in range(100):
+        draw = generator_for(SEED, "per_fedavg", visit.round_index, visit.client, epoch)
+        yield from data.client_loader(visit.client, "train", generator=draw)
 
-    def independent_batches(round_index, client):
-        for epoch in range(100):
-            draw = generator_for(SEED, "per_fedavg", round_index, client, epoch)
-            yield from data.client_loader(client, "train", generator=draw)
 
-    def loss_at(net, parameters, batch):
-        names = [name for name, _ in net.named_parameters()]
-        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-        logits = torch.func.functional_call(
-            net,
-            {
-                **dict(zip(names, parameters)),
-                **buffers,
-            },
-            batch[0],
-        )
+def hessian_product(model, batch, direction):
+    """Return the Hessian of the loss on a batch, times a direction."""
+    # A copy, since a BatchNorm would take the batch into its statistics.
+    copied_model = copy.deepcopy(model)
+    parameters = list(copied_model.parameters())
+    loss = loss_of(copied_model, batch)
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    gradient = nn.utils.parameters_to_vector(gradients)
+    return flatten(torch.autograd.grad(gradient, parameters, grad_outputs=direction))
 
-        return nn.functional.cross_entropy(logits, batch[1])
 
-    def hessian_products(model, batch, direction):
-        """The Hessian of the loss on a batch, times a direction."""
-        parameters = list(model.parameters())
-        loss = loss_at(model, parameters, batch)
-        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-        return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
+def train_by_per_fedavg(model, visit, *, second_order):
+    """A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own; the first order is
+    without H."""
+    other_batches = independent_batches(visit)
+    for batch in visit.batches:
+        adapted_model = copy.deepcopy(model)
+        descend(adapted_model, gradient_of(model, batch), lr=PER_FEDAVG_ALPHA)
+        step = gradient_of(adapted_model, next(other_batches))
+        if second_order:
+            step -= PER_FEDAVG_ALPHA * hessian_product(model, next(other_batches), step)
+        descend(model, step)
 
-    def train(model, visit):
-        # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
-        other_batches = independent_batches(visit.round_index, visit.client)
-        for batch in visit.batches:
-            adapted = []
-            for parameter, gradient in zip(
-                model.parameters(),
-                gradients_of(model, batch),
-            ):
-                moved = parameter.detach() - PER_FEDAVG_ALPHA * gradient
-                adapted.append(moved.requires_grad_())
-            loss_of_adapted = loss_at(model, adapted, next(other_batches))
-            gradients_of_adapted = torch.autograd.grad(loss_of_adapted, adapted)
-            if not second_order:
-                descend(model, gradients_of_adapted)
-                continue
 
-            products = hessian_products(model, next(other_batches), gradients_of_adapted)
-            steps = []
-            for gradient, product in zip(gradients_of_adapted, products):
-                steps.append(gradient - PER_FEDAVG_ALPHA * product)
-            descend(model, steps)
-
+def per_fedavg_by_hand(net, *, second_order):
+    train = partial(train_by_per_fedavg, second_order=second_order)
     server, _ = fedavg_by_hand(net, train, uniform=True)
     return server
 
 
+def fit_per_fedavg(folder, net, algorithm):
+    """Return the network that flsv trains, which begins as this one."""
+    loop = make_loop(client_algorithm=algorithm)
+    module = Plain(copy.deepcopy(net), sgd)
+    fit(loop, folder, module, make_unequal_data(), rounds=ROUNDS)
+    return module.net
+
+
 def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path):
     net = network()
-    module = Plain(copy.deepcopy(net), sgd)
-    fit(
-        make_loop(client_algorithm=PerFedAvg(PER_FEDAVG_ALPHA)),
-        tmp_path,
-        module,
-        make_unequal_data(),
-        rounds=ROUNDS,
-    )
+    trained_net = fit_per_fedavg(tmp_path, net, PerFedAvg(PER_FEDAVG_ALPHA))
 
-    assert_same_state(module.net, per_fedavg_by_hand(net, second_order=False))
+    assert_same_state(trained_net, per_fedavg_by_hand(net, second_order=False))
+
+
+def make_smooth_network():
+    """With Tanh in ReLU's place, whose second derivative would be 0."""
+    layers = []
+    for layer in network(batch_norm=False):
+        layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
+    return nn.Sequential(*layers)
 
 
 @pytest.mark.slow
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path):
-    layers = []
-    for layer in network(batch_norm=False):
-        layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
+    net = make_smooth_network()
+    trained_net = fit_per_fedavg(tmp_path, net, PerFedAvg(PER_FEDAVG_ALPHA, "free"))
 
-    net = nn.Sequential(*layers)
-    module = Plain(copy.deepcopy(net), sgd)
-    fit(
-        make_loop(client_algorithm=PerFedAvg(PER_FEDAVG_ALPHA, "free")),
-        tmp_path,
-        module,
-        make_unequal_data(),
-        rounds=ROUNDS,
-    )
-    model = flatten(module.net.parameters())
-    second_order = flatten(per_fedavg_by_hand(net, second_order=True).parameters())
-    first_order = flatten(per_fedavg_by_hand(net, second_order=False).parameters())
-    largest_effect = (first_order - second_order).abs().max()
-
-    assert (model - second_order).abs().max() < 0.02 * largest_effect
+    hessian_free = vector_of(trained_net)
+    second_order = vector_of(per_fedavg_by_hand(net, second_order=True))
+    first_order = vector_of(per_fedavg_by_hand(net, second_order=False))
+    largest_error = (hessian_free - second_order).abs().max()
+    largest_effect_of_hessian = (first_order - second_order).abs().max()
+    assert largest_error < 0.02 * largest_effect_of_hessian
 
 
-def scaffold_by_hand(net, failing=frozenset()):
-    """Option II. The model, the server's control variate (the paper's c) and those of the clients (c_i)."""
-    zeros = [torch.zeros_like(p) for p in net.parameters()]
-    server_variate = list(zeros)
-    client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
-    changes_of_round = []
+# ---- SCAFFOLD and FedDyn, whose server and clients keep a vector each
 
-    def train(model, visit):
-        initial = copy_parameters(model)
-        variates = client_variates[visit.client]
-        num_steps = 0
+
+class ScaffoldByHand:
+    """Option II. The server's state is the paper's control variate c, a client's is c_i."""
+
+    def __init__(self, net):
+        self.server_state = torch.zeros_like(vector_of(net))
+        self.client_states = dict.fromkeys(range(len(PROPORTIONS)), self.server_state)
+        self.changes_of_round = []
+
+    def train(self, model, visit):
+        initial_vector = vector_of(model)
+        variate = self.client_states[visit.client]
         for batch in visit.batches:
-            num_steps += 1
-            corrected = []
-            for gradient, variate, of_server in zip(
-                gradients_of(model, batch), variates, server_variate
-            ):
-                corrected.append(gradient - variate + of_server)
-            descend(model, corrected)
+            descend(model, gradient_of(model, batch) - variate + self.server_state)
 
-        # c_i - c + (x - y_i) / (K lr)
-        next_variates = []
-        for variate, of_server, initial_parameter, parameter in zip(
-            variates, server_variate, initial, copy_parameters(model)
-        ):
-            mean_step = (initial_parameter - parameter) / (num_steps * LR)
-            next_variates.append(variate - of_server + mean_step)
-        changes = [new - old for new, old in zip(next_variates, variates)]
-        changes_of_round.append(changes)
-        client_variates[visit.client] = next_variates
+        # The next c_i is c_i - c + (x - y_i) / (K lr).
+        num_steps = len(visit.batches)
+        mean_step = (initial_vector - vector_of(model)) / (num_steps * LR)
+        change = mean_step - self.server_state
+        self.client_states[visit.client] = variate + change
+        self.changes_of_round.append(change)
 
-    def merge(server, models, mean):
-        # c + sum_i (change of c_i) / N
-        next_server_variate = []
-        for variate, *changes in zip(server_variate, *changes_of_round):
-            next_server_variate.append(variate + sum(changes) / len(PROPORTIONS))
-        server_variate[:] = next_server_variate
-        changes_of_round.clear()
+    def merge(self, server, models, mean):
+        # The next c is c + sum_i (change of c_i) / N. The model is the mean.
+        mean_change = sum(self.changes_of_round) / len(PROPORTIONS)
+        self.server_state = self.server_state + mean_change
+        self.changes_of_round = []
         return mean
-
-    server, _ = fedavg_by_hand(
-        net, train, cohorts=cohorts_by_hand(failing=failing), uniform=True, merge=merge
-    )
-    flat_variates = {client: flatten(variate) for client, variate in client_variates.items()}
-    return server, flatten(server_variate), flat_variates
 
 
 slow_sgd = make_sgd(0.02, momentum=0.9)
 
 
-def feddyn_by_hand(net, failing=frozenset()):
-    """With the local problem left to autograd. The model, the server's state (the paper's h) and the clients'
-    gradients."""
-    zeros = [torch.zeros_like(p) for p in net.parameters()]
-    server_state = list(zeros)
-    client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
+class FedDynByHand:
+    """With the local problem left to autograd. The server's state is the paper's h, a client's its gradient."""
 
-    def train(model, visit):
-        optimizer = slow_sgd(model.parameters())
-        initial = copy_parameters(model)
-        linear_terms = client_gradients[visit.client]
+    def __init__(self, net):
+        self.server_state = torch.zeros_like(vector_of(net))
+        self.client_states = dict.fromkeys(range(len(PROPORTIONS)), self.server_state)
 
-        def compute_risk(features, labels):
-            risk = nn.functional.cross_entropy(model(features), labels)
-            # Minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
-            for theta, linear, center in zip(model.parameters(), linear_terms, initial):
-                squared_distance = ((theta - center) ** 2).sum()
-                risk = risk - (linear * theta).sum() + ALPHA / 2 * squared_distance
-            return risk
+    def train(self, model, visit):
+        initial_vector = vector_of(model)
+        gradient = self.client_states[visit.client]
+        compute_risk = partial(self.compute_risk, model, gradient, initial_vector)
+        take_steps(slow_sgd(model.parameters()), compute_risk, visit.batches)
 
-        take_steps(optimizer, compute_risk, visit.batches)
+        move = vector_of(model) - initial_vector
+        self.client_states[visit.client] = gradient - ALPHA * move
 
-        next_gradients = []
-        for gradient, trained, center in zip(linear_terms, copy_parameters(model), initial):
-            next_gradients.append(gradient - ALPHA * (trained - center))
-        client_gradients[visit.client] = next_gradients
+    def compute_risk(self, model, gradient, initial_vector, features, labels):
+        # The loss, minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
+        theta = nn.utils.parameters_to_vector(model.parameters())
+        squared_distance = (theta - initial_vector).square().sum()
+        loss = loss_of(model, (features, labels))
+        return loss - gradient @ theta + ALPHA / 2 * squared_distance
 
-    def merge(server, models, mean):
-        # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
-        share = ALPHA / len(PROPORTIONS)
-        trained = [copy_parameters(model) for model in models.values()]
-        next_state = []
-        for state, center, *client_parameters in zip(
-            server_state, copy_parameters(server), *trained
-        ):
-            sum_of_moves = sum(parameter - center for parameter in client_parameters)
-            next_state.append(state - share * sum_of_moves)
-        server_state[:] = next_state
-        set_parameters(
-            mean,
-            [
-                parameter - state / ALPHA
-                for parameter, state in zip(copy_parameters(mean), server_state)
-            ],
-        )
+    def merge(self, server, models, mean):
+        # The next h is h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
+        sum_of_moves = sum(vector_of(model) - vector_of(server) for model in models.values())
+        self.server_state = self.server_state - ALPHA / len(PROPORTIONS) * sum_of_moves
+        set_vector(mean, vector_of(mean) - self.server_state / ALPHA)
         return mean
 
+
+def federate_by_hand(by_hand, net, failing):
+    """Return the global model after all rounds. ``by_hand`` keeps the states of the server and the clients."""
+    cohorts = cohorts_by_hand(failing=failing)
     server, _ = fedavg_by_hand(
-        net, train, cohorts=cohorts_by_hand(failing=failing), uniform=True, merge=merge
+        net, by_hand.train, cohorts=cohorts, uniform=True, merge=by_hand.merge
     )
-    flat_gradients = {client: flatten(parts) for client, parts in client_gradients.items()}
-    return server, flatten(server_state), flat_gradients
+    return server
 
 
 def make_scaffold_loop(**kwargs):
@@ -375,18 +379,20 @@ def make_feddyn_loop():
     return make_loop(aggregator=FedDynServer(), client_algorithm=FedDyn(ALPHA))
 
 
-def server_variate(loop):
+def read_server_variate(loop):
     return loop.state_dict()["strategies"]["client_algorithm"]["variate"]
 
 
-def feddyn_state(loop):
+def read_feddyn_state(loop):
     return ALPHA * loop.state_dict()["strategies"]["aggregator"]["shift"]
 
 
 class CaseWithState(NamedTuple):
+    """An algorithm by flsv and by hand."""
+
     make_loop: Callable
-    train_by_hand: Callable
     optimizer: Callable
+    make_by_hand: Callable
     read_server_state: Callable
     name_of_client_state: str
 
@@ -394,91 +400,134 @@ class CaseWithState(NamedTuple):
 CASES = {
     "scaffold": CaseWithState(
         make_loop=make_scaffold_loop,
-        train_by_hand=scaffold_by_hand,
         optimizer=sgd,
-        read_server_state=server_variate,
+        make_by_hand=ScaffoldByHand,
+        read_server_state=read_server_variate,
         name_of_client_state="control_variate",
     ),
     "feddyn": CaseWithState(
         make_loop=make_feddyn_loop,
-        train_by_hand=feddyn_by_hand,
         optimizer=slow_sgd,
-        read_server_state=feddyn_state,
+        make_by_hand=FedDynByHand,
+        read_server_state=read_feddyn_state,
         name_of_client_state="feddyn_gradient",
     ),
 }
 
+#: Pairs of a round and a client.
+FAILING = {(0, 0), (1, 3), (3, 4)}
 
-@pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
-@pytest.mark.parametrize("name", CASES)
-def test_scaffold_control_variates_and_models_equal_those_by_hand(tmp_path, name):
-    """Some clients fail in some rounds."""
-    case = CASES[name]
-    failing = {(0, 0), (1, 3), (3, 4)}
-    assert all(client in cohort_of_round(round_index) for round_index, client in failing)
 
+class RunsWithState(NamedTuple):
+    """What flsv and the algorithm by hand have trained while some clients failed, and their states."""
+
+    net: nn.Module
+    server_state: torch.Tensor
+    client_states: dict[int, torch.Tensor]
+    expected_net: nn.Module
+    by_hand: ScaffoldByHand | FedDynByHand
+
+
+@pytest.fixture(scope="module", params=CASES)
+def runs_with_state(request, tmp_path_factory):
+    case = CASES[request.param]
     net = network()
-    expected_net, expected_server_state, expected_client_states = case.train_by_hand(net, failing)
+    by_hand = case.make_by_hand(net)
+    expected_net = federate_by_hand(by_hand, net, FAILING)
+
     loop = case.make_loop()
-    module = Diverges(net, case.optimizer, failing)
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    module = Diverges(net, case.optimizer, FAILING)
+    folder = tmp_path_factory.mktemp(request.param)
+    with warns("returned a model with NaN or infinite entries"):
+        fit(loop, folder, module, make_unequal_data(), rounds=ROUNDS)
 
-    assert_same_state(module.net, expected_net)
-    # Of parameters: a BatchNorm's statistics would make them longer.
-    assert_close(case.read_server_state(loop), expected_server_state)
+    client_states = {
+        client: state[case.name_of_client_state] for client, state in client_tensors(loop).items()
+    }
+    server_state = case.read_server_state(loop)
+    return RunsWithState(module.net, server_state, client_states, expected_net, by_hand)
 
-    states = client_tensors(loop)
-    for client, expected_state in expected_client_states.items():
-        if client in states:
-            assert_close(states[client][case.name_of_client_state], expected_state)
-        else:
-            assert not expected_state.any()  # it was never drawn, or has always failed
 
-    mean_of_clients = sum(expected_client_states.values()) / len(PROPORTIONS)
-    torch.testing.assert_close(expected_server_state, mean_of_clients, rtol=1e-5, atol=1e-6)
-    assert expected_server_state.abs().max() > 1e-3
+def test_failing_clients_were_drawn_in_their_rounds():
+    assert all(client in cohort_of_round(round_index) for round_index, client in FAILING)
+
+
+def test_model_of_scaffold_and_feddyn_with_failing_clients_equals_that_by_hand(runs_with_state):
+    assert_same_state(runs_with_state.net, runs_with_state.expected_net)
+
+
+def test_server_state_of_scaffold_and_feddyn_equals_that_by_hand(runs_with_state):
+    """It belongs to parameters: a BatchNorm's statistics would make it longer."""
+    expected_state = runs_with_state.by_hand.server_state
+
+    assert_close(runs_with_state.server_state, expected_state)
+    assert expected_state.abs().max() > 1e-3
+
+
+def test_client_states_of_scaffold_and_feddyn_equal_those_by_hand(runs_with_state):
+    """Clients that were never drawn, or always failed, have none."""
+    expected_states = {}
+    for client, state in runs_with_state.by_hand.client_states.items():
+        if state.any():
+            expected_states[client] = state
+
+    assert_close(runs_with_state.client_states, expected_states)
+
+
+def test_server_state_of_scaffold_and_feddyn_is_the_mean_of_all_clients(runs_with_state):
+    sum_of_clients = sum(runs_with_state.client_states.values())
+    mean = sum_of_clients / len(PROPORTIONS)
+    torch.testing.assert_close(runs_with_state.server_state, mean, rtol=1e-5, atol=1e-6)
 
 
 def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tmp_path):
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
-    failing = {(round_index, 0) for round_index in range(ROUNDS)}
-    expected_net, expected_variate, client_variates = scaffold_by_hand(net, failing=failing)
+    by_hand = ScaffoldByHand(net)
+    client_0_in_all_rounds = {(round_index, 0) for round_index in range(ROUNDS)}
+    expected_net = federate_by_hand(by_hand, net, failing=client_0_in_all_rounds)
+
     loop = make_scaffold_loop(
         uploads=[Scaling(1e6, clients=[0])],
         filters=[OutlierFilter(exclude=True)],
     )
     module = Plain(copy.deepcopy(net), sgd)
-
     with warns("excluded from the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_same_state(module.net, expected_net)
-    assert_close(server_variate(loop), expected_variate)
+    assert_close(read_server_variate(loop), by_hand.server_state)
     for client, state in client_tensors(loop).items():
-        assert_close(state["control_variate"], client_variates[client])
+        assert_close(state["control_variate"], by_hand.client_states[client])
 
 
-def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp_path):
-    """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
+def test_scaffold_variate_stays_near_zero_if_uploads_are_clipped_to_nothing(tmp_path):
+    """The upload is then nearly the start point, and the change reported with it is no larger."""
     clipping = GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)
+    loop = make_scaffold_loop(uploads=[clipping])
+    module = Plain(network(batch_norm=False), sgd)
+
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
+
+    assert read_server_variate(loop).abs().max() <= 1e-6
+
+
+def test_scaffold_variate_stays_zero_if_the_learning_rate_is_zero(tmp_path):
     rate_of_0 = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
-    clipped_loop = make_scaffold_loop(uploads=[clipping])
-    clipped_module = Plain(network(batch_norm=False), sgd)
-    still_loop = make_scaffold_loop()
-    still_module = Plain(network(batch_norm=False), sgd, rate_of_0)
+    loop = make_scaffold_loop()
+    module = Plain(network(batch_norm=False), sgd, rate_of_0)
 
-    fit(clipped_loop, tmp_path, clipped_module, make_unequal_data(), rounds=2)
-    fit(still_loop, tmp_path, still_module, make_unequal_data(), rounds=2)
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
 
-    assert server_variate(clipped_loop).abs().max() <= 1e-6
-    assert server_variate(still_loop).abs().max() == 0
+    assert read_server_variate(loop).abs().max() == 0
+
+
+# ---- settings that are refused
 
 
 def make_sgd_of_two_rates(parameters):
-    return torch.optim.SGD(
-        [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1
-    )
+    weight, *other_parameters = parameters
+    return torch.optim.SGD([{"params": [weight], "lr": 0.2}, {"params": other_parameters}], lr=0.1)
 
 
 ONE_SGD = r"one torch.optim.SGD with momentum=0 and a single learning rate"
@@ -494,19 +543,11 @@ TWO_SIDES = r"FedDyn needs a client algorithm and an aggregator, but got client_
             sgd,
             r"FedRep\(\) trains parameters that stay at the client",
         ),
-        (
-            make_scaffold_loop,
-            make_sgd(momentum=0.9),
-            ONE_SGD,
-        ),
+        (make_scaffold_loop, make_sgd(momentum=0.9), ONE_SGD),
         (make_scaffold_loop, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
         (make_scaffold_loop, make_sgd_of_two_rates, ONE_SGD),
         (lambda: FederatedLoop(client_algorithm=FedDyn()), sgd, TWO_SIDES),
-        (
-            lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()),
-            sgd,
-            TWO_SIDES,
-        ),
+        (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
     ],
 )
 def test_algorithm_with_unusable_settings_is_refused(tmp_path, make, optimizer, message):

@@ -14,76 +14,73 @@ from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain, make_sgd, network
 
 
-def distance_of_start(client):
-    """Return how much the start of a client differs from the global model, in each entry."""
+def offset_of_start(client):
+    """Return what each entry of a client's start has more than the global model's."""
     return 3 * (client + 1)
 
 
 class StartsApart(Personalizer):
-    """Lets each client start far from the global model, and records how far its model is from that when it ends."""
+    """Lets each client start far from the global model, and records each client's model minus the global one after its
+    training, as pairs of the client and a vector."""
 
     def __init__(self):
-        self.moves = []
+        self.offsets_after_training = []
 
     def start(self, client, state):
-        return state.model() + distance_of_start(client)
+        return state.model() + offset_of_start(client)
 
     def personalize(self, round, contributions, models):
         for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
-            self.moves.append((client, vector - round.global_vector))
+            self.offsets_after_training.append((client, vector - round.global_vector))
         return {}
 
 
-@pytest.mark.parametrize("anchor", ["start", "global"])
-def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor):
+def offset_of_global_model(client):
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("anchor", "offset_of_anchor"),
+    [("start", offset_of_start), ("global", offset_of_global_model)],
+)
+def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset_of_anchor):
     # A step is w - lr (g + mu (w - anchor)). With lr mu = 1 it is anchor - lr g: models end near the anchor.
     lr = 1e-3
-    mu = 1000.0
+    fedprox = FedProx(mu=1 / lr, anchor=anchor)
     module = Plain(network(batch_norm=False), make_sgd(lr))
     personalizer = StartsApart()
-    loop = FederatedLoop(
-        personalizer=personalizer,
-        client_algorithm=FedProx(mu, anchor),
-        seed=0,
-    )
+    loop = FederatedLoop(personalizer=personalizer, client_algorithm=fedprox, seed=0)
+    num_rounds = 2
+    num_clients = 3
 
-    fit(loop, tmp_path, module, rounds=2)
+    fit(loop, tmp_path, module, rounds=num_rounds)
 
-    assert len(personalizer.moves) == 2 * 3  # rounds x clients
-    for client, move in personalizer.moves:
-        distance_of_anchor = distance_of_start(client) if anchor == "start" else 0
-        assert (move - distance_of_anchor).abs().max() < 1
+    assert len(personalizer.offsets_after_training) == num_rounds * num_clients
+    for client, offset in personalizer.offsets_after_training:
+        distance_to_anchor = (offset - offset_of_anchor(client)).abs().max()
+        assert distance_to_anchor < 1  # two starts are 3 apart
+
+
+moreau_sgd = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
-    recorder = KeepsRounds(weighting="uniform")
-    loop = FederatedLoop(
-        recorder,
-        evaluation=ClientEvaluation(every=1, models="trained"),
-        seed=0,
-    )
-    moreau = partial(
-        MoreauSGD,
-        lr=0.08,
-        outer_lr=0.1,
-        lamda=4.0,
-        inner_steps=3,
-    )
-    module = fit(
-        loop,
-        tmp_path,
-        Plain(network(batch_norm=False), moreau),
-        rounds=2,
-    )
-    last_round = recorder.rounds[-1]
-    model = last_round.global_vector
-    sent = last_round.client_vectors
+    """A client sends w. It keeps theta, the personalized model, by which it is tested."""
+    aggregator = KeepsRounds(weighting="uniform")
+    evaluation = ClientEvaluation(every=1, models="trained")
+    loop = FederatedLoop(aggregator, evaluation=evaluation, seed=0)
+    module = Plain(network(batch_norm=False), moreau_sgd)
 
-    torch.testing.assert_close(loop.space.read(module), sent.mean(0))
+    fit(loop, tmp_path, module, rounds=2)
+
+    last_round = aggregator.rounds[-1]
+    torch.testing.assert_close(loop.space.read(module), last_round.client_vectors.mean(0))
     for client, theta in loop.trained.items():
         # w has moved towards theta, and is not there: theta was another one before the last batch.
-        assert not torch.allclose(theta, sent[client])
-        assert torch.dot(theta - model, sent[client] - model) > 0
+        w = last_round.client_vectors[client]
+        initial_w = last_round.global_vector
+        assert not torch.allclose(theta, w)
+        assert torch.dot(theta - initial_w, w - initial_w) > 0
     assert loop.client_scores["accuracy"].mean() > 0.4
 
 
@@ -107,9 +104,10 @@ def test_moreau_sgd_without_a_closure_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("loop", "trainer"),
+    ("loop_options", "trainer_options"),
     [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})],
 )
-def test_moreau_sgd_with_unsupported_settings_is_refused(tmp_path, loop, trainer):
+def test_moreau_sgd_with_unsupported_settings_is_refused(tmp_path, loop_options, trainer_options):
+    module = Plain(optimizer=MoreauSGD)
     with refused("MoreauSGD starts without state at every client"):
-        fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)
+        fit(FederatedLoop(**loop_options), tmp_path, module, **trainer_options)
