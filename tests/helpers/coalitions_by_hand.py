@@ -10,6 +10,7 @@ from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from helpers.data import toy_data
+from helpers.fits import all_samples
 
 SEED, ROUNDS = 5, 3
 
@@ -39,9 +40,7 @@ class GameByFits:
         recalls_by_coalition = []
         for members in members_of(masks):
             logits, labels = self.outputs(members)
-            is_right = logits.argmax(1) == labels
-            recalls = [is_right[labels == label].double().mean() for label in labels.unique()]
-            recalls_by_coalition.append(torch.stack(recalls))
+            recalls_by_coalition.append(recalls_of_classes(logits, labels))
         return torch.stack(recalls_by_coalition)
 
     def outputs(self, members):
@@ -60,8 +59,18 @@ class GameByFits:
             self.data.prepare_data()
             self.data.setup("fit")
         module.eval()
-        inputs, labels = zip(*self.data.val_dataloader())
-        return module(torch.cat(inputs)).double(), torch.cat(labels)
+        inputs, labels = all_samples(self.data.val_dataloader())
+        return module(inputs).double(), labels
+
+
+def recalls_of_classes(logits, labels):
+    """The part of each class's samples that are found, ``[M]``."""
+    is_right = logits.argmax(1) == labels
+    recalls = []
+    for label in labels.unique():
+        is_of_class = labels == label
+        recalls.append(is_right[is_of_class].double().mean())
+    return torch.stack(recalls)
 
 
 def make_three_clients():

@@ -17,17 +17,13 @@ from helpers import make_generator
 def group_options(options):
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
-    for name, kind in (
-        ("splits", Splits),
-        ("files", Files),
-        ("loader", Loader),
-    ):
-        of_kind = {}
-        for field in fields(kind):
+    for name, group_class in {"splits": Splits, "files": Files, "loader": Loader}.items():
+        options_of_group = {}
+        for field in fields(group_class):
             if field.name in arguments:
-                of_kind[field.name] = arguments.pop(field.name)
-        if of_kind:
-            arguments[name] = kind(**of_kind)
+                options_of_group[field.name] = arguments.pop(field.name)
+        if options_of_group:
+            arguments[name] = group_class(**options_of_group)
 
     return arguments
 
@@ -47,24 +43,20 @@ def toy_sets(samples=130, test=30, seed=0):
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
 
-    def draw(n):
-        y = torch.arange(n) % CLASSES
-        return TensorDataset(
-            centers[y] + torch.randn(n, FEATURES, generator=generator),
-            y,
-        )
+    def draw(num_samples):
+        labels = torch.arange(num_samples) % CLASSES
+        noise = torch.randn(num_samples, FEATURES, generator=generator)
+        return TensorDataset(centers[labels] + noise, labels)
 
-    return draw(samples), draw(test)
+    train_set = draw(samples)
+    test_set = draw(test)
+    return train_set, test_set
 
 
-def toy_data(proportions=(4, 1, 2), batch_size=8, **kwargs):
-    kwargs.setdefault("client_test", 0.2)
-    return FederatedDataModule(
-        toy_sets(),
-        SizePartitioner(list(proportions)),
-        batch_size=batch_size,
-        **group_options(kwargs),
-    )
+def toy_data(proportions=(4, 1, 2), batch_size=8, client_test=0.2, **options):
+    grouped_options = group_options({"client_test": client_test, **options})
+    partitioner = SizePartitioner(list(proportions))
+    return FederatedDataModule(toy_sets(), partitioner, batch_size=batch_size, **grouped_options)
 
 
 class Frame:
@@ -147,11 +139,7 @@ def make_patients(number, seed, shift=0.0):
     ages = rng.normal(50 + shift, 9, number)
     wards = np.resize(["A", "B", f"only {seed}"], number)
     is_ill = np.arange(number) % 2
-    return Frame(
-        age=ages.tolist(),
-        ward=wards.tolist(),
-        ill=is_ill.tolist(),
-    )
+    return Frame(age=ages.tolist(), ward=wards.tolist(), ill=is_ill.tolist())
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -174,15 +162,9 @@ def parametrize_files(folder):
 
 def count_by_client_and_class(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
-    labels_before_corruption = load_image_data(
-        data.source,
-        data.files.root,
-    ).train.tensors[-1]
-    counts = torch.zeros(
-        data.num_clients,
-        data.num_classes,
-        dtype=torch.long,
-    )
+    images = load_image_data(data.source, data.files.root)
+    labels_before_corruption = images.train.tensors[-1]
+    counts = torch.zeros(data.num_clients, data.num_classes, dtype=torch.long)
     for client in range(data.num_clients):
         for split in ("train", "val", "test"):
             labels = labels_before_corruption[data.client_indices(client, split)]

@@ -20,20 +20,13 @@ from helpers.loops_by_hand import LOCAL_EPOCHS, ROUNDING, SEED
 from helpers.models import Plain
 
 
-def trainer_for(
-    loop,
-    folder,
-    rounds=3,
-    *,
-    callbacks=(),
-    **kwargs,
-):
-    return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
+def trainer_for(loop, folder, rounds=3, *, callbacks=(), **trainer_options):
+    return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **trainer_options)
 
 
-def plain_trainer(folder, rounds=3, **kwargs):
-    """Return a Trainer without a loop, which prints and writes nothing."""
-    quiet = {
+def plain_trainer(folder, rounds=3, **trainer_options):
+    """Return a Trainer without a loop, which prints and writes nothing but where an option says so."""
+    options = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
@@ -42,24 +35,18 @@ def plain_trainer(folder, rounds=3, **kwargs):
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }
-    return L.Trainer(max_epochs=rounds, default_root_dir=folder, **{**quiet, **kwargs})
+    options.update(trainer_options)
+    return L.Trainer(max_epochs=rounds, default_root_dir=folder, **options)
 
 
-def fit(
-    loop,
-    folder,
-    module=None,
-    data=None,
-    rounds=3,
-    ckpt_path=None,
-    **kwargs,
-):
+def fit(loop, folder, module=None, data=None, rounds=3, ckpt_path=None, **trainer_options):
+    """Fit a plain module and toy data, where none are given. Return the module."""
     if module is None:
         module = Plain()
     if data is None:
         data = toy_data()
 
-    trainer = trainer_for(loop, folder, rounds, **kwargs)
+    trainer = trainer_for(loop, folder, rounds, **trainer_options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         trainer.fit(module, data, ckpt_path=ckpt_path)
@@ -81,19 +68,27 @@ def validation_loss(module, space, vector, data):
     """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
     module.eval()
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    x, y = all_samples(data.val_dataloader())
     with torch.no_grad():
         return float(torch.nn.functional.cross_entropy(module(x), y))
 
 
+def all_samples(batches):
+    """Return the inputs and the labels of all batches, a tensor each."""
+    inputs, labels = zip(*batches)
+    return torch.cat(inputs), torch.cat(labels)
+
+
 def state_vector(module):
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
-    state = module.state_dict()
-    names = [name for name, _ in module.named_parameters()]
-    for name, tensor in state.items():
-        if name not in names and tensor.is_floating_point():
-            names.append(name)
-    return torch.cat([state[name].reshape(-1).double() for name in names])
+    parameters = dict(module.named_parameters())
+    buffers = {}
+    for name, tensor in module.state_dict().items():
+        if name not in parameters and tensor.is_floating_point():
+            buffers[name] = tensor
+
+    tensors = [*parameters.values(), *buffers.values()]
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
 
 
 def read_logged_metrics(folder):
@@ -194,24 +189,20 @@ def assert_resumes(
     """
     first_rounds, all_rounds = rounds
 
-    def fit_by(fit_function, loop, run_folder, num_rounds, **arguments):
-        return fit_function(
-            loop,
-            run_folder,
-            module(),
-            data(),
-            num_rounds,
-            callbacks=callbacks(),
-            **arguments,
-            **options,
-        )
+    def make_fit_arguments():
+        return {"module": module(), "data": data(), "callbacks": callbacks(), **options}
 
     uninterrupted_loop = make()
-    uninterrupted_module = fit_by(fit, uninterrupted_loop, folder / "whole", all_rounds)
-    checkpoint = fit_by(fit_and_save, make(), folder, first_rounds)
+    uninterrupted_module = fit(
+        uninterrupted_loop, folder / "whole", rounds=all_rounds, **make_fit_arguments()
+    )
+
+    checkpoint = fit_and_save(make(), folder, rounds=first_rounds, **make_fit_arguments())
     torch.load(checkpoint, weights_only=True)
     resumed_loop = make()
-    resumed_module = fit_by(fit, resumed_loop, folder, all_rounds, ckpt_path=checkpoint)
+    resumed_module = fit(
+        resumed_loop, folder, rounds=all_rounds, ckpt_path=checkpoint, **make_fit_arguments()
+    )
 
     assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
     state = resumed_loop.state_dict()
@@ -223,8 +214,11 @@ def assert_resumes(
 
 
 def same_values(value, expected):
+    """Whether two values, or all that they contain, are the same to the bit; NaN is NaN."""
     if isinstance(value, Tensor):
-        return torch.equal(value.nan_to_num(9), expected.nan_to_num(9))
+        return value.shape == expected.shape and torch.allclose(
+            value, expected, rtol=0, atol=0, equal_nan=True
+        )
 
     if isinstance(value, dict):
         if value.keys() != expected.keys():

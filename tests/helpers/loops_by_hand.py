@@ -165,21 +165,30 @@ def fedavg_by_hand(
         merge: returns the next global model, of the present one, the clients' models and their mean, the default.
     """
     client_data = data or make_unequal_data()
-    private_parts = {}
+    kept_by_client = {}
 
     def visit(model, round_index, client):
-        load_part(model, private_parts.get(client, {}))
-        train(model, Visit(round_index, client, load_epochs(client_data, round_index, client)))
-        private_parts[client] = copy_part(model, private)
+        load_part(model, kept_by_client.get(client, {}))
+        epochs = load_epochs(client_data, round_index, client)
+        train(model, Visit(round_index, client, epochs))
+        kept_by_client[client] = copy_part(model, private)
+
+    def weight(client):
+        return 1.0 if uniform else float(client_data.num_samples[client])
 
     def combine(server, models):
-        sizes = [1.0 if uniform else float(client_data.num_samples[client]) for client in models]
-        mean = average_models([*models.values()], sizes)
+        weights = [weight(client) for client in models]
+        mean = average_models([*models.values()], weights)
+        # What clients keep is not averaged: the server's stays at its initial values.
         load_part(mean, copy_part(server, private))
         return mean if merge is None else merge(server, models, mean)
 
     server = federate(net, cohorts or cohorts_by_hand(), visit, combine)
-    return server, private_parts
+    return server, kept_by_client
+
+
+def copy_state(source, target):
+    target.load_state_dict(source.state_dict())
 
 
 def copy_part(model, names):
@@ -226,21 +235,21 @@ def train_with_own_optimizers(make_optimizer, train, rounds, keep=False):
     """
     data = toy_data()
     data.setup("fit")
-    parts_by_client = {}
+    optimizers = {}
+    # An optimizer steps the parameters of one model: the client trains in it, and not in the round's model.
+    optimized_models = {}
 
     def train_client(model, visit):
-        trained_model = model
-        optimizer = make_optimizer(model.parameters())
-        if keep:
-            trained_model, optimizer = parts_by_client.setdefault(
-                visit.client, (trained_model, optimizer)
-            )
-            trained_model.load_state_dict(model.state_dict())
-        train(trained_model, optimizer, visit.batches)
-        model.load_state_dict(trained_model.state_dict())
+        client = visit.client
+        if client not in optimizers or not keep:
+            optimized_models[client] = copy.deepcopy(model)
+            optimizers[client] = make_optimizer(optimized_models[client].parameters())
 
-    cohorts = [range(3)] * rounds
-    server, _ = fedavg_by_hand(
-        make_network_without_norm(), train_client, data=data, cohorts=cohorts
-    )
+        optimized_model = optimized_models[client]
+        copy_state(model, optimized_model)
+        train(optimized_model, optimizers[client], visit.batches)
+        copy_state(optimized_model, model)
+
+    net = make_network_without_norm()
+    server, _ = fedavg_by_hand(net, train_client, data=data, cohorts=[range(3)] * rounds)
     return server

@@ -38,13 +38,7 @@ def adam(parameters):
 class Plain(L.LightningModule):
     """An ordinary LightningModule."""
 
-    def __init__(
-        self,
-        net=None,
-        optimizer=sgd,
-        scheduler=None,
-        interval="epoch",
-    ):
+    def __init__(self, net=None, optimizer=sgd, scheduler=None, interval="epoch"):
         super().__init__()
         self.net = net or network()
         self.make_optimizer = optimizer

@@ -102,12 +102,14 @@ def run_page(page, run=None):
     return len(page_blocks)
 
 
+#: Output, data, and "py": a part of the code, which does not run alone.
+ONLY_SHOWN = ("py", "text", "csv", "markdown")
+
+
 def run_block(block, commands, namespace, run):
     """Run a block of Python or of commands, and check one of another language."""
     if block.language == "python":
-        is_run_by_command = ["python", block.title] in [command[:2] for command in commands]
-        if not is_run_by_command:
-            exec(compile(block.text, block.title or "<page>", "exec"), namespace)
+        run_python(block, commands, namespace)
     elif block.language == "bash":
         for command in split_commands(block.text):
             run(command)
@@ -117,8 +119,17 @@ def run_block(block, commands, namespace, run):
         assert block.title, f"a file without a title:\n{block.text}"
         SitePolicy.read(Path(block.title))
     else:
-        # "py": a part of the code, which does not run alone
-        assert block.language in ("py", "text", "csv", "markdown"), block.language
+        is_known = block.language in ONLY_SHOWN
+        assert is_known, f"blocks of {block.language} are neither run nor checked"
+
+
+def run_python(block, commands, namespace):
+    """Run a block of Python here, unless one of the page's commands runs its file."""
+    run_of_file = ["python", block.title]
+    is_run_by_command = any(command[:2] == run_of_file for command in commands)
+    if not is_run_by_command:
+        code = compile(block.text, block.title or "<page>", "exec")
+        exec(code, namespace)
 
 
 def without_indents(text):

@@ -81,8 +81,11 @@ def rows_with_intervals(values_by_metric, names, round_index, half_width):
         for client, value in enumerate(client_values):
             if math.isnan(value):
                 continue
+            of_all_classes = no_class_name = ""
+            name = names[client]
             interval = [value - half_width, value + half_width]
-            rows.append([round_index, metric, client, "", value, names[client], "", *interval])
+            cells = [round_index, metric, client, of_all_classes, value, name, no_class_name]
+            rows.append([*cells, *interval])
     return rows
 
 
@@ -112,7 +115,8 @@ def stored_coalitions(run: Path) -> set[tuple[int, ...]]:
     """The coalitions whose models are stored in a run's folder, without the empty one and the run's own."""
     trainings = read_coalitions(run / "coalitions")
     coalitions = {training.members for training in trainings if training.members}
-    return coalitions - {max(coalitions, key=len, default=())}
+    grand_coalition = max(coalitions, key=len, default=())
+    return coalitions - {grand_coalition}
 
 
 def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:

@@ -52,7 +52,7 @@ ROUNDS = 3
 NUM_DIGITS = 1437
 #: Validation and test samples of the sites' own.
 SPLITS = {"client_val": 0.3, "client_test": 0.2}
-Make = Callable[..., FederatedLoop]
+MakeLoop = Callable[..., FederatedLoop]
 
 
 def site_of_each_digit() -> list[int]:
@@ -121,29 +121,36 @@ def make_shapfed_loop(**options) -> FederatedLoop:
 
 
 def fit_in_one_process(
-    tmp: Path, make: Make, make_module=make_mlp_module, rounds: int = ROUNDS, **data
+    tmp: Path,
+    make_loop: MakeLoop,
+    make_module=make_mlp_module,
+    rounds: int = ROUNDS,
+    **data_options,
 ) -> FederatedLoop:
-    loop = make()
-    trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data))
+    loop = make_loop()
+    trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data_options))
     return loop
+
+
+def make_site_data(client: int, **options) -> L.LightningDataModule:
+    """Return a project's own data module; with options of a FederatedDataModule in one that divides its samples."""
+    if not options:
+        return SiteData(client)
+    grouped_options = group_options({"server_val": 0.0, **options})
+    return FederatedDataModule(SiteData(client), OneClient(), **grouped_options)
 
 
 def make_site(
     tmp: Path,
     client: int,
-    make: Make,
+    make_loop: MakeLoop,
     make_module=make_mlp_module,
     policy: SitePolicy | None = None,
-    **data,
+    **data_options,
 ) -> Site:
-    def make_data() -> L.LightningDataModule:
-        if not data:
-            return SiteData(client)
-        options = group_options({"server_val": 0.0, **data})
-        return FederatedDataModule(SiteData(client), OneClient(), **options)
-
+    make_data = partial(make_site_data, client, **data_options)
     folder = tmp / "sites" / NAMES[client]
-    return Site(make_module, make_data, make, folder, upload_seed=SEED, policy=policy)
+    return Site(make_module, make_data, make_loop, folder, upload_seed=SEED, policy=policy)
 
 
 def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -192,13 +199,22 @@ class Replay:
             yield address, named(packet, self.says[packet.kind][address])
 
 
+def make_directory(
+    folder: Path, transport: Any, facts: dict[str, Any], names: Sequence[str] = NAMES
+) -> Directory:
+    """Return the list of sites of a server that says these facts, and waits for at most a second."""
+    return Directory(transport, names, facts, folder / "book.json", timeout=1, wait=0.2)
+
+
+def one_step_per_sample(site: int, num_samples: int) -> int:
+    return num_samples
+
+
 def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:
     """What a server of one round holds of sites that send what they are given."""
-    directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
-    state = FederationState(run=RUN, num_clients=3)
-    return RemoteSites(
-        directory, state, rounds=1, max_steps=lambda site, samples: samples, **options
-    )
+    directory = make_directory(folder, transport, facts={})
+    state = FederationState(run=RUN, num_clients=len(NAMES))
+    return RemoteSites(directory, state, rounds=1, max_steps=one_step_per_sample, **options)
 
 
 class SiteTransport:
@@ -219,11 +235,11 @@ class SiteTransport:
         """Let ``change`` make what becomes of replies of a kind, of these sites, in these rounds or all."""
 
         def on_reply(address: int, packet: Packet, reply: Packet):
-            is_of_kind = packet.kind == kind and address in sites
-            is_of_round = not rounds or packet.plain.get("round") in rounds
-            if is_of_kind and is_of_round:
-                return change(reply)
-            return reply
+            if packet.kind != kind or address not in sites:
+                return reply
+            if rounds and packet.plain.get("round") not in rounds:
+                return reply
+            return change(reply)
 
         self.on_reply = on_reply
 
@@ -255,7 +271,7 @@ def gather_sites(
     folder: Path, transport: SiteTransport, facts: dict[str, Any], names: Sequence[str] = NAMES
 ) -> Directory:
     """Greet all sites, of which the server says these facts."""
-    directory = Directory(transport, names, facts, folder / "book.json", timeout=1, wait=0.2)
+    directory = make_directory(folder, transport, facts, names)
     directory.gather()
     return directory
 
@@ -277,25 +293,26 @@ class SitesInProcess:
 
     num_classes = 10
 
-    def __init__(self, tmp: Path, make: Make, make_module=make_mlp_module, **data):
+    def __init__(self, tmp: Path, make_loop: MakeLoop, make_module=make_mlp_module, **data_options):
         self.tmp = tmp
-        self.make = make
+        self.make_loop = make_loop
         self.make_module = make_module
         sites_by_address = {}
         for client, address in enumerate(ADDRESSES):
-            sites_by_address[address] = self.make_site(client, **data)
+            sites_by_address[address] = self.make_site(client, **data_options)
         self.transport = SiteTransport(sites_by_address)
 
-    def make_site(self, client: int, **data) -> Site:
-        return make_site(self.tmp, client, self.make, self.make_module, **data)
+    def make_site(self, client: int, **data_options) -> Site:
+        return make_site(self.tmp, client, self.make_loop, self.make_module, **data_options)
 
     def directory(self) -> Directory:
-        return gather_sites(self.tmp, self.transport, agreement(self.make_module(), self.make()))
+        facts = agreement(self.make_module(), self.make_loop())
+        return gather_sites(self.tmp, self.transport, facts)
 
     def fit(self, rounds: int = ROUNDS, server_data=None, **options) -> FederatedLoop:
         directory = self.directory()
         data = data_at_sites(directory, num_classes=self.num_classes, server_data=server_data)
-        self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
+        self.loop = self.make_loop().replace(engine=partial(RemoteFederation, directory))
         ckpt_path = options.pop("ckpt_path", None)
         trainer = trainer_for(self.loop, self.tmp, rounds, **options)
         trainer.fit(self.make_module(), data, ckpt_path=ckpt_path)
@@ -317,22 +334,25 @@ def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
 
 
 def assert_same_runs(remote: FederatedLoop, local: FederatedLoop):
-    assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+    """Assert that the model, the clients' scores and their contributions are the same to the bit."""
     assert_same_bits(remote.state.model(), local.state.model())
+
     assert remote.client_scores.keys() == local.client_scores.keys()
     for name, scores in remote.client_scores.items():
         expected_scores = local.client_scores[name]
         if name in SCORES_OF_CLASSES:
-            # Sites do not tell scores in which a class of fewer than five samples has a part of its own.
-            is_reported = scores.isfinite()
-            scores = scores[is_reported]
-            expected_scores = expected_scores[is_reported]
+            # Sites withhold, as NaN, the scores of a class of which they have fewer than five samples.
+            expected_scores = expected_scores.where(scores.isfinite(), torch.nan)
         assert_same_bits(scores, expected_scores)
-    assert remote.contributions.keys() == local.contributions.keys()
 
+    assert remote.contributions.keys() == local.contributions.keys()
     contributions = remote.contribution_metrics.contributions
     for name, expected in local.contribution_metrics.contributions.items():
         assert_same_bits(contributions[name], expected)
+
+
+def assert_same_bits(values: torch.Tensor, expected: torch.Tensor):
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
@@ -401,12 +421,13 @@ class Deployment:
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self):
-        self._do("sh", "keys.sh", *self._ports)
+        sites = list(self._ports)
+        self._do("sh", "keys.sh", *sites)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
         self._do(sys.executable, "deploy/run.py", "register")
 
-        for site in self._ports:
+        for site in sites:
             self.start_site(site)
 
     def start_link(self):
@@ -487,8 +508,8 @@ def processes_of_sites(folder: Path) -> set[int]:
     ids = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
-            line = path.read_bytes()
-            if b"flower_resident import _live" in line and str(folder).encode() in line:
+            command = path.read_text(errors="replace")
+            if "flower_resident import _live" in command and str(folder) in command:
                 ids.add(int(path.parent.name))
 
     return ids

@@ -23,12 +23,5 @@ def make_small_federation(**changes):
         "splits": {**like.data["splits"], "max_samples": 160},
         "batch_size": 8,
     }
-    small = replace(
-        like,
-        name="small",
-        rounds=2,
-        data=data,
-        attacks=[RIDER],
-    )
-
+    small = replace(like, name="small", rounds=2, data=data, attacks=[RIDER])
     return replace(small, **changes)

@@ -38,21 +38,8 @@ class Net(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(
-    module,
-    data,
-    folder,
-    rounds=2,
-    callbacks=(),
-    **loop,
-):
-    reporting = Reporting(table=False)
-    federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)
-    trainer = trainer_for(
-        federation,
-        folder,
-        rounds,
-        callbacks=list(callbacks),
-    )
+def fit(module, data, folder, rounds=2, callbacks=(), **loop_options):
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
+    trainer = trainer_for(loop, folder, rounds, callbacks=callbacks)
     trainer.fit(module, data)
-    return federation
+    return loop

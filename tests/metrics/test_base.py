@@ -16,11 +16,8 @@ from helpers.fits import fit
 
 class RecordsWhetherClassCountsAreKnown(ContributionMetric):
     def init_states(self, num_clients, num_classes):
-        self.add_state(
-            "seen",
-            torch.full((num_clients,), float("nan")),
-            dist_reduce_fx="max",
-        )
+        unknown = torch.full((num_clients,), torch.nan)
+        self.add_state("seen", unknown, dist_reduce_fx="max")
 
     def update(self, client_ids):
         self.seen[client_ids] = float(self.class_counts is not None)
@@ -35,16 +32,17 @@ class UsesGroundTruth(RecordsWhetherClassCountsAreKnown):
 
 def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
     data = toy_data()
-    plain = RecordsWhetherClassCountsAreKnown()
-    evaluating = UsesGroundTruth()
-    loop = FederatedLoop(metrics={"plain": plain, "evaluating": evaluating})
+    undeclared = RecordsWhetherClassCountsAreKnown()
+    declared = UsesGroundTruth()
+    loop = FederatedLoop(metrics={"undeclared": undeclared, "declared": declared})
     fit(loop, tmp_path, data=data, rounds=1)
 
-    assert plain.class_counts is None
-    assert plain.compute().tolist() == [0, 0, 0]
-    assert evaluating.class_counts is not None
-    assert torch.equal(evaluating.class_counts, data.class_counts)
-    assert evaluating.compute().tolist() == [1, 1, 1]
+    assert undeclared.class_counts is None
+    assert declared.class_counts is not None
+    assert torch.equal(declared.class_counts, data.class_counts)
+    # Whether each of three clients' updates knew them.
+    assert undeclared.compute().tolist() == [0, 0, 0]
+    assert declared.compute().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["../x", ""])
@@ -56,14 +54,16 @@ def test_metric_named_by_a_path_is_refused(name):
 @pytest.mark.parametrize("name", METRIC_CASES)
 def test_constructor_arguments_of_a_metric_are_read_only(name):
     metric = METRIC_CASES[name].new()
-    attributes = vars(metric).keys() - metric._defaults
+    states = metric._defaults
+    attributes = vars(metric).keys() - states
     parameters = inspect.signature(type(metric)).parameters
-    arguments = [name for name in parameters if name in attributes]
+    arguments = [parameter for parameter in parameters if parameter in attributes]
 
     assert "num_clients" in arguments
     for argument in arguments:
+        same_value = getattr(metric, argument)
         with refused(f"{name}.{argument} =.*late.*Make another metric"):
-            setattr(metric, argument, getattr(metric, argument))
+            setattr(metric, argument, same_value)
 
 
 def test_updates_of_a_custom_metric_and_of_its_copy_are_counted():

@@ -80,7 +80,5 @@ def test_cssv_weighted_by_samples_weights_values():
 
     # Client 1 had 11, 21 and 31 samples, averaged with the momentum of 0.5.
     average_num_samples = 0.5 * (0.5 * 11 + 0.5 * 21) + 0.5 * 31
-    assert_close(
-        metric.per_client(values)[1],
-        unweighted[1].mean() * average_num_samples,
-    )
+    expected_of_client_1 = unweighted[1].mean() * average_num_samples
+    assert_close(metric.per_client(values)[1], expected_of_client_1)

@@ -41,83 +41,78 @@ def leave_one_out_by_hand(table: Tensor) -> list[float]:
     return [float(table[grand] - table[grand - 2**player]) for player in range(num_players)]
 
 
-VALUES_BY_HAND = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_out_by_hand}
-
-
-def values_by_loop(value: str) -> list[dict[int, float]]:
-    return [
-        dict(
-            zip(
-                ids,
-                map(float, VALUES_BY_HAND[value](make_game(index))),
-            )
-        )
-        for index, ids in enumerate(COHORTS)
-    ]
+def values_of_client_by_round(client: int, values_of_table) -> dict[int, float]:
+    """The client's values in the rounds in which it takes part, by a function of a round's table."""
+    value_by_round = {}
+    for index, cohort in enumerate(COHORTS):
+        if client in cohort:
+            values = values_of_table(make_game(index))
+            value_by_round[index] = float(values[cohort.index(client)])
+    return value_by_round
 
 
 def play_rounds(metric: CoalitionValue) -> CoalitionValue:
     for index, cohort in enumerate(COHORTS):
         game = make_table_game(make_game(index))
         generator = make_generator(index)
-        metric.update(
-            torch.tensor(cohort),
-            game,
-            generator=generator,
-            round_index=index,
-        )
+        metric.update(torch.tensor(cohort), game, generator=generator, round_index=index)
     return metric
 
 
-def average(rounds: list[float], indices: list[int]) -> float:
-    value = rounds[0]
-    for later in rounds[1:]:
-        value = 0.9 * value + 0.1 * later
-    return value
+# A client's values by round, folded by hand.
 
 
-FOLDS = {
-    "last": ("last", lambda rounds, indices: rounds[-1]),
-    "average": ("average", average),
-    "sum": (Sum(), lambda rounds, indices: sum(rounds)),
-    "decay": (
-        Decay(0.5, normalize=False),
-        lambda rounds, indices: sum(
-            0.5 ** (index + 1) * value
-            for index, value in zip(
-                indices,
-                rounds,
-            )
-        ),
-    ),
-}
+def last(value_by_round: dict[int, float]) -> float:
+    return value_by_round[max(value_by_round)]
 
 
-@pytest.mark.parametrize("fold", FOLDS)
+def average(value_by_round: dict[int, float]) -> float:
+    first_value, *later_values = value_by_round.values()
+    mean = first_value
+    for value in later_values:
+        mean = 0.9 * mean + 0.1 * value
+    return mean
+
+
+def total(value_by_round: dict[int, float]) -> float:
+    return sum(value_by_round.values())
+
+
+def decayed_total(value_by_round: dict[int, float]) -> float:
+    return sum(0.5 ** (index + 1) * value for index, value in value_by_round.items())
+
+
 @pytest.mark.parametrize(
-    ("estimator", "value"),
-    [("auto", "shapley"), ("exact", "shapley"), ("leave_one_out", "leave_one_out")],
+    ("fold", "fold_by_hand"),
+    [
+        ("last", last),
+        ("average", average),
+        (Sum(), total),
+        (Decay(0.5, normalize=False), decayed_total),
+    ],
+    ids=["last", "average", "sum", "decay"],
 )
-def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(estimator, value, fold):
-    fold_argument, fold_by_hand = FOLDS[fold]
-    values_by_round = values_by_loop(value)
-    expected = []
-    for client in range(NUM_CLIENTS):
-        rounds = [index for index, values in enumerate(values_by_round) if client in values]
-        values_of_client = [values_by_round[index][client] for index in rounds]
-        if rounds:
-            expected.append(fold_by_hand(values_of_client, rounds))
-        else:
-            expected.append(math.nan)
+@pytest.mark.parametrize(
+    ("estimator", "values_of_table"),
+    [
+        ("auto", shapley_by_all_orders),
+        ("exact", shapley_by_all_orders),
+        ("leave_one_out", leave_one_out_by_hand),
+    ],
+    ids=["auto", "exact", "leave one out"],
+)
+def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
+    estimator, values_of_table, fold, fold_by_hand
+):
+    absent_client = 4
+    expected = torch.full((NUM_CLIENTS,), torch.nan)
+    for client in range(absent_client):
+        value_by_round = values_of_client_by_round(client, values_of_table)
+        expected[client] = fold_by_hand(value_by_round)
 
-    metric = play_rounds(CoalitionValue(NUM_CLIENTS, estimator=estimator, fold=fold_argument))
-    assert_close(
-        metric.compute(),
-        torch.tensor(expected),
-        rtol=1e-4,
-        atol=1e-5,
-        equal_nan=True,
-    )
+    metric = play_rounds(CoalitionValue(NUM_CLIENTS, estimator=estimator, fold=fold))
+
+    assert_close(metric.compute(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
@@ -125,33 +120,25 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 
 @pytest.mark.parametrize("fold", ALL_FOLDS)
 def test_values_per_class_are_those_of_each_class_by_itself(fold):
-    make = partial(CoalitionValue, NUM_CLIENTS, fold=fold)
-    by_class = make(num_classes=2)
-    of_class_0 = make()
-    of_class_1 = make()
+    make_metric = partial(CoalitionValue, NUM_CLIENTS, fold=fold)
+    by_class = make_metric(num_classes=2)
+    of_class_0 = make_metric()
+    of_class_1 = make_metric()
 
     for index, cohort in enumerate(COHORTS):
         table_0 = make_game(index)
         table_1 = make_game(index + 10)
-        for metric, table in (
-            (by_class, torch.stack([table_0, table_1], 1)),
-            (of_class_0, table_0),
-            (of_class_1, table_1),
-        ):
-            game = make_table_game(table)
-            metric.update(
-                torch.tensor(cohort),
-                game,
-                make_generator(index),
-                round_index=index,
-            )
+        table_by_class = torch.stack([table_0, table_1], dim=1)
+        update = {"client_ids": torch.tensor(cohort), "round_index": index}
+        of_class_0.update(utility=make_table_game(table_0), **update)
+        of_class_1.update(utility=make_table_game(table_1), **update)
+        by_class.update(utility=make_table_game(table_by_class), **update)
 
-    expected = torch.stack(
-        [of_class_0.compute(), of_class_1.compute()],
-        dim=1,
-    )
-    assert_close(by_class.compute(), expected, equal_nan=True)
-    assert by_class.compute()[:4].isfinite().all()
+    expected = torch.stack([of_class_0.compute(), of_class_1.compute()], dim=1)
+    values = by_class.compute()
+    assert_close(values, expected, equal_nan=True)
+    never_drawn = values.isnan().all(dim=1)
+    assert never_drawn.tolist() == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -201,10 +188,7 @@ def test_estimator_of_a_metric_may_be_a_users_function(estimator):
         num_clients=3, estimator=estimator, estimator_args={"depth": 3}
     )
 
-    metric.update(
-        torch.arange(3),
-        lambda masks: masks.float().sum(1),
-    )
+    metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
 
     # Each member adds 1 to any coalition that it joins.
     assert metric.compute().tolist() == pytest.approx([1, 1, 1])

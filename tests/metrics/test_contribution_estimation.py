@@ -77,6 +77,19 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
     return float(torch.cat(is_right).mean())
 
 
+def scores_without_each_client(
+    models: torch.Tensor, weights: torch.Tensor, dealt: FederatedDataModule
+) -> np.ndarray:
+    """Return each client's accuracy by the mean of the others' models ``[k, P]`` with these weights."""
+    scores = []
+    for client in range(len(models)):
+        weights_of_others = weights.clone()
+        weights_of_others[client] = 0
+        model_of_others = (weights_of_others / weights_of_others.sum()) @ models
+        scores.append(accuracy_at_client(model_of_others.float(), dealt, client))
+    return np.array(scores)
+
+
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("combine", ["times", "plus"])
 def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, combine):
@@ -85,13 +98,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
     metrics = {"fedce": ContributionEstimation(combine=combine)}
     loop = FederatedLoop(aggregator, metrics, seed=1)
 
-    fit(
-        loop,
-        tmp_path,
-        Plain(network(batch_norm=False)),
-        dealt,
-        rounds=3,
-    )
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
     coefficients = np.full(3, 1 / 3)
     cosines = []
@@ -101,36 +108,21 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         weights = round.aggregation_weights.double()
         expected_weights = coefficients / coefficients.sum()
         assert_allclose(weights.numpy(), expected_weights, atol=1e-6)
+
         models = round.client_vectors.double()
         updates = (models - round.global_vector).numpy()
         cosines.append(reference_cosines(updates, weights.numpy()))
-        scores_without = []
-        for client in range(3):
-            weights_of_others = weights.clone()
-            weights_of_others[client] = 0
-            model = (weights_of_others / weights_of_others.sum()) @ models
-            scores_without.append(accuracy_at_client(model.float(), dealt, client))
-        scores.append(np.array(scores_without))
-        coefficients = reference_coefficients(
-            np.array(cosines),
-            np.array(scores),
-            combine,
-        )
+        scores.append(scores_without_each_client(models, weights, dealt))
+        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
 
     assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
-    assert np.ptp(coefficients) > 0.01
+    assert np.ptp(coefficients) > 0.01, "the clients' coefficients must differ"
 
     diagnostics = loop.metrics["fedce"].diagnostics()
-    assert_allclose(
-        diagnostics["cosine"].numpy(),
-        np.mean(cosines, 0),
-        atol=1e-5,
-    )
-    assert_allclose(
-        diagnostics["error"].numpy(),
-        1 - np.mean(scores, 0),
-        atol=1e-5,
-    )
+    mean_cosines = np.mean(cosines, axis=0)
+    mean_errors = 1 - np.mean(scores, axis=0)
+    assert_allclose(diagnostics["cosine"].numpy(), mean_cosines, atol=1e-5)
+    assert_allclose(diagnostics["error"].numpy(), mean_errors, atol=1e-5)
 
 
 class SendsConstantUpdate(Upload):
@@ -144,20 +136,9 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
     aggregator = FedCEThatKeepsRounds()
     data = make_data()
     metric = ContributionEstimation()
-    loop = FederatedLoop(
-        aggregator,
-        {"fedce": metric},
-        uploads=[SendsConstantUpdate()],
-        seed=1,
-    )
+    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[SendsConstantUpdate()], seed=1)
 
-    fit(
-        loop,
-        tmp_path,
-        Plain(network(batch_norm=False)),
-        data,
-        rounds=1,
-    )
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
 
     sent_models = aggregator.rounds[0].client_vectors
     expected = []

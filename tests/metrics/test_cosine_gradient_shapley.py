@@ -55,10 +55,8 @@ def test_first_reputations_may_be_the_shares_of_samples():
         aggregation_weights=torch.tensor([0.5, 0.5]),
     )
 
-    shares = torch.tensor([0.75, 0.25])
+    shares = torch.tensor([0.75, 0.25])  # of 3 + 1 samples
     cosines = torch.full((2,), 0.5**0.5)  # of the two axes with their sum
-    expected = alpha * shares + (1 - alpha) * cosines
-    torch.testing.assert_close(
-        metric.compute(),
-        expected / expected.sum(),
-    )
+    reputations = alpha * shares + (1 - alpha) * cosines
+    expected = reputations / reputations.sum()
+    torch.testing.assert_close(metric.compute(), expected)

@@ -27,12 +27,9 @@ def test_communication_cost_gives_totals():
 
     costs = metric.compute()
     up_and_down = [[10, 50], [10, 0], [20, 50]]  # sums over the two rounds, by client
+    up_plus_down = [10 + 50, 10 + 0, 20 + 50]
     assert costs[:3].tolist() == up_and_down
-    assert metric.per_client(costs)[:3].tolist() == [
-        10 + 50,
-        10 + 0,
-        20 + 50,
-    ]
+    assert metric.per_client(costs)[:3].tolist() == up_plus_down
     assert not metric.higher_is_better
 
     totals = {name: value.item() for name, value in metric.diagnostics().items()}
@@ -52,7 +49,7 @@ def test_communication_cost_counts_measured_bytes():
     metric.update(*ROUNDS[0], uploaded_bytes=bytes_up, downloaded_bytes=bytes_down)
 
     totals = metric.diagnostics()
-    assert totals["bytes_up"] == 11 + 13
+    assert totals["bytes_up"] == 11 + 13  # whole bytes
     assert totals["bytes_down"] == 200 + 80
     assert totals["parameters_up"] == 10 + 10
 
@@ -136,13 +133,9 @@ def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client():
         assert metric.spent() is None
         metric.update(torch.tensor(cohort))
 
-    # Clients have taken part in 2, 0, 4 and 1 of the rounds.
-    assert metric.diagnostics()["affordable"].tolist() == [
-        4 - 2,
-        4 - 0,
-        4 - 4,
-        4 - 1,
-    ]
+    rounds_of_clients = [2, 0, 4, 1]
+    rounds_left = [4 - rounds for rounds in rounds_of_clients]
+    assert metric.diagnostics()["affordable"].tolist() == rounds_left
     message = metric.spent()
     assert message is not None
     assert f"client 2 has spent epsilon = {epsilon_of_4_rounds:.3f}" in message

@@ -96,6 +96,10 @@ class KeepsUtilities:
         return exact_shapley(utility, players)
 
 
+def is_member(client: int, number_of_coalition: int) -> bool:
+    return bool(number_of_coalition >> client & 1)
+
+
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "server_lr"),
@@ -112,19 +116,13 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     data = toy_data((3, 2, 2), server_val=0.3)
     loop = FederatedLoop(recorder, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
-    module = fit(
-        loop,
-        tmp_path,
-        Plain(network(batch_norm=False)),
-        data,
-        rounds=2,
-    )
+    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
 
     for round, table in zip(recorder.rounds, estimator.tables):
         weights = round.aggregation_weights
         updates = round.client_vectors - round.global_vector
         for number, utility in enumerate(table.tolist()):
-            members = [i for i in range(3) if number >> i & 1]
+            members = [client for client in range(3) if is_member(client, number)]
             member_weights = weights[members].float()
             if kind == "renormalized" and members:
                 member_weights = member_weights / member_weights.sum()
@@ -169,11 +167,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client():
     expected = normalized_shares(gain) / 2 + normalized_shares(cosine / num_rounds) / 2
     assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
     assert values[3].isnan()
-    assert_allclose(
-        metric.diagnostics()["gain"][:3].numpy(),
-        gain,
-        rtol=1e-5,
-    )
+    assert_allclose(metric.diagnostics()["gain"][:3].numpy(), gain, rtol=1e-5)
 
 
 @pytest.mark.fast_rows
@@ -192,26 +186,16 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
         3, estimator=estimator, performance="negative_loss", coalition_weights=kind
     )
     sampler = UniformSampler(cohort_size)
-    loop = FederatedLoop(
-        recorder,
-        {"or": metric},
-        sampler=sampler,
-        seed=4,
-    )
+    loop = FederatedLoop(recorder, {"or": metric}, sampler=sampler, seed=4)
 
-    module = fit(
-        loop,
-        tmp_path,
-        Plain(network(batch_norm=False)),
-        data,
-        rounds=3,
-    )
+    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
+
     (table,) = estimator.tables
     for number, utility in enumerate(table.tolist()):
         model = recorder.rounds[0].global_vector.clone()
         for round in recorder.rounds:
-            is_member = [number >> i & 1 for i in round.client_ids.tolist()]
-            weights = round.aggregation_weights * torch.tensor(is_member)
+            are_members = [is_member(client, number) for client in round.client_ids.tolist()]
+            weights = round.aggregation_weights * torch.tensor(are_members)
             if kind == "renormalized" and weights.sum() > 0:
                 weights = weights / weights.sum()
             updates = round.client_vectors - round.global_vector

@@ -9,7 +9,7 @@ from flsv.metrics import CalibratedOTGradient, WassersteinContribution
 from flsv.valuation import FedBary, clients_of, sample_values, server_of
 from helpers import make_generator, refused
 from helpers.data import toy_data
-from helpers.fits import KeepsRounds, fit
+from helpers.fits import KeepsRounds, all_samples, fit
 from helpers.models import Plain
 
 CHEAP = {"support": 6, "iterations": 4}
@@ -44,51 +44,36 @@ def distances_after_rounds(every: int, cohorts: dict[int, list[int]]) -> list[to
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
     cohort = [0, 1]
 
-    distances = distances_after_rounds(
-        every=2,
-        cohorts=dict.fromkeys(range(3), cohort),
-    )
+    distances = distances_after_rounds(every=2, cohorts={0: cohort, 1: cohort, 2: cohort})
 
-    measured = [of_round[cohort] for of_round in distances]
-    assert torch.equal(measured[0], measured[1])
-    assert not torch.equal(measured[1], measured[2])
+    after_round_0, after_round_1, after_round_2 = [of_round[cohort] for of_round in distances]
+    assert torch.equal(after_round_1, after_round_0)
+    assert not torch.equal(after_round_2, after_round_1)
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    earlier, later = distances_after_rounds(
-        every=0,
-        cohorts={3: [0, 1], 4: [1, 2]},
+    newcomer = 2
+    after_round_3, after_round_4 = distances_after_rounds(
+        every=0, cohorts={3: [0, 1], 4: [1, newcomer]}
     )
 
-    assert torch.equal(later[:2], earlier[:2])
-    assert later[2].isfinite()
+    assert torch.equal(after_round_4[:newcomer], after_round_3[:newcomer])
+    assert after_round_4[newcomer].isfinite()
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent():
     sizes = torch.tensor([60, 60, 25])
-    clients = clients_of(
-        [
-            draw_samples(
-                60,
-                seed,
-            )
-            for seed in (1, 2)
-        ]
-    )
-    server = server_of(*draw_samples(20, 0))
+    clients = clients_of([draw_samples(60, seed=1), draw_samples(60, seed=2)])
+    server = server_of(*draw_samples(20, seed=0))
     by_default = WassersteinContribution(3, features="pixels")
     by_default.check(sizes)  # sets the support
 
     safe_support = (25 - 1) // 2  # below half of the smallest client's samples
     with_support = WassersteinContribution(3, features="pixels", support=safe_support)
 
+    present_clients = torch.tensor([0, 1])
     for metric in (by_default, with_support):
-        metric.update(
-            torch.tensor([0, 1]),
-            clients,
-            server,
-            generator=make_generator(),
-        )
+        metric.update(present_clients, clients, server, generator=make_generator())
 
     distances = by_default.diagnostics()["distance"]
     expected = with_support.diagnostics()["distance"]
@@ -129,40 +114,24 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     loop.space.write(module, last_round.global_vector)
     body = module.net[:-1].eval()
 
-    def features(batches) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = (torch.cat(parts) for parts in zip(*batches))
+    def features_and_labels(batches) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = all_samples(batches)
         return body(x).detach(), y
 
-    sets = [
-        features(
-            data.client_loader(
-                i,
-                shuffle=False,
-            )
-        )
-        for i in range(3)
-    ]
-    server = server_of(*features(data.val_dataloader()))
+    samples_of_clients = []
+    for client in range(3):
+        batches = data.client_loader(client, shuffle=False)
+        samples_of_clients.append(features_and_labels(batches))
+    server = server_of(*features_and_labels(data.val_dataloader()))
     generator = last_round.generator("WassersteinContribution")
     valuation = FedBary("pixels", **CHEAP).value(
-        clients_of(sets), server, generator, values_samples=False
+        clients_of(samples_of_clients), server, generator, values_samples=False
     )
-    assert_close(
-        loop.contributions["ot"],
-        valuation.shares,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    assert_close(loop.contributions["ot"], valuation.shares, rtol=1e-4, atol=1e-5)
 
 
 def draw_images(num_samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images = torch.randn(
-        num_samples,
-        1,
-        3,
-        3,
-        generator=make_generator(seed),
-    )
+    images = torch.randn(num_samples, 1, 3, 3, generator=make_generator(seed))
     return images, torch.arange(num_samples) % 2
 
 
@@ -194,9 +163,9 @@ def test_calibrated_ot_gradient_is_one_minus_the_flagged_share():
 
 def test_calibrated_ot_gradient_state_holds_counts_and_no_samples():
     metric, _ = make_calibrated_metric()
-    assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
-        "distances": [3], "flagged": [3], "rounds": [],
-    }  # fmt: skip
+    shapes = {name: list(state.shape) for name, state in metric.state_dict().items()}
+    num_clients = 3
+    assert shapes == {"distances": [num_clients], "flagged": [num_clients], "rounds": []}
 
 
 def test_rule_positive_flags_samples_with_a_positive_gradient():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from flsv import FederatedLoop, value_round
 from flsv.metrics import GradientAgreement
 from helpers.data import toy_data
-from helpers.fits import KeepsRounds, fit
+from helpers.fits import KeepsRounds, all_samples, fit
 from helpers.models import Plain
 
 
@@ -59,8 +59,9 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
     module = fit(loop, tmp_path, Plain(), data, rounds=2)
     module.eval()  # BatchNorm's statistics are those of the model
 
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-    assert y.bincount().unique().numel() > 1
+    x, y = all_samples(data.val_dataloader())
+    class_sizes = y.bincount()
+    assert class_sizes.unique().numel() > 1, "the mean over classes is another loss"
 
     gains = []
     cosines = []
@@ -87,15 +88,9 @@ def test_gradient_agreement_by_a_logged_loss_is_of_those_whose_updates_lower_it(
     """The targets have the slope 1. Two of three updates of the slope 0 go towards it, and one away from it."""
     line = nn.Linear(1, 1, bias=False)
     client_models = [torch.tensor([slope]) for slope in (0.5, -0.25, 0.5)]
-    batches = [
-        (
-            torch.ones(
-                4,
-                1,
-            ),
-            torch.ones(4, 1),
-        )
-    ]
+    inputs = torch.ones(4, 1)
+    targets_of_slope_1 = inputs
+    batches = [(inputs, targets_of_slope_1)]
 
     values = value_round(
         line,

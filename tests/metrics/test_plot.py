@@ -23,6 +23,13 @@ def label_texts(texts) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
+def drawn_intervals(axis) -> list[np.ndarray]:
+    """Return the lower and the upper end of each bar's interval."""
+    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
+    _, _, (error_lines,) = bars.lines
+    return [segment[:, 1] for segment in error_lines.get_segments()]
+
+
 def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path):
     values = torch.tensor([[0.5, NAN], [NAN, NAN], [-0.2, 0.0]])
 
@@ -47,21 +54,9 @@ def test_unknown_values_of_clients_have_no_bar():
 @pytest.mark.parametrize(
     ("values", "intervals"),
     [
-        pytest.param(
-            torch.full((3, 2), NAN),
-            None,
-            id="per class",
-        ),
-        pytest.param(
-            torch.full((1000,), NAN),
-            None,
-            id="of many clients",
-        ),
-        pytest.param(
-            torch.full((3,), NAN),
-            [torch.full((3,), NAN)] * 2,
-            id="of clients",
-        ),
+        pytest.param(torch.full((3, 2), NAN), None, id="per class"),
+        pytest.param(torch.full((1000,), NAN), None, id="of many clients"),
+        pytest.param(torch.full((3,), NAN), [torch.full((3,), NAN)] * 2, id="of clients"),
     ],
 )
 def test_unknown_values_alone_can_be_drawn(tmp_path, values, intervals):
@@ -82,45 +77,21 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
         limits=(-0.5, 0.5),
     )
 
-    horizontal_lines = [list(line.get_ydata()) for line in axis.lines]
-    (bars,) = [
-        bars
-        for bars in axis.containers
-        if getattr(
-            bars,
-            "has_yerr",
-            False,
-        )
-    ]
-    (error_lines,) = bars.lines[2]
-    intervals = [segment[:, 1] for segment in error_lines.get_segments()]
+    y_of_lines = [list(line.get_ydata()) for line in axis.lines]
+    zero_line = [0, 0]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
     assert axis.get_ylim() == (-0.5, 0.5)
-    assert [0, 0] in horizontal_lines
-    assert np.allclose(
-        intervals,
-        [[0.09, 0.11], [-0.22, -0.18]],
-    )
+    assert zero_line in y_of_lines
+    assert np.allclose(drawn_intervals(axis), [[0.09, 0.11], [-0.22, -0.18]])
     save_figure(figure, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("values", "higher_values"),
     [
-        pytest.param(
-            torch.tensor([0.1]),
-            torch.tensor([2.0]),
-            id="bars",
-        ),
-        pytest.param(
-            torch.full(
-                (2, 1),
-                0.1,
-            ).unbind(),
-            torch.full((2, 1), 2.0).unbind(),
-            id="lines",
-        ),
+        pytest.param(torch.tensor([0.1]), torch.tensor([2.0]), id="bars"),
+        pytest.param([torch.tensor([0.1])] * 2, [torch.tensor([2.0])] * 2, id="lines"),
     ],
 )
 def test_second_plot_on_an_axis_extends_its_limits(values, higher_values):
@@ -143,12 +114,7 @@ def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
 
 def test_metric_plots_show_client_names_class_names_and_units():
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
-    cssv.bind(
-        2,
-        2,
-        class_names=["Shirt", "Dress"],
-        client_names=["Boston", "Lyon"],
-    )
+    cssv.bind(2, 2, class_names=["Shirt", "Dress"], client_names=["Boston", "Lyon"])
 
     figure, axis = cssv.plot(torch.rand(2, 2))
 
@@ -215,11 +181,9 @@ def test_bars_of_many_clients_are_those_of_the_highest_and_lowest_values():
 
     assert label_texts(axis.get_xticklabels()) == EXPECTED_OF_MANY
     heights = [bar.get_height() for bar in axis.patches]
+    highest_value = 199
     assert heights == [*range(25), *range(175, 200)]
-    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
-    (error_lines,) = bars.lines[2]
-    last_segment = error_lines.get_segments()[-1]
-    assert last_segment[:, 1].tolist() == [198, 201]
+    assert list(drawn_intervals(axis)[-1]) == [highest_value - 1, highest_value + 2]
     assert axis.get_xlabel() == f"client {NOTE}"
 
 

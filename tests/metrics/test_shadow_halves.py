@@ -34,11 +34,7 @@ def make_data():
             labels = labels % 2
         noise = torch.randn(num_samples, FEATURES, generator=generator)
         clients[f"site {client}"] = TensorDataset(centers[labels] + noise, labels)
-    return FederatedDataModule(
-        clients=clients,
-        batch_size=7,
-        splits=Splits(server_val=0.3),
-    )
+    return FederatedDataModule(clients=clients, batch_size=7, splits=Splits(server_val=0.3))
 
 
 def make_loop(metric, **options):
@@ -53,47 +49,42 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
     fit(loop, tmp_path / "halves", Plainest(), make_data(), ROUNDS)
 
     coalitions = stored_coalitions(tmp_path / "halves")
-    all_clients = set(range(NUM_CLIENTS))
-    halves = [coalition for coalition in coalitions if len(coalition) > 1]
-    assert len(coalitions) - len(halves) == NUM_CLIENTS
+    singles = {coalition for coalition in coalitions if len(coalition) == 1}
+    halves = coalitions - singles
+    other_halves = {all_clients_but(half) for half in halves}
+    assert len(singles) == NUM_CLIENTS
     assert len(halves) == 2 * halvings
-    assert all(tuple(sorted(all_clients - set(half))) in coalitions for half in halves)
+    assert halves == other_halves
 
     loop_of_list = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
     fit(loop_of_list, tmp_path / "list", Plainest(), make_data(), ROUNDS)
     metric = loop.metrics["shadow"]
-    expected = loop_of_list.metrics["shadow"]
-    assert_close(
-        metric.compute(),
-        expected.compute(),
-        rtol=0,
-        atol=1e-6,
-    )
-    assert_close(metric.errors, expected.errors, rtol=0, atol=1e-6)
+    metric_of_list = loop_of_list.metrics["shadow"]
+    assert_close(metric.compute(), metric_of_list.compute(), rtol=0, atol=1e-6)
+    assert_close(metric.errors, metric_of_list.errors, rtol=0, atol=1e-6)
+
+
+def all_clients_but(members):
+    return tuple(client for client in range(NUM_CLIENTS) if client not in members)
 
 
 def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
     metric = ShadowShapley(coalitions="halves", halvings=2)
+    # The empty coalition, that of all clients, and each client alone.
     masks = few_coalitions(NUM_CLIENTS, "singles")
     outputs = torch.randn(len(masks), 10, CLASSES)
-    order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
+    outputs_of_singles = outputs[2:]
+    other_order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    next_coalitions = partial(
-        metric.next_coalitions,
-        logits=True,
-        names=names,
-        seed=0,
-    )
+    next_coalitions = partial(metric.next_coalitions, logits=True, names=names, seed=0)
 
-    chosen = next_coalitions(masks[order], outputs[order])
+    halves = next_coalitions(masks[other_order], outputs[other_order])
 
-    outputs_of_singles = outputs[2:]  # after those of the empty and of the grand coalition
-    assert torch.equal(
-        chosen,
-        choose_halvings(outputs_of_singles, names, 2, logits=True),
-    )
-    all_masks = torch.cat([masks, chosen])
-    all_outputs = torch.cat([outputs, outputs[:4]])
+    expected_halves = choose_halvings(outputs_of_singles, names, metric.halvings, logits=True)
+    assert torch.equal(halves, expected_halves)
+    all_masks = torch.cat([masks, halves])
+    outputs_of_halves = torch.randn(len(halves), 10, CLASSES)
+    all_outputs = torch.cat([outputs, outputs_of_halves])
     assert len(next_coalitions(all_masks, all_outputs)) == 0
 
 

@@ -28,7 +28,7 @@ from flsv.values.query import NUM_RECENT_ROUNDS
 from helpers import make_generator, warns
 from helpers.coalitions_by_hand import SEED, make_shadow_loop, make_three_clients
 from helpers.data import CLASSES, FEATURES
-from helpers.fits import assert_resumes, fit, make_checkpoint_callback
+from helpers.fits import all_samples, assert_resumes, fit, make_checkpoint_callback
 from helpers.models import Plain, network
 
 ROUNDS, CLIENTS, TOKENS = 3, 3, 12
@@ -41,11 +41,7 @@ class Regression(L.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Sequential(
-            nn.Linear(FEATURES, 8),
-            nn.Tanh(),
-            nn.Linear(8, 1),
-        )
+        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def forward(self, x):
         return self.net(x).squeeze(-1)
@@ -68,17 +64,8 @@ def make_regression_data() -> FederatedDataModule:
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
 
     sizes = [60, 30, 70]
-    clients = list(
-        zip(
-            x.split(sizes),
-            y.split(sizes),
-        )
-    )
-    return FederatedDataModule(
-        clients=clients,
-        batch_size=8,
-        splits=Splits(server_val=0.3),
-    )
+    clients = list(zip(x.split(sizes), y.split(sizes)))
+    return FederatedDataModule(clients=clients, batch_size=8, splits=Splits(server_val=0.3))
 
 
 class TransformerWithAdapter(L.LightningModule):
@@ -117,12 +104,7 @@ def make_text_data() -> FederatedDataModule:
     generator = make_generator(3)
     clients = []
     for lowest_token, num_texts in [(0, 20), (4, 12), (8, 16)]:
-        tokens = torch.randint(
-            lowest_token,
-            TOKENS,
-            (num_texts, 6),
-            generator=generator,
-        )
+        tokens = torch.randint(lowest_token, TOKENS, (num_texts, 6), generator=generator)
         next_tokens = tokens[:, 1:]
         clients.append(TensorDataset(tokens, next_tokens))
 
@@ -143,13 +125,10 @@ def negative_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def recalls(outputs: Tensor, y: Tensor) -> Tensor:
-    by_class = [
-        accuracies(
-            outputs[:, y == label],
-            label,
-        )
-        for label in range(CLASSES)
-    ]
+    by_class = []
+    for label in range(CLASSES):
+        is_of_class = y == label
+        by_class.append(accuracies(outputs[:, is_of_class], y[is_of_class]))
     return torch.stack(by_class, 1)
 
 
@@ -165,7 +144,7 @@ def negative_errors(outputs: Tensor, y: Tensor) -> Tensor:
 class PredictionCase:
     make_module: Callable[[], L.LightningModule]
     make_data: Callable[[], FederatedDataModule]
-    #: By the options of a metric.
+    #: Options of a metric, and the utilities of outputs and labels by which it values.
     utilities: list[tuple[dict[str, Any], Callable[[Tensor, Tensor], Tensor]]]
     are_logits: bool = True
     weighting: str = "samples"
@@ -174,7 +153,17 @@ class PredictionCase:
         return FederatedLoop(aggregator=FedAvg(self.weighting), seed=SEED, **options)
 
     def weights(self, data: FederatedDataModule) -> Tensor:
-        return {"samples": data.num_samples, "uniform": torch.ones(CLIENTS)}[self.weighting]
+        return data.num_samples if self.weighting == "samples" else torch.ones(CLIENTS)
+
+    def outputs_by_fits(self, initial_module, inputs: Tensor, folder: Path) -> Tensor:
+        """Outputs of the initial model, of the model of all clients, and of each client's ``[2 + n, V, ...]``."""
+        outputs = [outputs_of(initial_module, inputs)]
+        for members in [[0, 1, 2], [0], [1], [2]]:
+            module = copy.deepcopy(initial_module)
+            loop = self.loop(sampler=FixedCohort(members), reporting=SILENT)
+            fit(loop, folder, module, self.make_data(), ROUNDS)
+            outputs.append(outputs_of(module, inputs))
+        return torch.stack(outputs)
 
 
 OF_CLASSES = PredictionCase(
@@ -217,39 +206,24 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
     module = case.make_module()
     data = case.make_data()
     data.setup("fit")
-    x, y = map(
-        torch.cat,
-        zip(*data.val_dataloader()),
-    )
-    trained = few_coalitions(CLIENTS, "singles")
-    outputs = [outputs_of(module, x)]
-    for members in [[0, 1, 2], [0], [1], [2]]:
-        loop = case.loop(sampler=FixedCohort(members), reporting=SILENT)
-        trained_module = copy.deepcopy(module)
-        fit(loop, tmp_path, trained_module, case.make_data(), ROUNDS)
-        outputs.append(outputs_of(trained_module, x))
-    stacked = torch.stack(outputs)
+    inputs, labels = all_samples(data.val_dataloader())
+    outputs = case.outputs_by_fits(module, inputs, tmp_path)
 
-    metrics = {str(i): ShadowShapley(**options) for i, (options, _) in enumerate(case.utilities)}
-    fit(
-        case.loop(metrics=metrics),
-        tmp_path,
-        module,
-        case.make_data(),
-        ROUNDS,
-    )
+    metrics = {}
+    score_by_name = {}
+    for number, (options, score) in enumerate(case.utilities):
+        metrics[f"shadow {number}"] = ShadowShapley(**options)
+        score_by_name[f"shadow {number}"] = partial(score, y=labels)
+    fit(case.loop(metrics=metrics), tmp_path, module, case.make_data(), ROUNDS)
 
-    for metric, (_, utility) in zip(
-        metrics.values(),
-        case.utilities,
-    ):
-        utility_of_outputs = partial(utility, y=y)
+    for name, metric in metrics.items():
+        score = score_by_name[name]
         expected = predicted_shapley(
-            trained,
-            utility_of_outputs(stacked),
-            stacked,
+            few_coalitions(CLIENTS, "singles"),
+            score(outputs),
+            outputs,
             weights=case.weights(data),
-            score=utility_of_outputs,
+            score=score,
             logits=case.are_logits,
         )
         assert_close(metric.compute().double(), expected.values, rtol=1e-4, atol=1e-5)
@@ -283,23 +257,23 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
 
 @pytest.mark.slow
 def test_run_resumed_with_other_frozen_weights_has_no_values(tmp_path):
-    def run(rounds: int, seed: int, path: Path | None = None, **options) -> Tensor:
+    def run(rounds: int, seed_of_frozen: int, **options) -> Tensor:
         metric = ShadowShapley(performance=MeanLogLikelihood(), every=1)
         loop = FederatedLoop(
             metrics={"shadow": metric}, share="trainable", seed=SEED, reporting=SILENT
         )
-        data = make_text_data()
-        fit(loop, tmp_path, TransformerWithAdapter(seed), data, rounds, path, **options)
+        module = TransformerWithAdapter(seed_of_frozen)
+        fit(loop, tmp_path, module, make_text_data(), rounds, **options)
         return loop.contributions["shadow"]
 
-    whole = run(2, seed=1)
+    uninterrupted_values = run(rounds=2, seed_of_frozen=1)
     saving = make_checkpoint_callback(tmp_path)
-    run(1, seed=1, callbacks=[saving], enable_checkpointing=True)
-    path = tmp_path / "checkpoints/last.ckpt"
+    run(rounds=1, seed_of_frozen=1, callbacks=[saving], enable_checkpointing=True)
+    checkpoint = tmp_path / "checkpoints/last.ckpt"
 
-    resumed = run(2, seed=1, path=path)
+    resumed_values = run(rounds=2, seed_of_frozen=1, ckpt_path=checkpoint)
     with warns("do not start from the initial weights of the run"):
-        with_other_frozen_weights = run(2, seed=2, path=path)
+        values_of_other_weights = run(rounds=2, seed_of_frozen=2, ckpt_path=checkpoint)
 
-    assert torch.equal(resumed, whole)
-    assert with_other_frozen_weights.isnan().all()
+    assert torch.equal(resumed_values, uninterrupted_values)
+    assert values_of_other_weights.isnan().all()

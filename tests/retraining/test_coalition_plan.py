@@ -97,7 +97,8 @@ def test_two_rounds_are_verified_if_they_are_at_most_a_tenth(num_rounds, num_ver
 
 def fit_five_rounds(folder, **options):
     """Return the rounds after which a run of five rounds has values, and the last values."""
-    loop = make_shadow_loop(ShadowShapley(coalitions="singles", **options))
+    metric = ShadowShapley(coalitions="singles", **options)
+    loop = make_shadow_loop(metric)
     fit_small_module(loop, folder, rounds=5)
     rows = loop.history().query("metric == 'shadow'")
     return set(rows["round"]), loop.contributions["shadow"]
@@ -105,9 +106,9 @@ def fit_five_rounds(folder, **options):
 
 @pytest.mark.slow
 def test_last_three_rounds_are_valued_by_default_with_the_same_last_values(tmp_path):
-    rounds, last_values = fit_five_rounds(tmp_path / "default")
-    all_rounds, last_values_of_all_rounds = fit_five_rounds(tmp_path / "all", every=1)
+    valued_rounds, last_values = fit_five_rounds(tmp_path / "default")
+    all_rounds, expected_last_values = fit_five_rounds(tmp_path / "every round", every=1)
 
-    assert rounds == {2, 3, 4}
+    assert valued_rounds == {2, 3, 4}
     assert all_rounds == {0, 1, 2, 3, 4}
-    assert torch.equal(last_values, last_values_of_all_rounds)
+    assert torch.equal(last_values, expected_last_values)

@@ -43,12 +43,9 @@ class TrainerKilledAfterMaxFits:
                 raise KeyboardInterrupt
             self.trained.append(job.members)
             utility = utility_of_members(job.members)
-            fit_result = FitResult(
-                scored=[ScoredModel({"utility": [utility]})],
-                untrained=ScoredModel({"utility": [0.0]}),
-                start_hash="start",
-            )
-            yield job, fit_result
+            trained_model = ScoredModel({"utility": [utility]})
+            untrained_model = ScoredModel({"utility": [0.0]})
+            yield job, FitResult([trained_model], untrained_model, start_hash="start")
 
 
 UTILITY_OF_CLIENT = (0.1, 0.2, 1 / 3)
@@ -79,12 +76,7 @@ class FirstOfTwoRanks(Ranks):
 
 
 def make_store(folder, *measures, settings=None, **options):
-    return CoalitionStore(
-        folder,
-        measures or ["utility"],
-        settings or {"a": 1},
-        **options,
-    )
+    return CoalitionStore(folder, measures or ["utility"], settings or {"a": 1}, **options)
 
 
 def write_and_read_table(store):
@@ -156,12 +148,11 @@ def test_error_of_failed_coalitions_can_be_pickled():
     assert [*copied.failed] == [(0, 2)]
 
 
+TRAINING_SEED = 7
 MEASURES = ("per_class", "val_loss (min)")
-#: By round: the values of each class, and the loss.
-SCORES = {
-    0: {"per_class": [0.5, -0.25], "val_loss (min)": [1.5]},
-    3: {"per_class": [-0.75, 1.0], "val_loss (min)": [1e-9]},
-}
+SCORES_OF_ROUND_0 = {"per_class": [0.5, -0.25], "val_loss (min)": [1.5]}
+SCORES_OF_ROUND_3 = {"per_class": [-0.75, 1.0], "val_loss (min)": [1e-9]}
+SCORES = {0: SCORES_OF_ROUND_0, 3: SCORES_OF_ROUND_3}
 
 
 def make_store_of_two_rounds(folder, **options):
@@ -176,26 +167,22 @@ def add_models(store, members, scores, **outputs):
     models = {}
     for round_index, utilities in scores.items():
         models[round_index] = ScoredModel(utilities, outputs)
-    store.add(
-        seed=7,
-        members=members,
-        models=models,
-    )
+    store.add(TRAINING_SEED, members, models=models)
 
 
 def missing_of(store, *coalitions):
-    return store.missing(7, coalitions)
+    return store.missing(TRAINING_SEED, coalitions)
 
 
 def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    for round_index, utilities in SCORES.items():
-        add_models(store, (0, 2), {round_index: utilities})
-    add_models(store, (1,), {0: SCORES[0]})
+    add_models(store, (0, 2), {0: SCORES_OF_ROUND_0})
+    add_models(store, (0, 2), {3: SCORES_OF_ROUND_3})
+    add_models(store, (1,), {0: SCORES_OF_ROUND_0})
 
     store_read = make_store_of_two_rounds(tmp_path)
 
-    models_read = store_read.scores(seed=7).models[0, 2]
+    models_read = store_read.scores(TRAINING_SEED).models[0, 2]
     assert {index: model.utilities for index, model in models_read.items()} == SCORES
     assert missing_of(store_read, (1,), (0, 2), (1,)) == [(1,)]
 
@@ -203,29 +190,23 @@ def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):
     outputs = torch.randn(5, 3)
     store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
-    add_models(
-        store,
-        (0, 2),
-        SCORES,
-        per_class=outputs,
-        other=outputs,
-    )
+    add_models(store, (0, 2), SCORES, per_class=outputs, not_asked_for=outputs)
     add_models(store, (1,), SCORES)
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
 
-    outputs_read = store_read.scores(seed=7).models[0, 2][3].outputs
+    models_read = store_read.scores(TRAINING_SEED).models[0, 2]
+    outputs_read = models_read[3].outputs
     assert outputs_read.keys() == {"per_class"}
     assert torch.equal(outputs_read["per_class"], outputs)
     assert missing_of(store_read, (0, 2), (1,)) == [(1,)]
 
 
 def test_scores_that_are_not_finite_stay_in_memory_only(tmp_path):
-    utilities_with_nan = {**SCORES[3], "val_loss (min)": [float("nan")]}
-    scores_with_nan = {0: SCORES[0], 3: utilities_with_nan}
+    scores_with_nan = {**SCORES_OF_ROUND_3, "val_loss (min)": [float("nan")]}
     store = make_store_of_two_rounds(tmp_path)
 
-    add_models(store, (1,), scores_with_nan)
+    add_models(store, (1,), {0: SCORES_OF_ROUND_0, 3: scores_with_nan})
 
     assert missing_of(store, (1,)) == []
     store_read = make_store_of_two_rounds(tmp_path)
@@ -256,6 +237,7 @@ def test_coalitions_of_other_settings_are_removed(tmp_path):
 
 
 def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
+    # Earlier versions had no folder of each seed.
     path = tmp_path / "coalitions" / "0_4f2a_3.pt"
     path.parent.mkdir()
     path.write_bytes(b"outputs")
@@ -336,13 +318,16 @@ def test_killed_copy_of_coalitions_can_be_repeated(tmp_path, monkeypatch):
 
 def test_discarded_coalitions_are_not_read_again(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    for members in [(0, 2), (1,)]:
-        add_models(store, members, SCORES)
+    kept = (0, 2)
+    discarded = (1,)
+    add_models(store, kept, SCORES)
+    add_models(store, discarded, SCORES)
 
-    store.discard(7, [(1,)])
+    store.discard(TRAINING_SEED, [discarded])
 
-    for present_store in (store, make_store_of_two_rounds(tmp_path)):
-        assert missing_of(present_store, (0, 2), (1,)) == [(1,)]
+    store_read = make_store_of_two_rounds(tmp_path)
+    assert missing_of(store, kept, discarded) == [discarded]
+    assert missing_of(store_read, kept, discarded) == [discarded]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +344,8 @@ def test_coalitions_are_taken_over_from_an_earlier_run_with_the_same_last_score(
     add_models(earlier_store, (0,), {NO_ROUND: {"utility": [0.5]}})
     add_models(store, (0, 1), {NO_ROUND: {"utility": [0.75]}})
 
-    store.take_over(tmp_path / "earlier", Training(7, (0, 1)))
+    grand_coalition = Training(TRAINING_SEED, members=(0, 1))
+    store.take_over(tmp_path / "earlier", grand_coalition)
 
     assert missing_of(store, (0,)) == missing_singles
 

@@ -19,24 +19,30 @@ from zoo.program import SEED, Base, fit_valued, make_data
 
 
 @pytest.mark.slow
-def test_callbacks_that_nothing_reads_neither_save_nor_stop_in_coalitions(tmp_path):
-    folders_of_checkpoints = []
+def test_checkpoint_and_early_stopping_that_nothing_reads_are_left_out_of_coalitions(tmp_path):
+    # The dry run and each coalition have a working folder of their own.
+    working_folders_of_saves = []
 
-    class NotesFoldersOfCheckpoints(Base):
+    class ModuleThatNotesWorkingFolderOfSaves(Base):
         def on_save_checkpoint(self, checkpoint):
-            folders_of_checkpoints.append(os.getcwd())
+            working_folders_of_saves.append(os.getcwd())
 
-    callbacks = [
-        ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss"),
-        EarlyStopping("val_loss", patience=50),
-    ]
-    fit_valued(
-        tmp_path, NotesFoldersOfCheckpoints(), callbacks=callbacks, enable_checkpointing=True
+    loop = fit_valued(
+        tmp_path,
+        ModuleThatNotesWorkingFolderOfSaves(),
+        callbacks=[
+            ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss"),
+            EarlyStopping("val_loss", patience=50),
+        ],
+        enable_checkpointing=True,
     )
 
-    # The dry run saves one. Coalitions would save in folders of their own.
-    folders_of_copies = [folder for folder in folders_of_checkpoints if folder != os.getcwd()]
-    assert len(folders_of_copies) == 1
+    folder_of_run = os.getcwd()
+    saves_outside_of_run = [name for name in working_folders_of_saves if name != folder_of_run]
+    num_saves_of_dry_run = 1
+    assert len(saves_outside_of_run) == num_saves_of_dry_run
+    # Without validations, which coalitions do not need, EarlyStopping would fail.
+    assert loop.contributions["shadow"].isfinite().all()
 
 
 # ---- errors
@@ -118,31 +124,33 @@ def test_logger_of_a_coalition_has_its_class_and_logs_nothing(tmp_path):
 
 # ---- state of the program
 
-EPOCHS = []
+GLOBAL_LIST_OF_EPOCHS = []
 
 
-class ModuleThatCountsEpochsInGlobals(Base):
-    """Counts its epochs in a global list, in its class and in the environment."""
-
+class ModuleThatCountsEpochsInGlobalClassAndEnvironment(Base):
     num_epochs = 0
 
     def on_train_epoch_end(self):
-        EPOCHS.append(self.current_epoch)
-        ModuleThatCountsEpochsInGlobals.num_epochs += 1
-        os.environ["FLSV_TEST_EPOCHS"] = str(ModuleThatCountsEpochsInGlobals.num_epochs)
+        GLOBAL_LIST_OF_EPOCHS.append(self.current_epoch)
+        type(self).num_epochs += 1
+        os.environ["NUM_EPOCHS"] = str(type(self).num_epochs)
 
 
 @pytest.mark.slow
-def test_globals_class_attributes_and_environment_are_those_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLSV_TEST_EPOCHS", "0")
-    monkeypatch.setattr(ModuleThatCountsEpochsInGlobals, "num_epochs", 0)
-    EPOCHS.clear()
+def test_epochs_of_coalitions_are_not_counted_in_globals_classes_and_environment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NUM_EPOCHS", "0")
+    module = ModuleThatCountsEpochsInGlobalClassAndEnvironment()
+    monkeypatch.setattr(type(module), "num_epochs", 0)
+    GLOBAL_LIST_OF_EPOCHS.clear()
 
-    fit_valued(tmp_path, ModuleThatCountsEpochsInGlobals(), rounds=2)
+    fit_valued(tmp_path, module, rounds=2)
 
-    assert EPOCHS == [0, 1]
-    assert ModuleThatCountsEpochsInGlobals.num_epochs == 2
-    assert os.environ["FLSV_TEST_EPOCHS"] == "2"
+    # A run of two rounds has two epochs.
+    assert GLOBAL_LIST_OF_EPOCHS == [0, 1]
+    assert type(module).num_epochs == 2
+    assert os.environ["NUM_EPOCHS"] == "2"
 
 
 TEACHERS = {}

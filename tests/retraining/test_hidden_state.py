@@ -13,7 +13,7 @@ from retraining.recorded import Recorded
 
 from flsv.sampling import FullParticipation
 from helpers import refused
-from helpers.fits import plain_trainer, state_vector
+from helpers.fits import all_samples, plain_trainer, state_vector
 from helpers.forked import Forked
 from zoo.program import entropy, fit_program, with_three_clients
 from zoo.table import ROWS, Row, rows_with
@@ -21,10 +21,10 @@ from zoo.table import ROWS, Row, rows_with
 #: What a copy of a run keeps of a module is in tests/utilities/test_run_copy.py, and that each client begins with it in
 #: tests/compat/test_states.py. Here are rows that need a whole fit: state elsewhere, made in training, and counted.
 
-#: Coalitions of each size, that of all clients at last.
-COALITIONS = [(0,), (2,), (0, 1), (0, 1, 2)]
-#: Those whose members are trained alone: the one that is trained last, and that of all clients.
-COMPARED = [(0, 1), (0, 1, 2)]
+#: Of these coalitions the members are trained alone, too: the last one that is trained, and that of all clients.
+PAIR = (0, 1)
+ALL_CLIENTS = (0, 1, 2)
+COALITIONS = [(0,), (2,), PAIR, ALL_CLIENTS]
 
 
 class FitWithValues(NamedTuple):
@@ -44,19 +44,21 @@ def fit_with_values(row):
     """Train the federation of a row, and its coalitions. One that must be refused may not train."""
     callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     mode = "min" if row.performance == "val_loss" else None
-    metric = Recorded(coalitions=COALITIONS, performance=row.performance, mode=mode)
+    metrics = {"shadow": Recorded(coalitions=COALITIONS, performance=row.performance, mode=mode)}
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
-        loop, module = fit_program(row.program, Path(folder), callbacks, metrics={"shadow": metric})
+        loop, module = fit_program(row.program, Path(folder), callbacks, metrics=metrics)
 
-    metric_of_run = loop.metrics["shadow"]
+    metric = loop.metrics["shadow"]
     messages = [str(warning.message) for warning in caught_warnings]
-    consistency_warnings = [message for message in messages if message.startswith("shadow: ")]
-    utilities = dict(zip(metric_of_run.members, metric_of_run.utilities.flatten().tolist()))
-    return FitWithValues(utilities, consistency_warnings, state_vector(module).tolist())
+    return FitWithValues(
+        utilities=dict(zip(metric.members, metric.utilities.tolist())),
+        consistency_warnings=[text for text in messages if text.startswith("shadow: ")],
+        model=state_vector(module).tolist(),
+    )
 
 
 def fit_members_alone(row, members):
@@ -83,13 +85,13 @@ def logged_loss(module, program, folder):
 def validation_loss(module, program):
     data = program.data()
     data.setup("fit")
-    inputs, labels = zip(*data.val_dataloader())
+    inputs, labels = all_samples(data.val_dataloader())
 
     module.eval()
-    is_mixed = program.trainer.get("precision") == "bf16-mixed"
+    trainer_options = program.trainer
+    is_mixed = trainer_options.get("precision") == "bf16-mixed"
     with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        logits = module(torch.cat(inputs))
-        loss = entropy(logits, torch.cat(labels))
+        loss = entropy(module(inputs), labels)
     return float(loss)
 
 
@@ -97,36 +99,39 @@ def in_fork(function, *arguments):
     """Return what a function returns in a fork of this process, in which no program is trained."""
     with tempfile.TemporaryDirectory() as folder:
         response_file = Path(folder, "response")
-        process = Forked(
-            Path(folder, "process"), store_response, response_file, function, arguments
-        )
-        status, output = process.wait(300)
+
+        def store_response():
+            response_file.write_bytes(pickle.dumps(response_of(function, arguments)))
+
+        process = Forked(Path(folder, "process"), store_response)
+        status, output = process.wait(seconds=300)
         assert status == 0, output
         response = pickle.loads(response_file.read_bytes())
+
     if isinstance(response, Exception):
         raise response
     return response
 
 
-def store_response(file, function, arguments):
-    """Write what a function returns or raises into a file."""
+def response_of(function, arguments):
+    """Return what a function returns or raises."""
     try:
-        response = function(*arguments)
+        return function(*arguments)
     except Exception as error:
-        response = error
-    file.write_bytes(pickle.dumps(response))
+        return error
 
 
 def fit_in_fork(name):
     """Fit a row with its values, and compare them and the model to fits of members alone. Return the warnings."""
     row = ROWS[name]
     run = in_fork(fit_with_values, row)
-    for members in COMPARED:
-        utility, model = in_fork(fit_members_alone, row, members)
-        assert run.utilities[members] == pytest.approx(utility, rel=0, abs=1e-6)
 
-    # The last coalition is that of all clients.
-    assert run.model == model, "the metric has changed the training"
+    utility_of_pair, _model = in_fork(fit_members_alone, row, PAIR)
+    assert run.utilities[PAIR] == pytest.approx(utility_of_pair, rel=0, abs=1e-6)
+
+    utility_of_all, model_of_all = in_fork(fit_members_alone, row, ALL_CLIENTS)
+    assert run.utilities[ALL_CLIENTS] == pytest.approx(utility_of_all, rel=0, abs=1e-6)
+    assert run.model == model_of_all, "the metric has changed the training"
     return run.consistency_warnings
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import warnings
+from contextlib import contextmanager
 
 import lightning as L
 import pytest
@@ -23,9 +24,9 @@ from zoo.optimizers import StepsByHand
 from zoo.program import Base, fit_valued
 
 
-@pytest.fixture
-def interruption(monkeypatch):
-    """Ctrl-C once the first client's coalition is trained and stored, until ``undo``."""
+@contextmanager
+def ctrl_c_after_first_client_alone():
+    """Interrupt fits within once the first client's coalition is trained and stored."""
     add = CoalitionStore.add
 
     def add_and_interrupt(store, seed, members, models):
@@ -33,13 +34,12 @@ def interruption(monkeypatch):
         if len(members) == 1:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CoalitionStore, "add", add_and_interrupt)
-        yield patch
+        yield
 
 
 @pytest.mark.fast_rows
-@pytest.mark.usefixtures("interruption")
 @pytest.mark.parametrize(
     ("writes_files", "message", "num_tables"),
     [
@@ -51,7 +51,7 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
     writes_files, message, num_tables, tmp_path
 ):
     reporting = Reporting(table=False, files=writes_files)
-    with warns(message):
+    with ctrl_c_after_first_client_alone(), warns(message):
         loop = fit_valued(tmp_path, Base(), loop={"reporting": reporting})
 
     values = loop.contributions["shadow"]
@@ -61,8 +61,8 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
     assert len(list(tmp_path.rglob("coalitions.csv"))) == num_tables
 
 
-class CallbackThatNotesStoredCoalitions(L.Callback):
-    """Notes the stored coalitions and their settings in the first round of a fit."""
+class CallbackThatReadsTheStoreInTheFirstRound(L.Callback):
+    """Reads which coalitions are stored, and their settings, when the first round of a fit ends."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -77,40 +77,44 @@ class CallbackThatNotesStoredCoalitions(L.Callback):
 
 @pytest.mark.slow
 def test_run_removes_the_coalitions_of_an_earlier_run_unless_it_resumes_it(tmp_path):
+    single_clients = {(0,), (1,), (2,)}
     fit_valued(tmp_path, Base(), rounds=1)
-    assert stored_coalitions(tmp_path)
+    assert stored_coalitions(tmp_path) == single_clients
 
-    in_new_run = CallbackThatNotesStoredCoalitions(tmp_path)
+    new_run = CallbackThatReadsTheStoreInTheFirstRound(tmp_path)
     module = Base()
-    fit_valued(tmp_path, module, rounds=1, callbacks=[in_new_run])
+    fit_valued(tmp_path, module, rounds=1, callbacks=[new_run])
     checkpoint = tmp_path / "first.ckpt"
     module.trainer.save_checkpoint(checkpoint)
 
-    in_resumed_run = CallbackThatNotesStoredCoalitions(tmp_path)
-    fit_valued(tmp_path, Base(), rounds=2, callbacks=[in_resumed_run], ckpt_path=checkpoint)
+    resumed_run = CallbackThatReadsTheStoreInTheFirstRound(tmp_path)
+    fit_valued(tmp_path, Base(), rounds=2, callbacks=[resumed_run], ckpt_path=checkpoint)
 
-    assert in_new_run.coalitions == set()
-    assert in_resumed_run.coalitions == {(0,), (1,), (2,)}
-    assert in_new_run.settings == in_resumed_run.settings
+    assert new_run.coalitions == set()
+    assert resumed_run.coalitions == single_clients
+    assert new_run.settings == resumed_run.settings
 
 
 @pytest.mark.slow
 def test_progress_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
-    counts_by_title = {}
+    num_done_by_title = {}
+    total_by_title = {}
 
-    class BarThatNotesItsCounts(Tqdm):
+    class BarThatNotesItsCountsWhenItCloses(Tqdm):
         def close(self):
-            counts_by_title[self.desc.strip(": ")] = self.n, self.total
+            title = self.desc.strip(": ")
+            num_done_by_title[title] = self.n
+            total_by_title[title] = self.total
             super().close()
 
-    monkeypatch.setattr("flsv.retraining.progress.Tqdm", BarThatNotesItsCounts)
+    monkeypatch.setattr("flsv.retraining.progress.Tqdm", BarThatNotesItsCountsWhenItCloses)
     monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
 
     fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 
-    assert counts_by_title["Groups of clients"] == (3, 3)
-    for num_done, total in counts_by_title.values():
-        assert num_done == total
+    num_single_clients = 3
+    assert total_by_title["Groups of clients"] == num_single_clients
+    assert num_done_by_title == total_by_title
 
 
 def fit_with_checkpoints(folder, module, *, rounds=2, metric=None, callbacks=(), resumes=False):
@@ -178,16 +182,14 @@ def whole_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
-    tmp_path, interruption, whole_run
-):
-    assert fit_with_checkpoints(tmp_path, Base()).isnan().all()
-    interruption.undo()
-
+def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(tmp_path, whole_run):
+    with ctrl_c_after_first_client_alone():
+        interrupted_values = fit_with_checkpoints(tmp_path, Base())
     resumed_values = fit_with_checkpoints(tmp_path, Base(), resumes=True)
 
-    _, expected_values = whole_run
-    assert torch.equal(resumed_values, expected_values)
+    _folder, values_of_whole_run = whole_run
+    assert interrupted_values.isnan().all()
+    assert torch.equal(resumed_values, values_of_whole_run)
 
 
 class CallbackThatStopsAfterRound1(L.Callback):
@@ -196,35 +198,39 @@ class CallbackThatStopsAfterRound1(L.Callback):
 
 
 @pytest.mark.slow
-def test_interrupted_coalitions_of_a_stopped_run_have_values_when_it_is_resumed(
-    tmp_path, interruption
-):
+def test_interrupted_coalitions_of_a_stopped_run_have_values_when_it_is_resumed(tmp_path):
+    num_rounds = 5
+
     def fit_with_early_stop(resumes=False):
+        # The last round alone has values: here an unplanned one.
+        metric = ShadowShapley(coalitions="singles", every=2 * num_rounds)
         return fit_with_checkpoints(
             tmp_path,
             Base(),
-            rounds=5,
-            metric=ShadowShapley(coalitions="singles", every=1000),
+            rounds=num_rounds,
+            metric=metric,
             callbacks=[CallbackThatStopsAfterRound1()],
             resumes=resumes,
         )
 
-    assert fit_with_early_stop().isnan().all()
-    interruption.undo()
+    with ctrl_c_after_first_client_alone():
+        interrupted_values = fit_with_early_stop()
+    resumed_values = fit_with_early_stop(resumes=True)
 
-    assert fit_with_early_stop(resumes=True).isfinite().all()
+    assert interrupted_values.isnan().all()
+    assert resumed_values.isfinite().all()
 
 
 @pytest.mark.slow
 def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path, whole_run):
-    whole_folder, expected_values = whole_run
+    folder_of_whole_run, values_of_whole_run = whole_run
     folder = tmp_path / "run"
-    shutil.copytree(whole_folder, folder)
+    shutil.copytree(folder_of_whole_run, folder)
     for file in folder.glob("coalitions/*/*.pt"):
         file.unlink()
 
     resumed_values = fit_with_checkpoints(folder, Base(), resumes=True)
 
-    assert torch.equal(resumed_values, expected_values)
+    assert torch.equal(resumed_values, values_of_whole_run)
     table = (folder / "coalitions.csv").read_bytes()
-    assert table == (whole_folder / "coalitions.csv").read_bytes()
+    assert table == (folder_of_whole_run / "coalitions.csv").read_bytes()

@@ -18,34 +18,42 @@ FIT = ["fit", "--config", CONFIG]
 RESUME = [*FIT, "--ckpt_path", "last"]
 
 
-def kill_at_file(pattern, number, is_moved):
-    """Kill this process at the file of this number among those of a pattern: half written, or moved to its place."""
-    replace = os.replace
-    replaced_files = []
+class ReplaceThatKills:
+    """In the place of ``os.replace``: kills its process at one of the files whose paths match a pattern.
 
-    def replace_or_kill(draft, path, **options):
-        if Path(path).match(pattern):
-            replaced_files.append(path)
-        if len(replaced_files) < number:
-            return replace(draft, path, **options)
+    The file is half written then, or, where ``is_moved``, at its place.
+    """
 
-        if is_moved:
-            replace(draft, path, **options)
+    def __init__(self, pattern, file_number, is_moved):
+        self.pattern = pattern
+        self.file_number = file_number
+        self.is_moved = is_moved
+        self.num_matches = 0
+        self.replace = os.replace
+
+    def __call__(self, draft, path, **options):
+        if Path(path).match(self.pattern):
+            self.num_matches += 1
+        if self.num_matches < self.file_number:
+            self.replace(draft, path, **options)
+            return
+
+        if self.is_moved:
+            self.replace(draft, path, **options)
         else:
-            os.truncate(draft, os.path.getsize(draft) // 2)
-        return os.kill(os.getpid(), signal.SIGKILL)
+            half_size = os.path.getsize(draft) // 2
+            os.truncate(draft, half_size)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    os.replace = replace_or_kill
 
-
-COALITION = "coalitions/*/*.pt"
-#: Files of the coalition without clients, and of the run's model after each of two rounds.
+FILES_OF_COALITIONS = "coalitions/*/*.pt"
+#: Of the coalition without clients, and of the run's model after each of two rounds.
 NUM_FILES_OF_RUN = 3
-NUM_COALITIONS = 6
+NUM_FILES_OF_COALITIONS = 6
 
 
-def fit_and_kill(pattern, number, is_moved):
-    kill_at_file(pattern, number, is_moved)
+def fit_and_kill(replace_that_kills):
+    os.replace = replace_that_kills
     return main(FIT)
 
 
@@ -102,24 +110,26 @@ def expected_results(prepared_folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "number", "is_moved"),
+    ("pattern", "file_number", "is_moved"),
     [
-        (COALITION, NUM_FILES_OF_RUN + 1, False),
-        (COALITION, NUM_FILES_OF_RUN + NUM_COALITIONS, True),
+        (FILES_OF_COALITIONS, NUM_FILES_OF_RUN + 1, False),
+        (FILES_OF_COALITIONS, NUM_FILES_OF_RUN + NUM_FILES_OF_COALITIONS, True),
         ("case_values.pt", 1, False),
     ],
     ids=["first coalition half written", "last coalition moved", "values of samples half written"],
 )
 def test_killed_run_resumes_and_retrains_to_the_results_of_one_go(
-    prepared_folder, expected_results, tmp_path, pattern, number, is_moved
+    prepared_folder, expected_results, tmp_path, pattern, file_number, is_moved
 ):
     folder = tmp_path / "run"
     shutil.copytree(prepared_folder, folder)
+    replace_that_kills = ReplaceThatKills(pattern, file_number, is_moved)
 
-    status, output = run_in_fork(folder, fit_and_kill, pattern, number, is_moved)
-    assert status == -signal.SIGKILL, output
-    status, output = run_in_fork(folder, resume_and_retrain)
+    status_of_fit, output = run_in_fork(folder, fit_and_kill, replace_that_kills)
+    assert status_of_fit == -signal.SIGKILL, output
+    status_of_rest, output = run_in_fork(folder, resume_and_retrain)
 
-    assert status == 0, output
+    assert status_of_rest == 0, output
+    # A table of the run, and one of its retraining.
     assert len(expected_results["tables"]) == 2
     assert results_in(folder) == expected_results

@@ -174,38 +174,43 @@ WRITES = {
 }
 
 
-def assert_coalition_changes_no_file(write, folder_of_writes):
+def assert_files_are_those_of_the_program():
+    """Assert that the working folder has the files of the fixture ``program``."""
+    assert Path("../data/table.csv").read_text() == "a,b\n"
+    assert Path("log.csv").read_text() == "earlier\n"
+    assert Path("final.pt").read_text() == "earlier"
+    assert Path("out/weights.pt").read_text() == "earlier"
+    assert Path("empty").is_dir()
+
+
+def assert_coalitions_change_no_file(write, folder_of_writes, project_and_scratch):
     """Let two coalitions write, one after the other. Both must find the files of the run."""
-    project = Path.cwd().parents[1]
-    initial_entries = entries(project)
+    initial_entries = entries(project_and_scratch)
     folder = ProgramFolder()
 
     for _coalition in range(2):
         with folder.entered():
-            assert Path("../data/table.csv").read_text() == "a,b\n"
-            assert Path("log.csv").read_text() == "earlier\n"
-            assert Path("final.pt").read_text() == "earlier"
-            assert Path("out/weights.pt").read_text() == "earlier"
-            assert Path("empty").is_dir()
+            assert_files_are_those_of_the_program()
             write(folder_of_writes)
 
-        assert entries(project) == initial_entries
+        assert entries(project_and_scratch) == initial_entries
         assert folder.changed_files == []
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_writes_of_a_coalition_by_relative_paths_change_no_file(program, write):
-    assert_coalition_changes_no_file(write, Path("."))
+def test_writes_of_a_coalition_by_relative_paths_change_no_file(program, tmp_path, write):
+    assert_coalitions_change_no_file(write, Path("."), tmp_path)
     assert Path.cwd() == program
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_writes_of_a_coalition_by_absolute_paths_change_no_file(program, write):
-    assert_coalition_changes_no_file(write, program)
+def test_writes_of_a_coalition_by_absolute_paths_change_no_file(program, tmp_path, write):
+    assert_coalitions_change_no_file(write, program, tmp_path)
 
 
-def replace_hard_link(path):
+def write_anew(path):
+    """Put a new file with the same content in the place of a file or a link."""
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content)
@@ -213,21 +218,21 @@ def replace_hard_link(path):
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_coalition_finds_files_as_they_were_before_the_run_wrote_them(program, tmp_path, write):
-    replace_hard_link(program / "final.pt")
-    replace_hard_link(program / "out/weights.pt")
-    initial_contents = contents(program)
+    write_anew(program / "final.pt")
+    write_anew(program / "out/weights.pt")
+    contents_before_run = contents(program)
+
     folder = ProgramFolder()
     folder.begin_run()
-
     write(Path("."))
-    entries_of_run = entries(tmp_path)
+    entries_after_run = entries(tmp_path)
     folder.end_run()
-    folder.take_over_run()
-    with folder.entered() as own_folder:
-        assert contents(own_folder) == initial_contents
-        write(Path("."))
 
-    assert entries(tmp_path) == entries_of_run
+    folder.take_over_run()
+    with folder.entered() as folder_of_coalition:
+        assert contents(folder_of_coalition) == contents_before_run
+        write(Path("."))
+    assert entries(tmp_path) == entries_after_run
 
 
 def test_folders_beside_many_others_are_linked_when_they_are_opened(program, monkeypatch):
@@ -311,18 +316,21 @@ def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
     def fail_to_copy(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    (tmp_path / "history.csv").write_text("earlier\n")
+    history = tmp_path / "history.csv"
+    history.write_text("earlier\n")
+    log = Path("log.csv")
     folder = ProgramFolder()
     folder.begin_run()
+    # Of a file that a run or a coalition writes, what it was before is copied first.
     monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", fail_to_copy)
-    Path("log.csv").write_text("of the run")
 
+    log.write_text("of the run")
     with pytest.raises(OSError, match="No space"), folder.entered():
-        (tmp_path / "history.csv").write_text("of a coalition")
+        history.write_text("of a coalition")
 
     folder.end_run()
-    assert (tmp_path / "history.csv").read_text() == "earlier\n"
-    assert Path("log.csv").read_text() == "of the run"
+    assert history.read_text() == "earlier\n"
+    assert log.read_text() == "of the run"
 
 
 def test_files_of_a_killed_coalition_are_restored_when_another_begins(

@@ -1,13 +1,13 @@
 """Consistency checks of the models that clients say they have trained alone."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flsv.aggregation import FedAvg
 from flsv.core import Strategy
+from flsv.functional import few_coalitions
 from flsv.sampling import FullParticipation
 from flsv.sites.coalitions_at_sites import (
     MIN_RELATIVE_DISTANCE,
@@ -17,15 +17,15 @@ from flsv.sites.coalitions_at_sites import (
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
 
-#: What client 1 sends as its own move, given all moves [n, P] and noise [P].
+#: What client 1 sends as its own model, given those of all clients [n, P] and noise [P].
 LIES = {
-    "noise": lambda moves, noise: noise,
-    "large noise": lambda moves, noise: 20 * noise,
-    "small noise": lambda moves, noise: 0.05 * noise,
-    "a copy with noise": lambda moves, noise: moves[2] + 0.01 * noise,
-    "a large copy": lambda moves, noise: 5 * moves[2],
-    "its opposite": lambda moves, noise: -moves[1],
-    "its large opposite": lambda moves, noise: -5 * moves[1],
+    "noise": lambda own_models, noise: noise,
+    "large noise": lambda own_models, noise: 20 * noise,
+    "small noise": lambda own_models, noise: 0.05 * noise,
+    "a copy with noise": lambda own_models, noise: own_models[2] + 0.01 * noise,
+    "a large copy": lambda own_models, noise: 5 * own_models[2],
+    "its opposite": lambda own_models, noise: -own_models[1],
+    "its large opposite": lambda own_models, noise: -5 * own_models[1],
 }
 
 
@@ -33,7 +33,7 @@ NUM_PARAMETERS = 1000
 
 
 class HonestClients:
-    """Moves of clients alone, and updates in the federation, whose lengths differ by a factor of up to four.
+    """Models that clients train alone, from zero, and their updates in the federation, which differ in length.
 
     Those of a client have a direction of the client's in common, and all have a direction in common.
     """
@@ -47,21 +47,21 @@ class HonestClients:
         update_noise = 0.3 * self.draw_normal(num_clients)
         self.updates = lengths * (common + specific + update_noise)
 
-        move_noise = 0.3 * self.draw_normal(num_clients)
-        self.moves = lengths * (common + 1.5 * specific + move_noise)
+        model_noise = 0.3 * self.draw_normal(num_clients)
+        self.own_models = lengths * (common + 1.5 * specific + model_noise)
 
     def draw_normal(self, num_rows):
         return torch.randn(num_rows, NUM_PARAMETERS, generator=self.generator)
 
     @property
-    def model(self):
+    def federation_model(self):
         return self.updates.mean(0)
 
     def consistency_warnings(self, has_others=None):
         return inconsistent_own_models(
-            own_models=self.moves,
+            own_models=self.own_models,
             initial_model=torch.zeros(NUM_PARAMETERS),
-            federation_model=self.model,
+            federation_model=self.federation_model,
             update_sums=self.updates,
             has_others=has_others,
         )
@@ -74,28 +74,30 @@ def test_client_that_lies_is_the_only_inconsistent_one(lie, num_clients):
         cohort = HonestClients(num_clients, seed)
         assert cohort.consistency_warnings() == {}, seed
 
-        noise = cohort.draw_normal(1)[0]
-        false_move = LIES[lie](cohort.moves, noise)
-        cohort.moves[1] = false_move
+        (noise,) = cohort.draw_normal(1)
+        false_model = LIES[lie](cohort.own_models, noise)
+        cohort.own_models[1] = false_model
         assert cohort.consistency_warnings().keys() == {1}, seed
 
 
-def enlarge_own_move(cohort):
+def enlarge_own_model(cohort):
     """Keep its direction, which is all that is compared."""
-    cohort.moves[1] *= 5
+    cohort.own_models[1] *= 5
 
 
 def take_no_part(cohort):
-    cohort.moves[1] = 0
+    cohort.own_models[1] = 0
     cohort.updates[1] = 0
 
 
 def lose_replies_to_training_alone(cohort):
-    cohort.moves[1] = 0
+    cohort.own_models[1] = 0
 
 
 @pytest.mark.parametrize("num_clients", [3, 6])
-@pytest.mark.parametrize("change", [enlarge_own_move, take_no_part, lose_replies_to_training_alone])
+@pytest.mark.parametrize(
+    "change", [enlarge_own_model, take_no_part, lose_replies_to_training_alone]
+)
 def test_change_that_is_no_lie_makes_no_client_inconsistent(change, num_clients):
     for seed in range(20):
         cohort = HonestClients(num_clients, seed)
@@ -105,8 +107,8 @@ def test_change_that_is_no_lie_makes_no_client_inconsistent(change, num_clients)
 
 def test_own_model_copied_from_the_federation_or_a_client_is_inconsistent():
     cohort = HonestClients(5, seed=0)
-    cohort.moves[1] = cohort.model
-    cohort.moves[3] = cohort.moves[4]
+    cohort.own_models[1] = cohort.federation_model
+    cohort.own_models[3] = cohort.own_models[4]
 
     assert cohort.consistency_warnings() == {
         1: "its own model is the federation's",
@@ -120,60 +122,69 @@ def test_own_model_copied_from_the_federation_or_a_client_is_inconsistent():
 )
 def test_own_model_near_the_federations_is_inconsistent(relative_distance, inconsistent_clients):
     cohort = HonestClients(2, seed=0)
-    direction = torch.nn.functional.normalize(cohort.draw_normal(1)[0], dim=0)
-    distance = relative_distance * cohort.model.norm()
+    (direction,) = torch.nn.functional.normalize(cohort.draw_normal(1), dim=1)
+    distance = relative_distance * cohort.federation_model.norm()
 
-    cohort.moves[0] = cohort.model + distance * direction
+    cohort.own_models[0] = cohort.federation_model + distance * direction
 
     assert cohort.consistency_warnings().keys() == inconsistent_clients
 
 
 def test_two_clients_are_not_compared_with_each_other():
     cohort = HonestClients(2, seed=0)
-    cohort.moves = cohort.moves.flip(0)
+    cohort.own_models = cohort.own_models.flip(0)
     assert cohort.consistency_warnings() == {}
 
 
-class StrategyWithState(Strategy):
-    saved = ("count",)
+class StrategyWithSavedNumber(Strategy):
+    saved = ("number",)
 
-    def __init__(self, count=0):
-        self.count = count
+    def __init__(self, number=0):
+        self.number = number
+
+
+class EngineWithoutSites:
+    def sites_of(self, state, excluded_from):
+        return None
+
+
+def numbers_of_strategies(coalition_state):
+    strategy_states = coalition_state["parts"]
+    return [state["number"] for state in strategy_states if "number" in state]
 
 
 def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     """A resumed server restores them in this order."""
+    numbers = list(range(8))
     strategies = {"sampler": FullParticipation(), "aggregator": FedAvg()}
-    for number in range(8):
-        strategies[f"strategy {number}"] = StrategyWithState(number)
+    for number in numbers:
+        strategies[f"strategy {number}"] = StrategyWithSavedNumber(number)
+    federation = federation_of(PreparedRounds(), num_clients=2)
 
-    masks = torch.tensor(
-        [
-            [False, False],
-            [True, True],
-            [True, False],
-            [False, True],
-        ]
+    coalitions = CoalitionsAtSites(
+        masks=few_coalitions(2, "all"),
+        federation=replace(federation, strategies=strategies),
+        engine=EngineWithoutSites(),
+        memory={},
+        consistency_warnings=[],
     )
-    info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
-    engine = SimpleNamespace(sites_of=lambda state, excluded_from: None)
 
-    coalitions = CoalitionsAtSites(masks, info, engine, memory={}, consistency_warnings=[])
-    for coalition in coalitions.state_dict()["coalitions"].values():
-        counts = [state["count"] for state in coalition["parts"] if "count" in state]
-        assert counts == list(range(8))
+    coalition_states = coalitions.state_dict()["coalitions"]
+    assert coalition_states
+    for coalition_state in coalition_states.values():
+        assert numbers_of_strategies(coalition_state) == numbers
 
 
 def test_move_is_not_compared_with_a_client_without_updates():
     cohort = HonestClients(4, seed=0)
     cohort.updates[2] = 0
-    cohort.moves[1] = -cohort.moves[1]
+    cohort.own_models[1] = -cohort.own_models[1]
     assert cohort.consistency_warnings()[1] != "its own model moves as client 2's updates do"
 
 
 def test_own_model_may_be_the_federations_if_no_other_client_has_updated_it():
     cohort = HonestClients(3, seed=0)
-    cohort.moves[1] = cohort.model
+    cohort.own_models[1] = cohort.federation_model
     has_others = torch.tensor([True, False, True])
 
     assert cohort.consistency_warnings().keys() == {1}

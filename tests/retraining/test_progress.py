@@ -50,11 +50,16 @@ class Terminal:
         self.stream = os.fdopen(screen, "w")
 
     def read(self):
+        """Return what has been written since the last call."""
         self.stream.flush()
         try:
             return os.read(self._descriptor, 65536).decode()
         except BlockingIOError:
             return ""
+
+    def forget(self):
+        """Leave what has been written so far out of what is read next."""
+        self.read()
 
     def close(self):
         self.stream.close()
@@ -134,37 +139,39 @@ def test_bar_is_drawn_before_the_first_step_inside_of_a_with_statement(
 
 def test_bar_moves_with_each_step_that_takes_long(make_progress_in_terminal, terminal, clock):
     with make_progress_in_terminal(total=4) as progress:
-        terminal.read()
+        terminal.forget()
         for percent in (25, 50, 75):
             clock.seconds += 9.0
             progress()
             assert f"{TITLE}:  {percent}%" in terminal.read()
 
 
+def assert_last_line_is_blank(terminal):
+    """Assert that the bar is overwritten by blanks, and that the cursor is at the line's begin."""
+    *_, blanks, text_after_blanks = terminal.read().split("\r")
+    assert blanks.isspace()
+    assert len(blanks) > len(TITLE)
+    assert text_after_blanks == ""
+
+
 def test_bar_leaves_an_empty_line_after_the_last_step(make_progress_in_terminal, terminal, clock):
     progress = make_progress_in_terminal(total=2)
     progress()
-    terminal.read()
+    terminal.forget()
 
     clock.seconds += 1.0
     progress()
 
-    *_, blanks, rest_of_line = terminal.read().split("\r")
-    assert blanks.strip() == ""
-    assert len(blanks) > len(TITLE)
-    assert rest_of_line == ""
+    assert_last_line_is_blank(terminal)
 
 
 def test_bar_leaves_an_empty_line_after_an_error(make_progress_in_terminal, terminal, clock):
     with suppress(KeyboardInterrupt), make_progress_in_terminal(total=2) as progress:
         progress()
-        terminal.read()
+        terminal.forget()
         raise KeyboardInterrupt
 
-    *_, blanks, rest_of_line = terminal.read().split("\r")
-    assert blanks.strip() == ""
-    assert len(blanks) > len(TITLE)
-    assert rest_of_line == ""
+    assert_last_line_is_blank(terminal)
 
 
 def test_bar_in_a_terminal_stands_in_place_of_log_lines(
@@ -219,6 +226,11 @@ def test_log_lines_of_short_steps_are_ten_seconds_apart(make_progress, clock, lo
     assert seconds_of_lines == [10.0 * number for number in range(1, 11)]
 
 
+LINES_OF_THREE_GROUPS = [
+    f"flsv: {TITLE}: 1 of 3 are done.",
+    f"flsv: {TITLE}: 2 of 3 are done.",
+    f"flsv: {TITLE}: 3 of 3 are done.",
+]
 #: A fit of three clients whose log lines have no pause.
 FIT_IN_A_PROCESS = """
 from flsv.retraining import progress
@@ -230,18 +242,21 @@ fit_valued("{folder}", Base(), enable_progress_bar=True)
 
 @pytest.mark.slow
 def test_pipe_gets_whole_lines_of_the_work_after_a_run(tmp_path):
+    program = FIT_IN_A_PROCESS.format(folder=tmp_path)
+    python_path = os.pathsep.join(folder for folder in sys.path if folder)
+
     process = subprocess.run(
-        [sys.executable, "-c", FIT_IN_A_PROCESS.format(folder=tmp_path)],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": python_path},
         check=True,
     )
 
     assert "\r" not in process.stderr
     lines = process.stderr.splitlines()
-    groups = [line for line in lines if TITLE in line]
-    assert groups == [f"flsv: {TITLE}: {number} of 3 are done." for number in (1, 2, 3)]
+    lines_of_groups = [line for line in lines if TITLE in line]
+    assert lines_of_groups == LINES_OF_THREE_GROUPS
     assert any(line.startswith("flsv: Values of clients: ") for line in lines)
 
 
@@ -253,8 +268,9 @@ def test_bars_of_singles_and_of_halves_count_the_trainings_that_each_has(
 
     fit_valued(tmp_path, Base(), metric=ShadowShapley(coalitions="halves"))
 
-    lines = [line for line in log_lines if "of clients: " in line and "Values" not in line]
-    assert lines == [
-        *(f"flsv: {TITLE}: {number} of 3 are done." for number in (1, 2, 3)),
-        "flsv: Halves of clients: 1 of 1 are done.",  # the other half is a client alone
+    lines_of_trainings = [
+        line for line in log_lines if "of clients: " in line and "Values" not in line
     ]
+    # Of two halves one is a client alone, which is trained already.
+    line_of_halves = "flsv: Halves of clients: 1 of 1 are done."
+    assert lines_of_trainings == [*LINES_OF_THREE_GROUPS, line_of_halves]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import suppress
 from functools import partial
 from itertools import permutations
 
@@ -24,7 +23,7 @@ from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from helpers import refused
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
-from helpers.data import toy_data
+from helpers.data import FEATURES, toy_data
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 from zoo.optimizers import LowersRateOnPlateau, StepsByHand
@@ -89,7 +88,7 @@ def mean_gains(score_of, num_clients):
 
 
 def three_clients_scored_in_batches():
-    """39 held-out samples in batches of ten: a mean over the batches is another score."""
+    """Return data with 39 held-out samples, which the server reads in batches of ten."""
     return toy_data((4, 1, 2), server_val=0.3, eval_batch_size=10)
 
 
@@ -115,18 +114,20 @@ def game_by_fits(tmp_path_factory):
     ],
     ids=["auroc", "average precision", "f1", "AUROC of torchmetrics", "F1 of torchmetrics"],
 )
-def test_retrain_by_a_score_of_all_held_out_samples_equals_that_of_each_coalitions_fit(
+def test_values_by_a_metric_of_all_samples_equal_mean_gains_in_sklearns_score_of_fits(
     tmp_path, game_by_fits, metric, score_by_sklearn
 ):
     data = three_clients_scored_in_batches()
     table = flsv.retrain(make_trainer(tmp_path), Base(), data, seeds=1, metric=metric)
 
     def score_of(members):
-        return score_by_sklearn(*game_by_fits.outputs(members))
+        logits, labels = game_by_fits.outputs(members)
+        return score_by_sklearn(logits, labels)
 
     expected = mean_gains(score_of, num_clients=3)
-    assert len(data.val_dataloader()) == 4
     np.testing.assert_allclose(table["value"], expected, atol=1e-6)
+    num_batches = len(data.val_dataloader())
+    assert num_batches > 1, "of one batch, the mean over batches is the score of all samples"
 
 
 @pytest.mark.slow
@@ -147,14 +148,16 @@ def test_retrain_leaves_trainer_module_random_numbers_and_folder_as_they_were(tm
 
 @pytest.mark.slow
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(tmp_path):
-    # What coalitions write into a file that is open stays there.
-    descriptor = os.open(tmp_path / "weights", os.O_RDWR | os.O_CREAT)
+    weights_file = tmp_path / "weights"
+    # Files that coalitions open are restored after them. This one is open before.
+    descriptor = os.open(weights_file, os.O_RDWR | os.O_CREAT)
 
     def make_module_and_record_a_weight():
-        weight = torch.randn(8, 6)
+        # Before the module, which always seeds its weights by the same number.
+        first_weight = torch.randn(8, FEATURES)
         module = StepsByHand()
-        module.net[0].weight.data = weight
-        os.write(descriptor, f"{weight[0, 0]:.6f}\n".encode())
+        module.net[0].weight.data = first_weight
+        os.write(descriptor, f"{first_weight[0, 0]:.6f}\n".encode())
         return module
 
     trainer = make_trainer(tmp_path / "run", rounds=1)
@@ -162,39 +165,56 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(tm
     table = retrain(trainer, make_module_and_record_a_weight, seeds=num_seeds)
 
     os.close(descriptor)
-    initial_weights = set((tmp_path / "weights").read_text().split())
+    initial_weights = set(weights_file.read_text().split())
     assert len(initial_weights) == num_seeds
     assert (table["low_over_seeds"] < table["value"]).all()
     assert table["share"].sum() == pytest.approx(1)
+
+
+def make_class_that_kills_first_worker(marker_file):
+    """Return a class of modules, the first of which to train in another process kills it, and leaves a file."""
+    own_process = os.getpid()
+
+    def is_first_to_make_the_file():
+        try:
+            marker_file.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    class ModuleThatKillsFirstWorker(StepsByHand):
+        def on_train_start(self):
+            is_at_worker = os.getpid() != own_process
+            if is_at_worker and is_first_to_make_the_file():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return ModuleThatKillsFirstWorker
+
+
+def worker_processes(cluster):
+    return {nanny.pid for nanny in cluster.workers.values()}
 
 
 def compare_dask_with_one_process(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
-    own_process = os.getpid()
-    # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
-    killed = folder.with_name(f"{folder.name}_killed")
-
-    class ModuleThatKillsItsFirstWorker(StepsByHand):
-        def on_train_start(self):
-            is_at_worker = os.getpid() != own_process
-            if is_at_worker:
-                with suppress(FileExistsError):
-                    killed.touch(exist_ok=False)
-                    os.kill(os.getpid(), signal.SIGKILL)
+    # Coalitions write into copies of the files within the working folder: this one is beside it.
+    marker_file = folder.with_name(f"{folder.name}_killed")
+    module_class = make_class_that_kills_first_worker(marker_file)
 
     def retrain_in(run_folder):
-        return retrain(make_trainer(run_folder, rounds=1), ModuleThatKillsItsFirstWorker)
+        return retrain(make_trainer(run_folder, rounds=1), module_class)
 
     values_of_one_process = retrain_in(folder / "one process")
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
-        first_workers = {nanny.pid for nanny in cluster.workers.values()}
+        first_workers = worker_processes(cluster)
         values_of_workers = retrain_in(folder / "workers")
-        last_workers = {nanny.pid for nanny in cluster.workers.values()}
+        last_workers = worker_processes(cluster)
 
-    assert len(first_workers - last_workers) == 1
+    killed_workers = first_workers - last_workers
+    assert len(killed_workers) == 1
     assert_frame_equal(values_of_workers, values_of_one_process)
 
 

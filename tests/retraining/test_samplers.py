@@ -59,11 +59,11 @@ def draw_by_coins(members, generator):
     ],
 )
 def test_sampler_of_a_coalition_draws_as_by_hand(sampler, draw_by_hand):
-    for members, index in itertools.product(COALITIONS, range(20)):
-        cohort = sampler.among(members).sample(
-            3, {}, generator=generator_for(SEED, "cohort", index)
-        )
-        expected = draw_by_hand(members, generator_for(SEED, "cohort", index))
+    for members, round_index in itertools.product(COALITIONS, range(20)):
+        make_generator = functools.partial(generator_for, SEED, "cohort", round_index)
+        sampler_of_coalition = sampler.among(members)
+        cohort = sampler_of_coalition.sample(3, {}, generator=make_generator())
+        expected = draw_by_hand(members, make_generator())
         assert sorted(cohort.tolist()) == sorted(expected)
 
 
@@ -133,11 +133,11 @@ def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
             uploads=[TopK(0.3)],
         )
 
-    whole = assert_resumes(make_loop, tmp_path, make_module, make_three_clients)
+    loop = assert_resumes(make_loop, tmp_path, make_module, make_three_clients)
 
-    was_drawn = whole.metrics["shadow"].participations > 0
-    has_no_value = whole.contributions["shadow"].isnan()
-    assert torch.equal(has_no_value, ~was_drawn)
+    was_never_drawn = loop.metrics["shadow"].participations == 0
+    has_no_value = loop.contributions["shadow"].isnan()
+    assert torch.equal(has_no_value, was_never_drawn)
 
 
 class SamplerWithoutAmong(ClientSampler):

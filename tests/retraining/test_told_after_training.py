@@ -8,14 +8,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
 from flsv.metrics import ShadowShapley
 from flsv.results import open_run
 from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns
-from zoo.program import Base, fit_valued
+from zoo.program import Base, fit_valued, make_mlp
 
 #: A counter outside of all Python objects, which is in no copy of a run.
 COUNTER_IN_C = ctypes.c_long(0)
@@ -48,8 +47,13 @@ def test_training_by_a_counter_in_c_has_values_and_the_verdict_doubts_them(tmp_p
     assert of_grand_coalition.text in inputs_of_verdict["unlike_run"]
 
 
-class ModuleThatTrainsInTheRunOnly(Base):
+class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
     """Trains in the second fit of the process: the first one is the dry run, the others are coalitions."""
+
+    def __init__(self):
+        super().__init__(make_mlp)
+        first_layer = self.net[0]
+        first_layer.requires_grad_(False)
 
     def on_fit_start(self):
         COUNTER_IN_C.value += 1
@@ -62,14 +66,15 @@ class ModuleThatTrainsInTheRunOnly(Base):
 @pytest.mark.slow
 def test_warning_says_how_far_the_grand_coalitions_model_is_from_the_runs(tmp_path):
     COUNTER_IN_C.value = 0
-    module = ModuleThatTrainsInTheRunOnly()
-    module.net[0].requires_grad_(False)
-    module.net[1] = torch.nn.Identity()
+    # The coalition stays at the start: all of the run's way is between the models.
+    whole_way = r"1e\+02 % of the way"
+    weight_of_last_layer = r"'net\.2\.weight'"
 
-    with warns(r"\(1e\+02 % of the way .*, first in 'net\.3\.weight'"):
-        fit_valued(tmp_path, module)
+    with warns(rf"\({whole_way} .*, first in {weight_of_last_layer}"):
+        fit_valued(tmp_path, ModuleThatTrainsItsLastLayerInTheRunOnly())
 
 
+#: A callback that writes the number of each round into an open file.
 CALLBACK_OF_A_TOOL = """
 import os
 import lightning as L
@@ -84,7 +89,7 @@ class Reports(L.Callback):
 METADATA = "Metadata-Version: 2.1\nName: searches-rates\nVersion: 1.0\nRequires-Dist: {}"
 
 
-def install_package(folder, requirement):
+def install_package_of_callback(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     metadata = folder / "searches_rates-1.0.dist-info"
     metadata.mkdir(parents=True)
@@ -93,8 +98,17 @@ def install_package(folder, requirement):
     (folder / "searches_rates.py").write_text(CALLBACK_OF_A_TOOL)
 
 
-#: Reports of a run of two rounds, without those of coalitions.
-REPORTS_OF_RUN = b"0\n1\n"
+@pytest.fixture
+def import_callback(tmp_path, monkeypatch):
+    """Return a function that imports the callback's class from a package with this requirement."""
+
+    def install_and_import(requirement):
+        install_package_of_callback(tmp_path / "packages", requirement)
+        monkeypatch.syspath_prepend(tmp_path / "packages")
+        monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
+        return import_module("searches_rates").Reports
+
+    return install_and_import
 
 
 @pytest.mark.slow
@@ -108,21 +122,20 @@ REPORTS_OF_RUN = b"0\n1\n"
     ],
 )
 def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
-    requirement, options, takes_part, tmp_path, monkeypatch
+    requirement, options, takes_part, tmp_path, import_callback
 ):
-    install_package(tmp_path / "packages", requirement)
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-    monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
-    searches_rates = import_module("searches_rates")
+    callback_class = import_callback(requirement)
     metric = ShadowShapley(coalitions="singles", **options)
 
-    # What coalitions write into a file that is open stays there.
+    # Files that coalitions open are restored after them. This one is open before.
     with tempfile.TemporaryFile() as reports:
-        callback = searches_rates.Reports(reports.fileno())
-        fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[callback])
+        callback = callback_class(reports.fileno())
+        fit_valued(tmp_path / "run", Base(), rounds=2, metric=metric, callbacks=[callback])
         reports.seek(0)
-        has_reports_of_coalitions = reports.read() != REPORTS_OF_RUN
+        reported_rounds = reports.read().split()
 
+    rounds_of_run = [b"0", b"1"]
+    has_reports_of_coalitions = reported_rounds != rounds_of_run
     assert has_reports_of_coalitions == takes_part
 
 

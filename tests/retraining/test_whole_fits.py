@@ -37,9 +37,10 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     fit_valued(tmp_path, ModuleThatDrawsItsScore(), metric=metric)
 
     _utility_of_untrained, *utilities_of_trained = metric.utilities.tolist()
-    num_coalitions = 2**3 - 1
-    assert len(utilities_of_trained) == num_coalitions
-    assert len(set(utilities_of_trained)) == 1
+    num_coalitions_of_three_clients = 2**3 - 1
+    different_utilities = set(utilities_of_trained)
+    assert len(utilities_of_trained) == num_coalitions_of_three_clients
+    assert len(different_utilities) == 1
 
 
 class CallbackThatStopsSingleClients(L.Callback):

@@ -69,7 +69,7 @@ class SitesWithNames(SitesInProcess):
         order = self.orders[client]
         make_data = partial(self.make_data, order)
         folder = self.tmp / NAMES[client]
-        return Site(make_mlp_module, make_data, self.make, folder)
+        return Site(make_mlp_module, make_data, self.make_loop, folder)
 
 
 @pytest.mark.parametrize(

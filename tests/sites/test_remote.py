@@ -210,7 +210,7 @@ def test_sites_train_their_own_number_of_epochs(tmp_path):
 
 def test_site_with_another_number_of_epochs_than_the_server_is_refused(tmp_path):
     remote = make_sites_with_own_epochs(tmp_path)
-    remote.make = make_shapfed_loop
+    remote.make_loop = make_shapfed_loop
     with refused("differ in 'training': .*local_epochs=.*'Boston': 2"):
         remote.fit()
 

@@ -70,7 +70,7 @@ class Hospitals(SitesInProcess):
         if self.partitioners:
             options["partitioner"] = self.partitioners[client]
         make_site_data = partial(make_data, self.tables[client], **options)
-        return Site(make_module, make_site_data, self.make, self.tmp / NAMES[client])
+        return Site(make_module, make_site_data, self.make_loop, self.tmp / NAMES[client])
 
     def _record(self, address, packet, reply):
         self.requests.append(packet)
@@ -168,7 +168,7 @@ def ask_boston(tmp_path):
     federation = Hospitals(tmp_path)
     federation.directory()
     boston = federation.transport.sites[ADDRESSES[0]]
-    facts = agreement(make_module(), federation.make())
+    facts = agreement(make_module(), federation.make_loop())
 
     def ask(kind, **fields):
         plain = {"client": 0, "agreement": facts, "clients": len(NAMES), **fields}

@@ -60,10 +60,10 @@ class TwoViews(Dataset):
     def view(self, picture):
         if self.fixed:
             return picture + 0.1 * picture.flip(-1)
-        num_pixels = int(torch.randint(0, 8, ()))
-        rolled = picture.roll(num_pixels, -1)
+        num_columns = int(torch.randint(0, 8, ()))
+        rolled_picture = picture.roll(num_columns, dims=-1)
         noise = torch.randn_like(picture)
-        return rolled + 0.1 * noise
+        return rolled_picture + 0.1 * noise
 
 
 def make_views():

@@ -6,7 +6,7 @@ import tempfile
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from flsv import FederatedLoop
+from helpers.models import loop_of
 from zoo.program import Base
 
 
@@ -18,18 +18,18 @@ class ValidatesWithAverage(Base):
         self.average = [copy.deepcopy(self.net).eval()]
 
     def forward(self, x):
-        return self.net(x) if self.training else self.average[0](x)
+        (average,) = self.average
+        return self.net(x) if self.training else average(x)
 
     @torch.no_grad()
     def on_train_batch_end(self, *_):
-        earlier_state = self.average[0].state_dict()
-        average_state = {}
-        for name, value in self.net.state_dict().items():
+        (average,) = self.average
+        earlier_state = average.state_dict()
+        average_state = self.net.state_dict()
+        for name, value in average_state.items():
             if value.is_floating_point():
                 average_state[name] = 0.8 * earlier_state[name] + 0.2 * value
-            else:
-                average_state[name] = value
-        self.average[0].load_state_dict(average_state)
+        average.load_state_dict(average_state)
 
 
 class TunesItsTemperature(Base):
@@ -61,10 +61,8 @@ class DivergesButForClient2(Base):
     """Has a loss of NaN at all clients but one, as broken sensors give: the others have one finite model, the first."""
 
     def training_step(self, batch, batch_idx):
-        callbacks = self.trainer.callbacks
-        (loop,) = (part for part in callbacks if isinstance(part, FederatedLoop))
         loss = self.loss(batch)
-        if loop.current_client in (0, 1):
+        if loop_of(self).current_client != 2:
             return loss * float("nan")
         return loss
 
@@ -72,10 +70,12 @@ class DivergesButForClient2(Base):
 class DivergesInRound2(Base):
     """Has a loss of NaN in the second round at clients with few batches, as training on small data does."""
 
+    max_batches_of_small_client = 4
+
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        has_few_batches = self.trainer.num_training_batches <= 4
-        if self.current_epoch == 1 and has_few_batches:
+        is_small_client = self.trainer.num_training_batches <= self.max_batches_of_small_client
+        if self.current_epoch == 1 and is_small_client:
             return loss * float("nan")
         return loss
 

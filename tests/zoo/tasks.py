@@ -129,10 +129,10 @@ class VAE(Task):
         scale = log_scale.exp()
         noise = torch.randn_like(mean)
         code = mean + scale * noise
-        variance = (2 * log_scale).exp()
-        divergences = mean**2 + variance - 1 - 2 * log_scale
-        prior = 0.5 * divergences.sum(-1).mean()
-        return F.mse_loss(self.decoder(code), x) + 0.1 * prior
+        # Kullback and Leibler's, of the code's distribution from a standard normal one.
+        divergences = 0.5 * (mean**2 + scale**2 - 1) - log_scale
+        mean_divergence = divergences.sum(-1).mean()
+        return F.mse_loss(self.decoder(code), x) + 0.1 * mean_divergence
 
 
 def next_characters(index):
@@ -306,12 +306,10 @@ class Glue(Task):
         self.outputs.append((is_right, loss))
 
     def on_validation_epoch_end(self):
-        hits, losses = zip(*self.outputs)
-        metrics = {
-            "accuracy_all": torch.cat(hits).float().mean(),
-            "loss_all": torch.stack(losses).mean(),
-        }
-        self.log_dict(metrics)
+        are_right, losses = zip(*self.outputs)
+        accuracy = torch.cat(are_right).float().mean()
+        mean_loss = torch.stack(losses).mean()
+        self.log_dict({"accuracy_all": accuracy, "loss_all": mean_loss})
         self.outputs.clear()
 
 
