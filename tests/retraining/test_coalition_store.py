@@ -318,16 +318,16 @@ def test_killed_copy_of_coalitions_can_be_repeated(tmp_path, monkeypatch):
 
 def test_discarded_coalitions_are_not_read_again(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    kept = (0, 2)
-    discarded = (1,)
-    add_models(store, kept, SCORES)
-    add_models(store, discarded, SCORES)
+    kept_members = (0, 2)
+    discarded_members = (1,)
+    add_models(store, kept_members, SCORES)
+    add_models(store, discarded_members, SCORES)
 
-    store.discard(TRAINING_SEED, [discarded])
+    store.discard(TRAINING_SEED, [discarded_members])
 
     store_read = make_store_of_two_rounds(tmp_path)
-    assert missing_of(store, kept, discarded) == [discarded]
-    assert missing_of(store_read, kept, discarded) == [discarded]
+    assert missing_of(store, kept_members, discarded_members) == [discarded_members]
+    assert missing_of(store_read, kept_members, discarded_members) == [discarded_members]
 
 
 @pytest.mark.parametrize(
