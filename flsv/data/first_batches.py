@@ -93,9 +93,8 @@ def warn_of_random_evaluation(division: Division) -> None:
     source = division.source
     if source.tensors:
         return
-    rows = division.splits.held_out[
-        :8
-    ]  # a few are enough, since all samples are read in the same way
+    # A few are enough, since all samples are read in the same way.
+    rows = division.splits.held_out[:8]
     if len(rows) == 0:
         return
     options = dict(source.eval_options)

@@ -56,9 +56,8 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     """
     if len(rows) == len(dataset):
         return dataset
-    kind = type(
-        dataset
-    )  # whose attributes are looked at, since a data set may pass on those of a table
+    # The type's attributes are looked at, since a data set may pass on those of a table.
+    kind = type(dataset)
     indices = rows.tolist()
     if isinstance(dataset, Tensor | np.ndarray):
         return dataset[indices]
@@ -67,7 +66,8 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     if kind in (list, tuple):
         return kind(dataset[row] for row in indices)
     if kind is Subset:
-        return Subset(dataset.dataset, [dataset.indices[row] for row in indices])
+        indices_of_rows = [dataset.indices[row] for row in indices]
+        return Subset(dataset.dataset, indices_of_rows)
     if hasattr(kind, "select") and not isinstance(dataset, Dataset):  # of Hugging Face
         return dataset.select(indices)
     if kind is ConcatDataset:
@@ -80,7 +80,8 @@ def _view_or_subset(dataset: Any, rows: Tensor) -> Any:
     """Return an object with the class and the attributes of a data set, but with only some of its rows."""
     kind: Any = type(dataset)
     try:
-        view_class = type(kind)(kind.__name__, (kind,), _methods_of_view(dataset, rows))
+        methods = _methods_of_view(dataset, rows)
+        view_class = type(kind)(kind.__name__, (kind,), methods)
         return object.__new__(view_class)
     except Exception:
         # Built-in classes cannot be extended, nor some with a metaclass or an __init_subclass__.

@@ -63,10 +63,8 @@ class CoalitionModels:
         divisor = torch.where(total > 0, total, 1.0)  # no NaN for a coalition without weight
         shares = member_weights / divisor[:, None]
         parameter_weights = shares if self._is_normalized else member_weights
-        return (
-            self._server_lr * parameter_weights,
-            shares,
-        )  # buffers are averaged, without server_lr
+        # Buffers are averaged, without server_lr.
+        return self._server_lr * parameter_weights, shares
 
     def builder(self, masks: Tensor) -> Build:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""

@@ -30,13 +30,13 @@ def read_batches(
     pairs: list[Pair] = []
     support = torch.zeros(num_classes or 0, dtype=torch.int64)
     for batch in batches:
-        if num_classes:
+        if num_classes is None:
+            x, y = batch
+        else:
             x, y = checked_pair(batch, num_classes)
             support += torch.bincount(y.cpu(), minlength=num_classes)
-            if not len(y):
+            if len(y) == 0:
                 continue
-        else:
-            x, y = batch
         device_pair = move_data_to_device((x, y), device)
         pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
     if not pairs:

@@ -60,9 +60,8 @@ def leave_self_out(
     if model_of_others is None:  # the other clients have no weight
         model_of_others = local.start
     (score,) = local.utility(model_of_others[None, :], performance)
-    return local.reported(
-        "score", score
-    )  # the score may be false, if the client does not report honestly
+    # The score may be false, if the client does not report honestly.
+    return local.reported("score", score)
 
 
 declare_response(leave_self_out, _expected_score)

@@ -291,9 +291,8 @@ class TrainingAfterTheRun:
         try:
             results = dict(training.trainer.train([job]))
         except ConfigurationError as error:
-            return FitFailed(
-                str(error)
-            )  # a warning is enough: the coalitions themselves are trained
+            # A warning is enough, since the coalitions themselves are trained.
+            return FitFailed(str(error))
         return results[job]
 
     def _describe_difference(self, result: FitResult, expected_model: Tensor) -> str | None:

@@ -242,9 +242,15 @@ def write_into(folder: str, trainer: L.Trainer) -> None:
         if isinstance(logger, SilentLogger):
             logger.redirect(folder)
     for callback in callbacks_of(trainer):
-        dirpath = getattr(callback, "dirpath", None)
-        if isinstance(callback, Checkpoint) and not (dirpath and _is_in(folder, dirpath)):
-            vars(callback)["dirpath"] = folder
+        if isinstance(callback, Checkpoint):
+            _save_below(folder, callback)
+
+
+def _save_below(folder: str, callback: Any) -> None:
+    """Let a callback save its checkpoints in ``folder``, unless it does so already."""
+    dirpath = getattr(callback, "dirpath", None)
+    if not dirpath or not _is_in(folder, dirpath):
+        callback.dirpath = folder
 
 
 def save_in_folder(

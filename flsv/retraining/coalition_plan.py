@@ -30,7 +30,6 @@ from flsv.games.members import EMPTY, Members, members_of
 from flsv.games.output_score import NUM_UNTRAINED_MODELS, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
-    Coalitions,
     coalition_masks,
     design_within,
     equivalent_runs,
@@ -99,7 +98,6 @@ class CoalitionsElsewhere(Protocol):
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
-    _coalitions: Coalitions
     # The copy from before the fit, and the result of its dry run.
     _run_copy: CopyOfRun | None = None
     _dry_run_result: DryRunResult | None = None

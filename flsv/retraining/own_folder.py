@@ -284,10 +284,10 @@ class ProgramFolder:
             self._make_original(path, kind, source)
 
     def _make_original(self, path: str, kind: str, source: str) -> None:
-        access = (
-            "content" if kind == "folder" else "entry"
-        )  # a folder's own links are replaced, too
-        self._make_own(path, access)
+        if kind == "folder":
+            self._make_own(path, "content")  # the links in it are replaced, too
+        else:
+            self._make_own(path, "entry")
         entry = os.path.join(self._own_folder, path)
         is_there = os.path.lexists(entry)
         if kind == "folder" and os.path.isdir(entry):

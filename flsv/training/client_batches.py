@@ -113,7 +113,6 @@ class CohortLoader(Iterable[Any]):
 
     def select(self, epoch: LocalEpoch | None) -> None:
         """Yield the batches of one local epoch from now on, or with None those of all."""
-
         self._epochs_to_yield = self.epochs if epoch is None else [epoch]
 
     def __len__(self) -> int:

@@ -24,7 +24,6 @@ the state of its client in its own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from copy import copy
 from typing import Any
 
 import torch
@@ -120,8 +119,9 @@ class ClientStore:
         for client, state in self._committed.items():
             states[client] = {}
             for name, part in state.items():
-                # A later change of a part must not change the returned one.
-                states[client][name] = copy(part)
+                states[client][name] = part
+                if isinstance(part, dict):  # a later change must not change the returned one
+                    states[client][name] = dict(part)
         return states
 
     def load_state_dict(

@@ -57,7 +57,8 @@ def choose_halvings(
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
     num_players = len(outputs)
-    if not len(names) == len(set(names)) == num_players:
+    are_distinct = len(set(names)) == len(names)
+    if len(names) != num_players or not are_distinct:
         raise ValueError(f"expected {num_players} distinct names, but got {list(names)}.")
     # The computation uses the order of names. The result is in the players' order.
     players_by_name = sorted(range(num_players), key=names.__getitem__)

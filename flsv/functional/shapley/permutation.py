@@ -260,16 +260,16 @@ class _PermutationGroups:
 def _coalitions_of_groups(groups: Tensor) -> Tensor:
     """Return the proper prefixes of each group's permutations, bool ``[G, K, n]``."""
     coalitions = prefixes(groups.flatten(0, 1))
-    return coalitions.unflatten(0, groups.shape[:2]).flatten(1, 2)
+    coalitions_by_group = coalitions.unflatten(0, groups.shape[:2])
+    return coalitions_by_group.flatten(1, 2)
 
 
 def _is_budget_spent(num_affordable: int, num_drawn: int, truncation: object) -> bool:
     """Return whether sampling ends after a batch of which only ``num_affordable`` fitted into the budget."""
-    if (
-        truncation is None
-    ):  # the number of evaluations is exact: the next ones would exceed the budget
-        return num_affordable < num_drawn
-    return num_affordable == 0
+    if truncation is not None:
+        return num_affordable == 0
+    # The number of evaluations is exact, so the next group would exceed the budget.
+    return num_affordable < num_drawn
 
 
 _MIN_PERMUTATIONS = 30
@@ -391,9 +391,9 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
     if count < max(_MIN_PERMUTATIONS, num_players):
         return False
     # The last running means are compared with the final mean. Differences are relative to the final mean.
-    counts = torch.arange(
-        count - _NUM_COMPARED_MEANS, count + 1
-    )  # each mean's number of permutations
+    # The number of permutations of each mean.
+    first_count = count - _NUM_COMPARED_MEANS
+    counts = torch.arange(first_count, count + 1)
     sums = samples.cumsum(dim=0)
     running_means = sums[-len(counts) :] / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]

@@ -119,7 +119,9 @@ def _potentials(
     f, g = _approach(relative_cost, plan, final_eps)
     f, g = _converge(relative_cost, plan, f, g, final_eps, finish)
     shift = (g.mean() - f.mean()) / 2
-    return (largest * (f + shift)).to(cost.dtype), (largest * (g - shift)).to(cost.dtype)
+    first_potential = largest * (f + shift)
+    second_potential = largest * (g - shift)
+    return first_potential.to(cost.dtype), second_potential.to(cost.dtype)
 
 
 def _approach(cost: Tensor, plan: Tensor, final_eps: float) -> tuple[Tensor, Tensor]:

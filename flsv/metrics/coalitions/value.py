@@ -170,9 +170,8 @@ class CoalitionValue(MeasuredMetric):
         check_estimator(name, estimator, estimator_args or {})
         self.estimator = estimator
         self.estimator_args = dict(estimator_args or {})
-        per_class = (
-            per_class or num_classes is not None
-        )  # the argument num_classes alone has the same effect
+        # The argument num_classes alone has the same effect.
+        per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         self.fold = fold_named(fold) if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
