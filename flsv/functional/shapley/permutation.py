@@ -395,7 +395,8 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
     first_count = count - _NUM_COMPARED_MEANS
     counts = torch.arange(first_count, count + 1)
     sums = samples.cumsum(dim=0)
-    running_means = sums[-len(counts) :] / counts.view(-1, 1, 1)  # [means, n, M]
+    last_sums = sums[-len(counts) :]
+    running_means = last_sums / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]
     distance = (running_means[:-1] - final_mean).abs()
     relative_change = distance / final_mean.abs().clamp_min(1e-12)  # avoids 0 / 0
@@ -412,7 +413,8 @@ def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
     degrees_of_freedom = count - int(has_led.sum())
     if degrees_of_freedom < 2:
         error = 0.0 if num_players == 1 else torch.nan  # the value of a single player is exact
-        return torch.full(samples.shape[1:], error, dtype=torch.float64)
+        shape = samples.shape[1:]
+        return torch.full(shape, error, dtype=torch.float64)
 
     totals = samples.new_zeros(num_players, *samples.shape[1:])
     totals.index_add_(0, leaders, samples)
