@@ -217,10 +217,12 @@ class _PermutationGroups:
         num_sampled = 0
         self.game.empty_and_grand()
         while self.moments.count < max_groups:
-            batch_size = max(self._num_safe_groups(max_groups), 2 * num_sampled, _MIN_BATCH)
+            num_safe = self._num_safe_groups(max_groups)
+            batch_size = max(num_safe, 2 * num_sampled, _MIN_BATCH)
             batch_size = min(batch_size, max_groups - self.moments.count, max_batch)
             groups = self._draw_groups(batch_size)
-            num_sampled = self.game.affordable(_coalitions_of_groups(groups))
+            coalitions = _coalitions_of_groups(groups)
+            num_sampled = self.game.affordable(coalitions)
             if num_sampled > 0:
                 self._add(groups[:num_sampled])
             if _is_budget_spent(num_sampled, batch_size, self.truncation):
@@ -259,7 +261,8 @@ class _PermutationGroups:
 
 def _coalitions_of_groups(groups: Tensor) -> Tensor:
     """Return the proper prefixes of each group's permutations, bool ``[G, K, n]``."""
-    coalitions = prefixes(groups.flatten(0, 1))
+    permutations = groups.flatten(0, 1)
+    coalitions = prefixes(permutations)
     coalitions_by_group = coalitions.unflatten(0, groups.shape[:2])
     return coalitions_by_group.flatten(1, 2)
 
