@@ -2,11 +2,12 @@
 
 import ast
 import runpy
-import shlex
-import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+
+from helpers.forked import Forked
 
 #: The module is a class of the program, and a lambda makes its optimizer. Nothing is guarded by ``__name__``.
 MODULE_AND_DATA = """
@@ -57,13 +58,33 @@ with joblib.parallel_config(n_jobs=num_workers):
 print("values", values)
 """
 )
-PYTHON = shlex.quote(sys.executable)
-#: As a notebook runs cells, of whose classes there is no file.
-CELLS = """for cell in open("train.py").read().split("\\n\\n\\n"): exec(cell)"""
-COMMANDS = {
-    "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
-    "in cells": f"{PYTHON} -c '{CELLS}' > output.log 2>&1",
-}
+
+
+def run_as_main(program, file=None):
+    """Run a program as Python's main module, of whose classes there is a file only if ``file`` names it."""
+    main_module = ModuleType("__main__")
+    if file is not None:
+        main_module.__file__ = file
+    sys.modules["__main__"] = main_module
+    exec(compile(program, file or "<stdin>", "exec"), main_module.__dict__)
+
+
+def run_from_the_standard_input(program):
+    """As ``python - < train.py`` does."""
+    run_as_main(program)
+
+
+def run_in_cells(program):
+    """As a notebook does, cell by cell."""
+    run_as_main("")
+    for cell in program.split("\n\n\n"):
+        exec(cell, sys.modules["__main__"].__dict__)
+
+
+def run_with_two_workers(program):
+    """As ``python train.py 2`` does."""
+    sys.argv = ["train.py", "2"]
+    run_as_main(program, file="train.py")
 
 
 #: Of clients with 4, 7 and 11 batches, in one round. What coalitions print stays out of the log.
@@ -84,13 +105,13 @@ def read_printed_values(log):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_program_has_the_same_values_however_it_is_started(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("run", [run_from_the_standard_input, run_in_cells])
+def test_program_has_the_same_values_however_it_is_started(tmp_path, monkeypatch, run):
     expected_values = values_in_this_process(tmp_path, monkeypatch, FITTED)
 
-    subprocess.run(COMMANDS[name], shell=True, cwd=tmp_path, check=True)
+    status, log = Forked(tmp_path, run, FITTED).wait()
 
-    log = (tmp_path / "output.log").read_text()
+    assert status == 0, log
     assert read_printed_values(log) == expected_values
     assert "came to another model" not in log
     assert log.count("a batch of") == NUM_BATCHES_OF_RUN
@@ -100,9 +121,9 @@ def test_program_has_the_same_values_however_it_is_started(tmp_path, monkeypatch
 def test_new_worker_processes_have_the_classes_of_a_program(tmp_path, monkeypatch):
     expected_values = values_in_this_process(tmp_path, monkeypatch, RETRAINED, "1")
 
-    two_workers = [sys.executable, "train.py", "2"]
-    process = subprocess.run(two_workers, cwd=tmp_path, check=True, capture_output=True, text=True)
+    status, log = Forked(tmp_path, run_with_two_workers, RETRAINED).wait()
 
-    values = read_printed_values(process.stdout)
+    assert status == 0, log
+    values = read_printed_values(log)
     assert values == expected_values
     assert len(set(values)) == 3
