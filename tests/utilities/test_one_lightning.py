@@ -1,15 +1,16 @@
 """Packages that import ``pytorch_lightning`` train in a federation of ``lightning``."""
 
 import json
-import os
-import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from flsv.cli import main
 from flsv.utilities.one_lightning import import_as_lightning
 from helpers import refused
+from helpers.forked import Forked
 
 #: A package as strangers write them.
 PACKAGE = """
@@ -67,26 +68,21 @@ import pytorch_lightning.nothing
 """
 
 
-def run_in(folder, *arguments):
-    """Run Python in a folder with the package, in which an import changes nothing for other tests."""
-    (folder / "strangers.py").write_text(PACKAGE)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def run_beside_package(function, argument):
+    """Call it in a folder with the package, in which an import changes nothing for other tests."""
+    Path("strangers.py").write_text(PACKAGE)
+    sys.path.insert(0, "")
+    return function(argument)
 
 
 @pytest.mark.slow
 def test_package_of_pytorch_lightning_has_lightnings_classes_after_the_call(tmp_path):
     """A second call changes nothing, and a module that lightning does not have is not found."""
-    process = run_in(tmp_path, "-c", PROGRAM)
+    _, output = Forked(tmp_path, run_beside_package, exec, PROGRAM).wait()
 
-    assert "True True" in process.stdout, process.stderr
-    assert "lightning.pytorch lightning.pytorch.callbacks" in process.stdout
-    assert "No module named 'pytorch_lightning.nothing'" in process.stderr
+    assert "True True" in output
+    assert "lightning.pytorch lightning.pytorch.callbacks" in output
+    assert "No module named 'pytorch_lightning.nothing'" in output
 
 
 def test_call_after_the_first_import_is_refused(monkeypatch):
@@ -102,9 +98,10 @@ def test_a_configuration_may_name_classes_of_such_a_package(tmp_path):
     """A module and a callback, by class paths, without a call in the program."""
     (tmp_path / "federation.yaml").write_text(CONFIG)
 
-    process = run_in(tmp_path, "-m", "flsv", "fit", "--config", "federation.yaml", "-q")
+    command = ["fit", "--config", "federation.yaml", "-q"]
+    status, output = Forked(tmp_path, run_beside_package, main, command).wait()
 
-    assert process.returncode == 0, process.stderr
+    assert status == 0, output
     record = json.loads((tmp_path / "lightning_logs/version_0/run.json").read_text())
     assert record["module"] == "Model"
     assert record["rounds_done"] == 1
