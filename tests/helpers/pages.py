@@ -23,6 +23,7 @@ import yaml
 import flsv
 from flsv.cli import main
 from flsv.sites.policy import SitePolicy
+from helpers.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -214,11 +215,9 @@ def run_script(arguments):
 
 
 def run_tests(path):
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
-        env={**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])},
-        check=True,
-    )
+    options = ["-q", "-p", "no:cacheprovider"]
+    status, output = Forked(Path.cwd(), pytest.main, [*options, path]).wait()
+    assert status == 0, output
 
 
 def text_of_page(page):
