@@ -66,8 +66,9 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
 SLOW ?= slow
+# Three at a time on two cores: slow tests wait for processes, ranks and clocks.
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "$(SLOW)"
+	$(PYTHON) -m pytest -n 3 --dist loadfile -m "$(SLOW)"
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
