@@ -207,7 +207,7 @@ def use(wheel: Path, python: str, folder: Path) -> None:
     run(own / "flsv", *VALUE.split(), cwd=place)
     made = (
         fitted / "contributions.csv",
-        fitted / "retrained.csv",
+        fitted / "retrained/repeat.csv",
         fitted / "report.html",
         place / "values/valuation.csv",
     )
