@@ -130,18 +130,15 @@ def _rare_classes(class_sizes: pd.Series) -> list[str]:
 def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, data warnings, and notes."""
     frame = sample_table(data)
-    fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    text = _in_percent(frame, fractions).to_string(max_rows=40, line_width=width())
+    columns_of_counts = ["samples", "own validation", "own test", "classes"]
+    columns_of_fractions = frame.columns.difference(columns_of_counts)
+    text = _in_percent(frame, columns_of_fractions).to_string(max_rows=40, line_width=width())
     print(f"Training samples of each client\n\n{text}\n")
     print(_describe_validation(data))
     if data.division.source.columns:
         print(f"\nColumns\n\n{_shown_columns(data).to_string(line_width=width())}\n")
     if len(data_warnings):
-        shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
-        count_note = ""
-        if len(data_warnings) > _MAX_SHOWN:
-            count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})"
-        print(f"Data warnings{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
+        _print_data_warnings(data_warnings)
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
@@ -155,6 +152,14 @@ def _describe_validation(data: FederatedDataModule) -> str:
     rows = validation_set["rows"]
     count = "" if rows is None else f", {rows:,} samples"
     return f"The server validates on {validation_set['of']}{count}."
+
+
+def _print_data_warnings(data_warnings: pd.DataFrame) -> None:
+    first_warnings = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
+    count_note = ""
+    if len(data_warnings) > _MAX_SHOWN:
+        count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})"
+    print(f"Data warnings{count_note}: ask the sites\n\n{first_warnings.to_string(index=False)}\n")
 
 
 def _shown_columns(data: FederatedDataModule) -> pd.DataFrame:

@@ -113,8 +113,8 @@ def classes_of(
     """Return the classes of all tables, with the positive one of two last unless the rows are of one site."""
     counts_by_table = {}
     for name, table in tables.items():
-        counts = table.words(target, "labels").value_counts()
-        counts_by_table[name] = counts.set_axis(list(counts.index))
+        class_sizes = table.words(target, "labels").value_counts()
+        counts_by_table[name] = class_sizes.set_axis(list(class_sizes.index))
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
     if not is_site:
         return classes_by_site(counts, target, pos_label)
@@ -236,10 +236,11 @@ class _TablesSource:
         """Return the source with features. What is missing in the dictionary is inferred from the training rows."""
         dictionary, values, data_warnings = self._read_values(samples_by_client)
         features = list(map(dictionary.encode, values))
-        num_tables = len(self._tables)
+        num_tables = len(self._tables)  # those with training rows come first
+        features_by_held_out = dict(zip(self._held_out, features[num_tables:]))
         held_out_sets = {}
-        for (name, table), features_of_table in zip(self._held_out.items(), features[num_tables:]):
-            held_out_set = self._data_set([table], [features_of_table], dictionary)
+        for name, table in self._held_out.items():
+            held_out_set = self._data_set([table], [features_by_held_out[name]], dictionary)
             held_out_set.row_names = self._row_names(table)
             held_out_sets[name] = held_out_set
         return replace(
