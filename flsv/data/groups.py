@@ -87,18 +87,18 @@ def check_spelling(
 
     ``where`` and the names' ``owners``, such as clients, are for the message.
     """
-    spellings: dict[Any, list[str]] = {}
-    for name in names:
-        spellings.setdefault(_normalized(name), []).append(name)
+    spellings_by_name: dict[Any, list[str]] = {}
+    for spelling in names:
+        spellings_by_name.setdefault(_normalized(spelling), []).append(spelling)
 
-    for equal_names in spellings.values():
-        if len(equal_names) == 1:
+    for spellings in spellings_by_name.values():
+        if len(spellings) == 1:
             continue
         descriptions = []
-        for name in equal_names:
-            description = repr(name)
-            if owners and owners.get(name):
-                description += f" ({listed(owners[name], 3)})"
+        for spelling in spellings:
+            description = repr(spelling)
+            if owners and owners.get(spelling):
+                description += f" ({listed(owners[spelling], 3)})"
             descriptions.append(description)
         raise ConfigurationError(
             f"{where} has {', '.join(descriptions)}, which look like spellings of one name. Use the same spelling "

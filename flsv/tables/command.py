@@ -25,7 +25,6 @@ data_warnings.csv.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,9 +66,8 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
             frame[title] = counts
     if data.no_classes is None:
         fractions = data.class_counts / data.num_samples[:, None]  # [n, M]
-        class_columns = zip(data.class_names, fractions.T.tolist())
-        for name, column in islice(class_columns, _MAX_SHOWN):
-            frame[name] = column
+        for label, class_name in enumerate(data.class_names[:_MAX_SHOWN]):
+            frame[class_name] = fractions[:, label].tolist()
         if data.num_classes > _MAX_SHOWN:
             has_class = data.class_counts > 0
             frame["classes"] = has_class.sum(1).tolist()

@@ -416,24 +416,26 @@ class Dictionary:
         if self.task == "regression":
             numbers = table.numbers(self.target)
             is_misfit = ~(np.abs(numbers) <= LARGEST_NUMBER)  # also for NaN
-            valid_numbers = np.where(is_misfit, 0.0, numbers)
-            standardized = (valid_numbers - self.target_mean) / self.target_scale
-            targets = standardized.astype(np.float32)
-            description = "a number in the file's format (read)"
-        else:
-            classes = self.classes or ()
-            words = table.words(self.target, "target").cat.set_categories(classes)
-            targets = words.cat.codes.to_numpy(dtype=np.int64)
-            is_misfit = targets < 0
-            description = f"one of {len(classes)} classes: {listed(classes, 20)}"
-        if is_misfit.any():
-            row = int(np.argmax(is_misfit))
-            value = str(table.frame[self.target].iloc[row])
-            raise ConfigurationError(
-                f"{table.where([row])}: {value!r} in the target {self.target!r}, expected {description}.",
-                without_data=self.message_without_values([f"{self.target!r} ({description})"]),
-            )
-        return targets
+            self._check_targets(table, is_misfit, "a number in the file's format (read)")
+            standardized = (numbers - self.target_mean) / self.target_scale
+            return standardized.astype(np.float32)
+
+        classes = self.classes or ()
+        words = table.words(self.target, "target").cat.set_categories(classes)
+        numbers_of_classes = words.cat.codes.to_numpy(dtype=np.int64)  # -1 for another word
+        expected = f"one of {len(classes)} classes: {listed(classes, 20)}"
+        self._check_targets(table, numbers_of_classes < 0, expected)
+        return numbers_of_classes
+
+    def _check_targets(self, table: Table, is_misfit: np.ndarray, expected: str) -> None:
+        if not is_misfit.any():
+            return
+        row = int(np.argmax(is_misfit))
+        value = str(table.frame[self.target].iloc[row])
+        raise ConfigurationError(
+            f"{table.where([row])}: {value!r} in the target {self.target!r}, expected {expected}.",
+            without_data=self.message_without_values([f"{self.target!r} ({expected})"]),
+        )
 
     @property
     def hash(self) -> str:

@@ -192,6 +192,7 @@ def _in_words(words: set[str]) -> str:
 
 def pooled(columns: Sequence[Column]) -> Column:
     """Pool columns of several sites: all categories, the widest range, mean and scale weighted by numbers of rows."""
+    # Columns without a value say nothing of their kind and range.
     columns_with_rows = [column for column in columns if column.count] or list(columns)
     first_column = columns_with_rows[0]
     kinds = {column.kind for column in columns_with_rows}
@@ -500,10 +501,11 @@ def infer_all(
     dictionary_by_site, untrained_dictionaries = _infer_by_site(tables, dictionary, is_site)
     data_warnings: list[TableWarning] = []
     if is_site:
-        (merged,) = dictionary_by_site.values()
+        (merged,) = dictionary_by_site.values()  # a site has one table
     else:
         merged, data_warnings = merge(dictionary_by_site)
 
+    # All other rows have to fit, too.
     merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
     for table in held_out:
         all_rows = {table.name: np.arange(len(table))}

@@ -140,15 +140,17 @@ def open_source(
         _check_only_own_loaders(source, held_out)
         return module_source(source, reading.label)
 
-    paths = _paths_by_client(source, reading)
-    if paths:
-        held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
-        _check_number_of_clients(source, paths, held_out_paths, is_site=reading.is_alone)
+    client_paths = _paths_by_client(source, reading)
+    if client_paths:
+        # The folders val and test are no clients.
+        held_out_paths = {name: client_paths.pop(name, None) for name in ("val", "test")}
+        _check_number_of_clients(source, client_paths, held_out_paths, is_site=reading.is_alone)
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _read_clients(paths, held_out, reading)
+        return _read_clients(client_paths, held_out, reading)
 
     train, test = _train_and_test(source)
-    return _read_all_clients(train, _merge_held_out(held_out, {"test": test}), reading)
+    held_out = _merge_held_out(held_out, {"test": test})
+    return _read_all_clients(train, held_out, reading)
 
 
 def _train_and_test(source: Any) -> tuple[Any, Any]:

@@ -382,16 +382,16 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
     """Return 8-bit images as ``[N, H, W]`` or ``[N, H, W, C]``, or None if they are not images."""
     if pixels.ndim == 3:
         return pixels
-    is_first = pixels.shape[1] in (1, 3)
-    is_last = pixels.shape[3] in (1, 3)
-    if is_first and is_last:
+    may_be_second = pixels.shape[1] in (1, 3)
+    may_be_last = pixels.shape[3] in (1, 3)
+    if may_be_second and may_be_last:
         raise ConfigurationError(
             f"(X, y): in uint8 images {list(pixels.shape)}, the channels may be the second or the last dimension. Give "
             "the images as float32 [N, C, H, W] in 0 .. 1."
         )
-    if is_last:
+    if may_be_last:
         return pixels
-    if is_first:
+    if may_be_second:
         return pixels.permute(0, 2, 3, 1)
     return None
 
