@@ -176,8 +176,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         # Whether a folder has data by client is known only when it is read.
         is_path = isinstance(source, str) and not known_as(source)
         self._is_partitioner_undecided = is_path and partitioner is None and not is_by_client
-        if partitioner is None:
-            partitioner = _default_partitioner(is_by_client, splits.seed)
+        if partitioner is None and is_by_client:
+            partitioner = GroupPartitioner()
+        elif partitioner is None:
+            partitioner = IIDPartitioner(5, splits.seed)
         check("partitioner", partitioner, Partitioner)
         self.partitioner = partitioner
 
@@ -595,10 +597,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _default_partitioner(is_by_client: bool, seed: int | None) -> Partitioner:
-    return GroupPartitioner() if is_by_client else IIDPartitioner(num_clients=5, seed=seed)
 
 
 def _current_length(dataset: Any) -> int:

@@ -226,9 +226,9 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
     objects = instantiated(_parser(), args)
-    out, data = objects.out, objects.data
-    if out is not None:
-        check_writable(out)
+    data = objects.data
+    if objects.out is not None:
+        check_writable(objects.out)
     if objects.write is not None:
         check_writable(objects.write.parent)
     if objects.merge:
@@ -245,7 +245,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     check_images(data)
     if objects.write is not None:
         write_dictionary(objects.write, data.dictionary)
-    _show_and_save(data, out, quiet)
+    _show_and_save(data, objects.out, quiet)
 
 
 def _show_and_save(data: FederatedDataModule, out: Path | None, quiet: bool) -> None:

@@ -282,10 +282,8 @@ class _TablesSource:
     def _infer(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> tuple[Dictionary, list[TableWarning]]:
-        rows_by_table = self._rows_by_table(samples_by_client)
-        tables = [(table, rows_by_table[name]) for name, table in self._tables.items()]
         dictionary, data_warnings = infer_all(
-            tables,
+            self._tables_and_rows(samples_by_client),
             list(self._held_out.values()),
             self._dictionary,
             is_site=self._is_inferred_at_site,
@@ -299,21 +297,22 @@ class _TablesSource:
             )
         return dictionary, data_warnings
 
-    def _rows_by_table(
+    def _tables_and_rows(
         self, samples_by_client: Mapping[str, Tensor]
-    ) -> dict[str, dict[str, np.ndarray]]:
-        rows_by_table = {}
-        num_rows_before = 0
-        for name, table in self._tables.items():
+    ) -> list[tuple[Table, dict[str, np.ndarray]]]:
+        """Return each table with the positions of each client's training rows in it."""
+        tables_and_rows = []
+        num_rows_before = 0  # in all tables before
+        for table in self._tables.values():
             rows_by_client = {}
             for client, samples in samples_by_client.items():
                 rows = samples.numpy() - num_rows_before
-                rows = rows[(rows >= 0) & (rows < len(table))]
-                if len(rows):
-                    rows_by_client[client] = rows
-            rows_by_table[name] = rows_by_client
+                rows_in_table = rows[(rows >= 0) & (rows < len(table))]
+                if len(rows_in_table):
+                    rows_by_client[client] = rows_in_table
+            tables_and_rows.append((table, rows_by_client))
             num_rows_before += len(table)
-        return rows_by_table
+        return tables_and_rows
 
     def _data_set(
         self,
