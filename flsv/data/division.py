@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, WeightedDraws, preload, tensors_of
+from flsv.data.loaders import Loader, WeightedDraws, has_default_collate, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.source_data import SourceData
@@ -146,25 +146,21 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
     eval_options = {**source.eval_options, **changes, "drop_last": False}
 
     if loader.preload:
-        collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
-        _check_default_collate(collate_fns)
+        _check_default_collate([train_options, eval_options])
         source = _in_memory(source, num_workers=train_options.get("num_workers", 0))
-    eval_options.setdefault("batch_size", _usual_eval_batch_size(source.train, train_options))
+    source = replace(source, train_options=train_options)
+
+    eval_batch_size = train_options["batch_size"]
+    if source.tensors:
+        eval_batch_size = max(eval_batch_size, MIN_EVAL_BATCH_SIZE)
+    eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
-    return replace(source, train_options=train_options, eval_options=eval_options)
+    return replace(source, eval_options=eval_options)
 
 
-def _usual_eval_batch_size(train: Dataset[Any], train_options: Mapping[str, Any]) -> int:
-    batch_size: int = train_options["batch_size"]
-    tensors, _ = tensors_of(train, collate_fn=train_options.get("collate_fn"))
-    if tensors is None:
-        return batch_size
-    return max(batch_size, MIN_EVAL_BATCH_SIZE)
-
-
-def _check_default_collate(collate_fns: Sequence[Any]) -> None:
-    if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
+def _check_default_collate(options_of_loaders: Sequence[Mapping[str, Any]]) -> None:
+    if not all(map(has_default_collate, options_of_loaders)):
         raise ConfigurationError(
             "Loader(preload=True) reads samples without the loader's collate_fn, which may sort, mix or drop the "
             "samples of a batch. Set preload=False, or do this in the data set instead of in collate_fn."
@@ -324,12 +320,7 @@ def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) ->
         samples = division.splits.train[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
-        x, y = clean_x.clone(), clean_y.clone()
-        for position, corruption in client_corruptions.items():
-            # The position gives two corruptions with the same seed different random numbers.
-            generator = generator_for(corruption.seed, "corruption", position, client)
-            x, y = corruption(x, y, len(classes.names), generator)
-
+        x, y = _corrupted(clean_x, clean_y, len(classes.names), client, client_corruptions)
         labels[samples] = y
         has_new_x = _differ(x, clean_x)
         is_changed[samples] = has_new_x | (y != clean_y)
@@ -346,6 +337,23 @@ def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) ->
     return replace(
         division, source=source, classes=replace(classes, labels=labels), is_changed=is_changed
     )
+
+
+def _corrupted(
+    clean_x: Tensor,
+    clean_y: Tensor,
+    num_classes: int,
+    client: int,
+    corruptions: Mapping[int, Corruption],
+) -> tuple[Tensor, Tensor]:
+    """Apply a client's corruptions, which are given by their positions, to copies of its samples."""
+    x = clean_x.clone()
+    y = clean_y.clone()
+    for position, corruption in corruptions.items():
+        # The position gives two corruptions with the same seed different random numbers.
+        generator = generator_for(corruption.seed, "corruption", position, client)
+        x, y = corruption(x, y, num_classes, generator)
+    return x, y
 
 
 def _corruptions_by_client(

@@ -13,12 +13,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
 from flsv.data.division import Division
 from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors, rows_of_batch
-from flsv.data.loaders import loader_of_batches
+from flsv.data.loaders import has_default_collate, loader_of_batches
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
@@ -113,10 +112,6 @@ def warn_of_random_evaluation(division: Division) -> None:
                 "in the module's training_step."
             )
             return
-
-
-def has_default_collate(options: Mapping[str, Any]) -> bool:
-    return options.get("collate_fn") in (None, default_collate)
 
 
 def _read(

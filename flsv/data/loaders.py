@@ -96,7 +96,9 @@ class TensorBatches:
         draws: WeightedDraws | None = None,
     ) -> None:
         self.tensors = tuple(tensors)
-        self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
+        if indices is None:
+            indices = torch.arange(len(self.tensors[0]))
+        self.indices = indices
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.generator = generator
@@ -196,6 +198,11 @@ def loader_of_batches(
         worker_init_fn=options.get("worker_init_fn"),
         generator=worker_generator(None),
     )
+
+
+def has_default_collate(options: Mapping[str, Any]) -> bool:
+    """Return whether ``DataLoader`` options have no ``collate_fn``, or torch's."""
+    return options.get("collate_fn") in (None, default_collate)
 
 
 def tensors_of(

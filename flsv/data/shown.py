@@ -207,7 +207,7 @@ def _copied_loader(
         attributes["batch_sampler"] = BatchSampler(
             sampler, options["batch_size"], options["drop_last"]
         )
-    vars(loader).update(attributes)
+    vars(loader).update(attributes)  # setattr would raise an error
     return loader
 
 

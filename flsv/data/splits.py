@@ -284,6 +284,7 @@ def split_federation(
     if options.max_samples is not None:
         drawn = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
     server_val, training_pool = division.split_server(drawn)
+    # Groups of which clients have the whole, such as hospitals.
     kept_groups = groups if partitioner.keeps_groups else None
     if kept_groups is not None:
         lost_groups = set(kept_groups[pool].tolist()) - set(kept_groups[training_pool].tolist())

@@ -214,8 +214,8 @@ class _TablesSource:
         groups, group_names = self._groups()
         split_columns = {}
         for name in self._reading.split_columns:
-            words = [table.words(name, "splits") for table in self._tables.values()]
-            split_columns[name] = pd.concat(words).tolist()
+            words_by_table = [table.words(name, "splits") for table in self._tables.values()]
+            split_columns[name] = pd.concat(words_by_table).tolist()
         held_out_sets = {name: self._data_set([table]) for name, table in self._held_out.items()}
         classes = tuple(self._dictionary.classes or ())
         return SourceData(

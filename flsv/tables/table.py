@@ -62,7 +62,7 @@ def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, n
     rows = []
     lines = []
     for fields in reader:
-        stripped_fields = [text.strip() for text in fields]
+        stripped_fields = [field.strip() for field in fields]
         if stripped_fields in ([], [""]):  # an empty line
             continue
         if not names:

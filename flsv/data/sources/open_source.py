@@ -253,10 +253,9 @@ def _read_clients(
     names = client_names_of(clients, "site")
     data_by_client = dict(zip(names, clients.values()))
     datasets, options = _open_loaders(data_by_client)
-    # What loaders read are samples, and never tables.
-    have_loaders = bool(options)
     all_data = [*datasets.values(), *held_out.values()]
-    has_columns = not have_loaders and _have_columns(all_data, reading)
+    # Loaders, which have options, read samples and never tables.
+    has_columns = not options and _have_columns(all_data, reading)
     reading = replace(reading, has_columns=has_columns)
 
     parts: dict[str, Any] = {}

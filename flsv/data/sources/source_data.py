@@ -354,7 +354,10 @@ def check_columns(datasets: Mapping[str, Any]) -> None:
 
 
 def _inputs(x: Any) -> Tensor:
-    inputs = x.detach().cpu() if isinstance(x, Tensor) else _tensor_of(np.asarray(x))
+    if isinstance(x, Tensor):
+        inputs = x.detach().cpu()
+    else:
+        inputs = _tensor_of(np.asarray(x))
     if inputs.dtype == torch.uint8 and inputs.ndim in (3, 4):
         pixels = _channels_last(inputs)
         if pixels is not None:
