@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import ConcatDataset
 
 from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
@@ -38,7 +36,9 @@ from flsv.data.sources.source_data import (
     SourceData,
     known_as,
 )
+from flsv.data.sources.table_facts import name_as_text, target_of
 from flsv.data.splits import HELD_OUT, HeldOut, SampleFilter, Splits
+from flsv.data.streams import current_length
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
@@ -160,12 +160,12 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if isinstance(source, Path | str):
             source = str(source)
         self._module = source if isinstance(source, L.LightningDataModule) else None
-        labels = _name(labels)
-        groups = _name(groups)
+        labels = name_as_text(labels)
+        groups = name_as_text(groups)
         read_dictionary: DataDictionary | None = None
         if dictionary is not None:
             read_dictionary = self._read_dictionary(dictionary)
-            labels = _target(labels, read_dictionary)
+            labels = target_of(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
         self._clients: dict[str, Any] | None = None
         self._source_name = source_name(source)
@@ -518,7 +518,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
         num_divided = len(self.division.classes.labels)
-        num_samples = _current_length(self.division.source.train)
+        num_samples = current_length(self.division.source.train)
         if num_samples > num_divided and not self._has_grown:
             self._has_grown = True
             rank_zero_warn(
@@ -597,29 +597,3 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _current_length(dataset: Any) -> int:
-    """Return a data set's present length. A ``ConcatDataset`` only knows the length that it had at first."""
-    if isinstance(dataset, ConcatDataset):
-        return sum(map(_current_length, dataset.datasets))
-    return len(dataset)
-
-
-def _target(labels: Any, dictionary: DataDictionary) -> str:
-    target = dictionary.target or labels
-    if labels is None and target:
-        return dictionary.target
-    if labels != target or not isinstance(labels, str):
-        raise ConfigurationError(
-            f"labels={labels!r}, but the data dictionary has target: {dictionary.target!r}. Name the column to predict "
-            "in one of them only."
-        )
-    return labels
-
-
-def _name(name: Any) -> Any:
-    """Convert the name of a column, which may be a number, to text. Return any other argument unchanged."""
-    if isinstance(name, Integral | str) and not isinstance(name, bool):
-        return str(name).strip()
-    return name

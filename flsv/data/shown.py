@@ -251,7 +251,11 @@ def parts_of_samples(dataset: Any) -> list[Any]:
     return [part for part, _ in parts.values()]
 
 
-def _add_parts(dataset: Any, rows: Tensor, parts_by_id: dict[int, tuple[Any, Tensor]]) -> None:
+def _add_parts(
+    dataset: Any,
+    rows: Tensor,
+    parts_by_id: dict[int, tuple[Any, Tensor]],
+) -> None:
     """Add a data set and its attributes with an item for each sample to ``parts_by_id``, each with its own indices of
     ``rows``.
     """

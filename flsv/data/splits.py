@@ -280,10 +280,11 @@ def split_federation(
     With ``whole``, each group has to keep a training sample. ``column`` reads the columns that the options name.
     """
     division = _Division(options, column)
-    drawn = pool
+    samples_used = pool
     if options.max_samples is not None:
-        drawn = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
-    server_val, training_pool = division.split_server(drawn)
+        order = shuffled(pool, generator_for(options.seed, "max_samples"))
+        samples_used = order[: options.max_samples]
+    server_val, training_pool = division.split_server(samples_used)
     # Groups of which clients have the whole, such as hospitals.
     kept_groups = groups if partitioner.keeps_groups else None
     if kept_groups is not None:

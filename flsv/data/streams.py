@@ -121,6 +121,13 @@ def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
         yield dataset.datasets[part], rows_of_part - first_rows[part]
 
 
+def current_length(dataset: Any) -> int:
+    """Return a data set's present length. A ``ConcatDataset`` only knows the length that it had at first."""
+    if isinstance(dataset, ConcatDataset):
+        return sum(map(current_length, dataset.datasets))
+    return len(dataset)
+
+
 def has_streams(dataset: Any) -> bool:
     """Return whether a data set or a part of it is a stream."""
     if isinstance(dataset, ConcatDataset):
