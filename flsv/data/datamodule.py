@@ -22,12 +22,7 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.open_source import (
-    clients_by_name,
-    loader_options,
-    open_source,
-    source_name,
-)
+from flsv.data.sources.open_source import clients_by_name, loader_options, open_source, source_name
 from flsv.data.sources.source_data import (
     TORCHVISION_SETS,
     Files,
@@ -183,6 +178,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         check("partitioner", partitioner, Partitioner)
         self.partitioner = partitioner
 
+        # Only names of columns concern the readers of tables, not lists with a value for each sample.
         self._reading = Reading(
             files=files,
             label=labels if isinstance(labels, str) else None,
@@ -192,6 +188,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             dictionary=read_dictionary,
             split_columns=splits.columns,
         )
+
         self.corruptions = tuple(corruptions or ())
         self._check_corruptions()
         self.splits = splits

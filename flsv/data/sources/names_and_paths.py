@@ -112,8 +112,8 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     from torchvision import datasets
 
     class_name, folder_name, mean, std = TORCHVISION_FACTS[name]
-    dataset_class = getattr(datasets, class_name)
     try:
+        dataset_class = getattr(datasets, class_name)
         train = dataset_class(data_root(root), train=True, download=download)
         train_set = _normalized(train, mean, std)
         test = dataset_class(data_root(root), train=False, download=download)

@@ -497,7 +497,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
 
 
 def _check_same_format(name_by_format: Mapping[str, str]) -> None:
-    if len(name_by_format) == 1:
+    if len(name_by_format) <= 1:
         return
     differences = [f"those of {name!r} ({text})" for text, name in name_by_format.items()]
     raise ConfigurationError(
