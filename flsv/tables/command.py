@@ -203,22 +203,22 @@ def write_dictionary(file: Path, dictionary: Dictionary | None) -> None:
     print("Read and correct it, then set data.dictionary to this file.")
 
 
-def merge_files(files: Sequence[Path], file: Path | None) -> None:
+def merge_files(site_files: Sequence[Path], merged_file: Path | None) -> None:
     """Merge several sites' dictionaries, and print where they differ."""
-    dictionary_by_site = {site_file.stem: Dictionary.from_file(site_file) for site_file in files}
-    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(files):
-        names = listed(file.name for file in files)
+    dictionary_by_site = {file.stem: Dictionary.from_file(file) for file in site_files}
+    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(site_files):
+        names = listed(file.name for file in site_files)
         raise ConfigurationError(
             f"--merge: expected at least 2 files with different names, each named after its site, but got {names}."
         )
     dictionary, data_warnings = merge(dictionary_by_site)
     for data_warning in data_warnings:
         print(filled(str(data_warning)))
-    if file is None:
+    if merged_file is None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary)
+        write_dictionary(merged_file, dictionary)
     if dictionary.questions:
         print(filled(_HOW_TO_ANSWER))
 

@@ -486,15 +486,16 @@ def _check_point(table: Table, name: str) -> None:
         return
     texts = table.frame[name].tolist()
     distinct_texts = set(texts)
-    grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
-    short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
-    remaining_texts = distinct_texts - grouped - short
+    grouped_numbers = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
+    short_numbers = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
+    remaining_texts = distinct_texts - grouped_numbers - short_numbers
     has_other_numbers = any(text[-1:].isdigit() for text in remaining_texts)
-    if grouped and short and not has_other_numbers:
-        text = max(grouped)
-        row = texts.index(text)
+    if grouped_numbers and short_numbers and not has_other_numbers:
+        grouped = max(grouped_numbers)
+        short = max(short_numbers)
+        row = texts.index(grouped)
         raise Question(
-            f"{table.where([row])}: does the point of {text!r} separate thousands? The column also has {max(short)!r}. "
+            f"{table.where([row])}: does the point of {grouped!r} separate thousands? The column also has {short!r}. "
             'Set thousands: "." in read, or kind: numbers'
         )
 

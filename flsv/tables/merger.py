@@ -360,16 +360,16 @@ def _strength_of_unit(ratios: tuple[float, float], num_values: int) -> float:
 def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Dictionary:
     """Return a dictionary with the classes of all sites, but without columns."""
     first_site, first_dictionary = next(iter(dictionary_by_site.items()))
-    read: dict[str, FileFormat] = {}
+    formats: dict[str, FileFormat] = {}
     for site, dictionary in dictionary_by_site.items():
         _check_shared_settings(first_site, first_dictionary, site, dictionary)
         for name, file_format in dictionary.read.items():
-            if read.setdefault(name, file_format) != file_format:
+            if formats.setdefault(name, file_format) != file_format:
                 raise ConfigurationError(
                     f"read: the sites' dictionaries have two formats for {name!r}. Give the sites' files different "
                     "names."
                 )
-    merged = replace(first_dictionary, read=read)
+    merged = replace(first_dictionary, read=formats)
     if merged.task == "regression":
         targets = list(map(_target_column, dictionary_by_site.values()))
         return with_target_column(merged, pooled(targets))
