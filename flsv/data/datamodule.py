@@ -507,9 +507,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         """Return whether a hook of the user's changes batches before or while they are moved to a device."""
         users_data_module = self if self._module is None else self._module
         for hook in _BATCH_HOOKS:
-            for owner in (trainer.lightning_module, users_data_module):
-                if is_overridden(hook, owner):
-                    return True
+            if is_overridden(hook, trainer.lightning_module):
+                return True
+            if is_overridden(hook, users_data_module):
+                return True
         return False
 
     def warn_of_growth(self) -> None:

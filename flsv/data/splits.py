@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Generator, Tensor
 
-from flsv.data.groups import client_called
+from flsv.data.groups import client_called, number_values
 from flsv.data.partition import Partitioner, shuffled
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
@@ -355,9 +354,7 @@ class _Division:
                 "this column, so that it is not known which samples belong together. Fill the values in, or "
                 "remove these samples."
             )
-        group_names, numbers = np.unique(names.to_numpy(dtype=str), return_inverse=True)
-        self._group_names = group_names.tolist()
-        self._group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+        self._group_names, self._group_numbers = number_values(names.to_numpy(dtype=str))
 
     def _check_overlaps(self) -> None:
         for name, other_name in combinations(self._held_out_masks, 2):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from flsv.data.groups import check_spelling
+from flsv.data.groups import check_spelling, number_values
 from flsv.data.hugging_face import is_hugging_face
 from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
@@ -315,10 +315,9 @@ def _targets(y: Any, input_shape: torch.Size) -> np.ndarray:
 
 
 def _set_of_words(inputs: Tensor, words: np.ndarray) -> TensorDataset:
-    class_names, numbers = np.unique(words.astype(str), return_inverse=True)
-    labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    class_names, labels = number_values(words.astype(str))
     data: Any = TensorDataset(inputs, labels)
-    data.classes = tuple(class_names.tolist())
+    data.classes = tuple(class_names)
     data.by_name = True
     return data
 
