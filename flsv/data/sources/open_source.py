@@ -142,7 +142,7 @@ def open_source(
 
     client_paths = _paths_by_client(source, reading)
     if client_paths:
-        # The folders val and test are no clients.
+        # What is called val or test belongs to the server.
         held_out_paths = {name: client_paths.pop(name, None) for name in ("val", "test")}
         _check_number_of_clients(source, client_paths, held_out_paths, is_site=reading.is_alone)
         held_out = _merge_held_out(held_out, held_out_paths)
