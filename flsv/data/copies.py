@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,15 +98,24 @@ def _own_copies(
     usual_chances = _medians_of_others(chances)
 
     copies = []
-    for client, samples in enumerate(hashes):
+    for client, hashes_of_client in enumerate(hashes):
+        num_samples = len(hashes_of_client)
+        num_repeated = num_samples - len(np.unique(hashes_of_client))
         # The more samples of few values a client has, the more of them are equal by chance.
-        share_by_chance = usual_chances[client] * len(samples)
-        usual_share = max(usual_shares[client], share_by_chance)
-        excess = shares_repeated[client] - usual_share
-        count = len(samples) - len(np.unique(samples))
-        is_conspicuous = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
-        if is_conspicuous and len(samples) >= MIN_SAMPLES:
-            copies.append(Copies(client, None, count, len(samples), excess))
+        share_by_chance = usual_chances[client] * num_samples
+        excess = shares_repeated[client] - max(usual_shares[client], share_by_chance)
+        if num_samples < MIN_SAMPLES or num_repeated < MIN_COPIES:
+            continue
+        if excess > MAX_SHARE_OF_COPIES:
+            copies.append(
+                Copies(
+                    client,
+                    other_client=None,
+                    count=num_repeated,
+                    num_samples=num_samples,
+                    excess=excess,
+                )
+            )
     return copies
 
 
@@ -134,58 +142,61 @@ def _shared_copies(
 
     share_by_chance = chance_of_equality * sizes[other_clients]
     deviation = np.sqrt(share_by_chance / num_samples)
-    usual_shares = np.maximum(usual_share, share_by_chance + _NUM_DEVIATIONS * deviation)
-    excess = counts / num_samples - usual_shares
+    largest_by_chance = share_by_chance + _NUM_DEVIATIONS * deviation
+    excess = counts / num_samples - np.maximum(usual_share, largest_by_chance)
     is_conspicuous = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
 
-    columns = [clients, other_clients, counts, num_samples, excess]
-    conspicuous_pairs = zip(*(column[is_conspicuous].tolist() for column in columns))
-    return list(starmap(Copies, conspicuous_pairs))
+    copies = []
+    for pair in np.flatnonzero(is_conspicuous):
+        copies.append(
+            Copies(
+                client=int(clients[pair]),
+                other_client=int(other_clients[pair]),
+                count=int(counts[pair]),
+                num_samples=int(num_samples[pair]),
+                excess=float(excess[pair]),
+            )
+        )
+    return copies
 
 
-def _common_samples(
-    hashes: Sequence[np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _common_samples(hashes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the P pairs of clients that have samples in common: each pair's clients, the lower id first, and how many
     of the first one's samples the second one has, int ``[P]`` each.
     """
     samples, owners, counts = _counts_by_sample(hashes)
     num_clients = len(hashes)
-    pairs = []
-    counts_of_pairs = []
+    pair_numbers = []
+    counts_of_first_owners = []
+    # The owners of a sample stand side by side, in ascending order. Each is compared with the ones after it.
     for distance in range(1, MAX_COMPARED + 1):
         is_same_sample = samples[distance:] == samples[:-distance]
         first_owners = owners[:-distance][is_same_sample]
         second_owners = owners[distance:][is_same_sample]
-        pairs.append(first_owners * num_clients + second_owners)
-        counts_of_pairs.append(counts[:-distance][is_same_sample])
+        pair_numbers.append(first_owners * num_clients + second_owners)
+        counts_of_first_owners.append(counts[:-distance][is_same_sample])
 
-    distinct_pairs, positions = np.unique(np.concatenate(pairs), return_inverse=True)
+    pairs, positions = np.unique(np.concatenate(pair_numbers), return_inverse=True)
     common_counts = np.bincount(
-        positions,
-        weights=np.concatenate(counts_of_pairs),
-        minlength=len(distinct_pairs),
+        positions, weights=np.concatenate(counts_of_first_owners), minlength=len(pairs)
     )
-    clients, other_clients = np.divmod(distinct_pairs, num_clients)
+    clients, other_clients = np.divmod(pairs, num_clients)
     return clients, other_clients, common_counts.astype(int)
 
 
-def _counts_by_sample(
-    hashes: Sequence[np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _counts_by_sample(hashes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each sample's number, each of its owners in ascending order, and how often this owner has it."""
     num_clients = len(hashes)
-    hashes_by_client = {}
-    for client, hashes_of_client in enumerate(hashes):
-        if len(hashes_of_client) >= MIN_SAMPLES:
-            hashes_by_client[client] = hashes_of_client
-    if not hashes_by_client:
-        no_samples = np.empty(0, dtype=int)
-        return no_samples, no_samples, no_samples
-    owners = np.repeat(list(hashes_by_client), list(map(len, hashes_by_client.values())))
-    all_hashes = np.concatenate(list(hashes_by_client.values()))
-    _, samples = np.unique(all_hashes, return_inverse=True)
-    keys, counts = np.unique(samples * num_clients + owners, return_counts=True)
+    large_clients = [client for client in range(num_clients) if len(hashes[client]) >= MIN_SAMPLES]
+    if not large_clients:
+        nothing = np.empty(0, dtype=int)
+        return nothing, nothing, nothing
+
+    hashes_by_client = [hashes[client] for client in large_clients]
+    owner_of_row = np.repeat(large_clients, list(map(len, hashes_by_client)))
+    _, sample_of_row = np.unique(np.concatenate(hashes_by_client), return_inverse=True)
+    # A sample and its owner are one number, so that equal rows can be counted.
+    keys, counts = np.unique(sample_of_row * num_clients + owner_of_row, return_counts=True)
     samples, owners = np.divmod(keys, num_clients)
     return samples, owners, counts
 

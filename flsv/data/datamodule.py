@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import ConcatDataset
 
 from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
@@ -24,12 +22,7 @@ from flsv.data.first_batches import check_first_batches, warn_of_random_evaluati
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows
-from flsv.data.sources.open_source import (
-    clients_by_name,
-    loader_options,
-    open_source,
-    source_name,
-)
+from flsv.data.sources.open_source import clients_by_name, loader_options, open_source, source_name
 from flsv.data.sources.source_data import (
     TORCHVISION_SETS,
     Files,
@@ -38,7 +31,9 @@ from flsv.data.sources.source_data import (
     SourceData,
     known_as,
 )
+from flsv.data.sources.table_facts import name_as_text, target_of
 from flsv.data.splits import HELD_OUT, HeldOut, SampleFilter, Splits
+from flsv.data.streams import current_length
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
@@ -157,26 +152,33 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         check("loader", loader, Loader)
         batch_size = check("batch_size", batch_size, Count | None)
         pos_label = check("pos_label", pos_label, str | bool | int | None)
-        source = str(source) if isinstance(source, Path | str) else source
+        if isinstance(source, Path | str):
+            source = str(source)
         self._module = source if isinstance(source, L.LightningDataModule) else None
-        labels, groups = _name(labels), _name(groups)
+        labels = name_as_text(labels)
+        groups = name_as_text(groups)
         read_dictionary: DataDictionary | None = None
         if dictionary is not None:
             read_dictionary = self._read_dictionary(dictionary)
-            labels = _target(labels, read_dictionary)
+            labels = target_of(labels, read_dictionary)
         self._held_out = {"val": val, "test": test}
         self._clients: dict[str, Any] | None = None
         self._source_name = source_name(source)
         if clients is not None:
             self._set_clients(clients, has_groups=groups is not None)
-        by_client = clients is not None or groups is not None
+
+        is_by_client = clients is not None or groups is not None
         # Whether a folder has data by client is known only when it is read.
         is_path = isinstance(source, str) and not known_as(source)
-        self._is_partitioner_undecided = is_path and partitioner is None and not by_client
-        if partitioner is None:
-            partitioner = GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
+        self._is_partitioner_undecided = is_path and partitioner is None and not is_by_client
+        if partitioner is None and is_by_client:
+            partitioner = GroupPartitioner()
+        elif partitioner is None:
+            partitioner = IIDPartitioner(5, splits.seed)
         check("partitioner", partitioner, Partitioner)
         self.partitioner = partitioner
+
+        # Only names of columns concern the readers of tables, not lists with a value for each sample.
         self._reading = Reading(
             files=files,
             label=labels if isinstance(labels, str) else None,
@@ -186,6 +188,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             dictionary=read_dictionary,
             split_columns=splits.columns,
         )
+
         self.corruptions = tuple(corruptions or ())
         self._check_corruptions()
         self.splits = splits
@@ -196,6 +199,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
+
+        # Facts that setup and the loop change.
         #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
         self.loader_in_fit: Callable[[], Any] | None = None
         self._stages: set[str] = set()
@@ -282,15 +287,16 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if trainer is None or not trainer.training:
             return
         # The server's own data module is not the Trainer's: that is the RemoteData of the sites, which contains it.
-        if data_of(trainer) is self:
-            loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
-            for loop in loops:
-                loop.prepare(trainer)
-            if not loops:
-                rank_zero_warn(
-                    "The Trainer has no FederatedLoop, so one model is trained on all clients' samples together, and "
-                    "no contribution is measured. For a federation: Trainer(callbacks=[FederatedLoop()])."
-                )
+        if data_of(trainer) is not self:
+            return
+        loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
+        for loop in loops:
+            loop.prepare(trainer)
+        if not loops:
+            rank_zero_warn(
+                "The Trainer has no FederatedLoop, so one model is trained on all clients' samples together, and "
+                "no contribution is measured. For a federation: Trainer(callbacks=[FederatedLoop()])."
+            )
 
     def _load(self, stage: str | None) -> None:
         if self._module is not None:
@@ -300,7 +306,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
         if self._is_partitioner_undecided and source.is_by_client:
-            vars(self)["partitioner"] = GroupPartitioner()
+            vars(self)["partitioner"] = GroupPartitioner()  # the attribute is read-only
         self._is_partitioner_undecided = False
         self._division = self._divide(source)
         self._needs_setup = False
@@ -345,18 +351,22 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
                 "to divide the samples among the clients. Set it to 0, and change the samples in the data set instead."
             )
         trainer: Any = self.trainer
+        # During a run, the module is the Trainer's data module.
         is_new_run = trainer is not None and trainer.datamodule is self
         if is_new_run:
-            # If the module has torn its data down after an earlier run, it has to set them up again.
-            if self._is_shown and is_overridden("teardown", module):
-                self._stages.clear()
-                self._needs_setup = True
+            self._forget_torn_down_data(module)
             self._is_shown = True
             show_data_module(trainer, self, module)
 
         self._set_up_stages(module, stage)
         if is_new_run and not self._needs_setup:
             self._read_batch_size(module)
+
+    def _forget_torn_down_data(self, module: L.LightningDataModule) -> None:
+        """Set up all stages again if a wrapped data module has torn its data down after an earlier run."""
+        if self._is_shown and is_overridden("teardown", module):
+            self._stages.clear()
+            self._needs_setup = True
 
     def _set_up_stages(self, module: L.LightningDataModule, stage: str | None) -> None:
         # Training data are needed in every stage, since the samples are divided among the clients.
@@ -449,20 +459,23 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         samples.
         """
         self.counted_clients = members
-        if self._module is None:
+        module = self._module
+        if module is None:
             return
-        assert self.division.source.train_loader is not None
+        division = self.division
+        users_loader = division.source.train_loader
+        assert users_loader is not None
         # The module may have made its loader already, so its method is replaced.
-        vars(self._module)["train_dataloader"] = partial(
-            self.shown_loader, members, self._count_batches
-        )
-        is_kept = torch.ones(len(self.division.classes.labels), dtype=torch.bool)
-        for client in set(range(self.num_clients)) - set(members):
-            for indices in self.division.splits.clients[client].values():
-                is_kept[indices] = False
+        vars(module)["train_dataloader"] = partial(self.shown_loader, members, self._count_batches)
+
+        is_kept = torch.ones(len(division.classes.labels), dtype=torch.bool)
+        other_clients = set(range(self.num_clients)) - set(members)
+        for client in other_clients:
+            for samples in division.splits.clients[client].values():
+                is_kept[samples] = False
         if not is_kept.all():
-            rows = is_kept.nonzero()[:, 0]
-            restrict_to_rows(self._module, self.division.source.train_loader.dataset, rows)
+            kept_rows = is_kept.nonzero()[:, 0]
+            restrict_to_rows(module, users_loader.dataset, kept_rows)
 
     def _count_batches(self) -> int:
         return len(self._train_loader(self.members, None))
@@ -476,14 +489,13 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         device = trainer.strategy.root_device
         if division is None or device.type == "cpu" or not self.loader.on_device:
             return division
-        data_module = self if self._module is None else self._module  # the one whose hooks run
-        for hook in _BATCH_HOOKS:
-            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, data_module):
-                return division
+        if self._changes_transfer(trainer):
+            return division
 
         source = division.source
         device_module = torch.get_device_module(device)
-        if not source.tensors or not hasattr(device_module, "mem_get_info"):
+        knows_free_memory = hasattr(device_module, "mem_get_info")
+        if not source.tensors or not knows_free_memory:
             return division
         free_bytes, _ = device_module.mem_get_info(device)
         num_bytes = sum(tensor.nbytes for tensor in source.tensors)
@@ -491,10 +503,20 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return division
         return replace(division, source=source.to_device(device))
 
+    def _changes_transfer(self, trainer: L.Trainer) -> bool:
+        """Return whether a hook of the user's changes batches before or while they are moved to a device."""
+        users_data_module = self if self._module is None else self._module
+        for hook in _BATCH_HOOKS:
+            if is_overridden(hook, trainer.lightning_module):
+                return True
+            if is_overridden(hook, users_data_module):
+                return True
+        return False
+
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
         num_divided = len(self.division.classes.labels)
-        num_samples = _current_length(self.division.source.train)
+        num_samples = current_length(self.division.source.train)
         if num_samples > num_divided and not self._has_grown:
             self._has_grown = True
             rank_zero_warn(
@@ -514,10 +536,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             settings["dictionary"] = source.dictionary.hash
         if source.draws is not None:
             settings["sampler"] = source.draws.describe()
-        for kind in ("client_names", "class_names"):
-            names = getattr(self, kind)
-            if names != tuple(map(str, range(len(names)))):
-                settings[kind] = listed(names, _MAX_LISTED_NAMES)
+        for attribute in ("client_names", "class_names"):
+            names = getattr(self, attribute)
+            numbers = tuple(map(str, range(len(names))))
+            if names != numbers:
+                settings[attribute] = listed(names, _MAX_LISTED_NAMES)
         return settings | {
             "batch_size": source.train_options["batch_size"],
             "num_clients": self.num_clients,
@@ -572,29 +595,3 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-
-
-def _current_length(dataset: Any) -> int:
-    """Return a data set's present length. A ``ConcatDataset`` only knows the length that it had at first."""
-    if isinstance(dataset, ConcatDataset):
-        return sum(map(_current_length, dataset.datasets))
-    return len(dataset)
-
-
-def _target(labels: Any, dictionary: DataDictionary) -> str:
-    target = dictionary.target or labels
-    if labels is None and target:
-        return dictionary.target
-    if labels != target or not isinstance(labels, str):
-        raise ConfigurationError(
-            f"labels={labels!r}, but the data dictionary has target: {dictionary.target!r}. Name the column to predict "
-            "in one of them only."
-        )
-    return labels
-
-
-def _name(name: Any) -> Any:
-    """Convert the name of a column, which may be a number, to text. Return any other argument unchanged."""
-    if isinstance(name, Integral | str) and not isinstance(name, bool):
-        return str(name).strip()
-    return name

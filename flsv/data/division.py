@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, WeightedDraws, preload, tensors_of
+from flsv.data.loaders import Loader, WeightedDraws, has_default_collate, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.source_data import SourceData
@@ -66,7 +66,7 @@ class Division:
 def divide(
     source: SourceData,
     partitioner: Partitioner,
-    options: Splits,
+    split_options: Splits,
     loader: Loader,
     *,
     groups: Any = None,
@@ -76,33 +76,37 @@ def divide(
     batch_size: int | None = None,
 ) -> Division:
     """Find the classes of a source, divide its samples among the server and the clients, and apply corruptions."""
-    dealing_parts: list[Any] = [partitioner, *corruptions]
-    parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
-    if options.drop_flagged:
-        parts_that_need_classes.append(options.drop_flagged)
+    parts: list[Any] = [partitioner, *corruptions]
+    parts_that_need_classes = [part for part in parts if part.needs_classes]
+    if split_options.drop_flagged:
+        parts_that_need_classes.append(split_options.drop_flagged)
     classes = _classes_of(source, labels, parts_that_need_classes)
     if pos_label is not None:
         check_positive(classes.names, pos_label)
         source = replace(source, pos_label=pos_label)
-    splits = _split(source, classes, partitioner, options, groups)
+
+    splits = _split(source, classes, partitioner, split_options, groups)
     if source.make_features is not None:
         samples_by_client = dict(zip(splits.names, splits.train))
         source = source.make_features(samples_by_client)
-    unknown = _unknown_classes(corruptions)
-    splits = _without_unknown(splits, classes.labels, unknown, corruptions)
+    # Some corruptions show images of classes that are not part of the task. All others lose these samples.
+    unknown_classes = _unknown_classes(corruptions)
+    splits = _without_unknown(splits, classes.labels, unknown_classes, corruptions)
 
     source = _with_options(source, loader, batch_size)
     _check_inputs(source, splits)
     check_full_batches(splits, source)
     source = replace(
         source,
-        val=_of_known_classes(source.val, unknown),
-        test=_of_known_classes(source.test, unknown),
+        val=_of_known_classes(source.val, unknown_classes),
+        test=_of_known_classes(source.test, unknown_classes),
         split_columns={},  # not needed any more
     )
     is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
     division = Division(source, classes, splits, is_changed)
-    return _apply_corruptions(division, corruptions) if corruptions else division
+    if not corruptions:
+        return division
+    return _apply_corruptions(division, corruptions)
 
 
 def _classes_of(source: SourceData, labels: Any, parts_that_need_classes: list[Any]) -> Classes:
@@ -137,26 +141,26 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
     # batch_size replaces the options of loader, these replace the source's, and these the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
-    eval_options = {**source.eval_options, **changes, "drop_last": False}
     if batch_size:
         train_options["batch_size"] = batch_size
+    eval_options = {**source.eval_options, **changes, "drop_last": False}
+
     if loader.preload:
-        collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
-        _check_default_collate(collate_fns)
+        _check_default_collate([train_options, eval_options])
         source = _in_memory(source, num_workers=train_options.get("num_workers", 0))
+    source = replace(source, train_options=train_options)
 
     eval_batch_size = train_options["batch_size"]
-    tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
-    if tensors is not None:
+    if source.tensors:
         eval_batch_size = max(eval_batch_size, MIN_EVAL_BATCH_SIZE)
     eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
-    return replace(source, train_options=train_options, eval_options=eval_options)
+    return replace(source, eval_options=eval_options)
 
 
-def _check_default_collate(collate_fns: Sequence[Any]) -> None:
-    if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
+def _check_default_collate(options_of_loaders: Sequence[Mapping[str, Any]]) -> None:
+    if not all(map(has_default_collate, options_of_loaders)):
         raise ConfigurationError(
             "Loader(preload=True) reads samples without the loader's collate_fn, which may sort, mix or drop the "
             "samples of a batch. Set preload=False, or do this in the data set instead of in collate_fn."
@@ -176,7 +180,8 @@ def _split(
     source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
     _check_partitioner(source, partitioner)
-    group_numbers, group_names = source.groups, source.group_names
+    group_numbers = source.groups
+    group_names = source.group_names
     if group_numbers is None:
         group_numbers, group_names = named_groups(source.train, groups)
 
@@ -184,13 +189,16 @@ def _split(
         options = replace(options, server_val=0.0)
     if has_streams(source.train):
         _check_streams(source, partitioner, options)
+    samples = source.indices
+    if samples is None:
+        samples = torch.arange(len(classes.labels))
     return split_federation(
         classes.labels,
         len(classes.names),
-        group_numbers,
-        torch.arange(len(classes.labels)) if source.indices is None else source.indices,
-        partitioner,
-        options,
+        groups=group_numbers,
+        pool=samples,
+        partitioner=partitioner,
+        options=options,
         column=partial(_split_column, source),
         group_names=group_names,
         whole=source.is_by_client,
@@ -256,7 +264,7 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
 
     num_samples = len(tensors[0])
     is_finite = torch.ones(num_samples, dtype=torch.bool)
-    # The last tensor has the labels.
+    # The last of several tensors has the labels.
     num_inputs = max(1, len(tensors) - 1)
     for inputs in tensors[:num_inputs]:
         if inputs.is_complex():
@@ -272,19 +280,17 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
 
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     """Raise ConfigurationError if a client has no training batch because of ``drop_last`` or weights of 0."""
-    sample_counts = []
-    for client, samples in enumerate(splits.train):
-        num_samples = len(samples)
-        if source.draws is not None:
+    samples_per_epoch = list(map(len, splits.train))
+    if source.draws is not None:  # samples are drawn by weights
+        for client, samples in enumerate(splits.train):
             draws = source.draws.restricted_to(samples)
             _check_weights(draws, client_called(client, splits.names))
-            num_samples = draws.count
-        sample_counts.append(num_samples)
+            samples_per_epoch[client] = draws.count
 
     batch_size = source.train_options["batch_size"]
-    fewest = min(sample_counts)
+    fewest = min(samples_per_epoch)
     if source.train_options["drop_last"] and fewest < batch_size:
-        client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
+        client_name = client_called(samples_per_epoch.index(fewest), splits.names, "Client")
         raise ConfigurationError(
             f"{client_name} has {fewest} samples, fewer than one batch of {batch_size}, and drop_last=True drops "
             f"batches that are not full. Lower batch_size to {fewest}, or set drop_last=False."
@@ -306,34 +312,48 @@ def _check_weights(draws: WeightedDraws, client_name: str) -> None:
 def _apply_corruptions(division: Division, corruptions: Sequence[Corruption]) -> Division:
     """Apply the corruptions, and mark the samples that they changed in ``is_changed``."""
     classes = division.classes
-    is_changed = division.is_changed.clone()
     clean_inputs, *other_columns = _columns(division)
     inputs = clean_inputs
     labels = classes.labels.clone()
+    is_changed = division.is_changed.clone()
     for client, client_corruptions in _corruptions_by_client(division, corruptions).items():
         samples = division.splits.train[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
-        x, y = clean_x.clone(), clean_y.clone()
-        for position, corruption in client_corruptions.items():
-            # The position gives two corruptions with the same seed different random numbers.
-            generator = generator_for(corruption.seed, "corruption", position, client)
-            x, y = corruption(x, y, len(classes.names), generator)
-
-        has_other_inputs = _differ(x, clean_x)
+        x, y = _corrupted(clean_x, clean_y, len(classes.names), client, client_corruptions)
         labels[samples] = y
-        is_changed[samples] = has_other_inputs | (y != clean_y)
-        if has_other_inputs.any():
+        has_new_x = _differ(x, clean_x)
+        is_changed[samples] = has_new_x | (y != clean_y)
+        if has_new_x.any():
             if inputs is clean_inputs:  # copied once, and only if some inputs change
                 inputs = clean_inputs.clone()
-            rows = samples[has_other_inputs].to(inputs.device)
-            inputs[rows] = x[has_other_inputs].to(inputs.device)
+            changed_rows = samples[has_new_x].to(inputs.device)
+            inputs[changed_rows] = x[has_new_x].to(inputs.device)
 
     if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
     source = replace(division.source, train=TensorDataset(inputs, *other_columns))
-    return Division(source, replace(classes, labels=labels), division.splits, is_changed)
+    return replace(
+        division, source=source, classes=replace(classes, labels=labels), is_changed=is_changed
+    )
+
+
+def _corrupted(
+    clean_x: Tensor,
+    clean_y: Tensor,
+    num_classes: int,
+    client: int,
+    corruptions: Mapping[int, Corruption],
+) -> tuple[Tensor, Tensor]:
+    """Apply a client's corruptions, which are given by their positions, to copies of its samples."""
+    x = clean_x.clone()
+    y = clean_y.clone()
+    for position, corruption in corruptions.items():
+        # The position gives two corruptions with the same seed different random numbers.
+        generator = generator_for(corruption.seed, "corruption", position, client)
+        x, y = corruption(x, y, num_classes, generator)
+    return x, y
 
 
 def _corruptions_by_client(
@@ -379,26 +399,29 @@ def _columns(division: Division) -> list[Tensor]:
 
 
 def _without_unknown(
-    splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
+    splits: FederatedSplits,
+    labels: Tensor,
+    unknown_classes: Tensor,
+    corruptions: Sequence[Corruption],
 ) -> FederatedSplits:
-    """Remove the samples of ``unknown`` classes from all splits but the corrupted clients' training sets."""
-    if not len(unknown):
+    """Remove the samples of ``unknown_classes`` from all splits but the corrupted clients' training sets."""
+    if not len(unknown_classes):
         return splits
-    corrupted_clients = set[int]()
+    clients_with_unknown = set[int]()
     for corruption in corruptions:
         if corruption.unknown_classes:
-            corrupted_clients.update(corruption.chosen(len(splits.clients)))
+            clients_with_unknown.update(corruption.chosen(len(splits.clients)))
 
-    is_known = ~torch.isin(labels, unknown)
+    is_known = ~torch.isin(labels, unknown_classes)
+    server_val = splits.server_val[is_known[splits.server_val]]
     clients = []
     for client, client_split in enumerate(splits.clients):
         known_samples = {name: samples[is_known[samples]] for name, samples in client_split.items()}
-        if client in corrupted_clients:
+        if client in clients_with_unknown:
             known_samples["train"] = client_split["train"]
         clients.append(known_samples)
-    server_val = splits.server_val[is_known[splits.server_val]]
     known_splits = replace(splits, server_val=server_val, clients=tuple(clients))
-    _check_samples_left(known_splits, splits, unknown)
+    _check_samples_left(known_splits, splits, unknown_classes)
     return known_splits
 
 

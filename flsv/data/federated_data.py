@@ -249,9 +249,9 @@ class FederatedData:
         source = self.division.source
         rows = torch.cat([self.client_indices(client) for client in clients])
         # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
-        part, _ = next(parts_with_rows(source.train, rows[:1]))
-        if isinstance(part, StreamSamples):
-            return part.loader(generator, source.train_options)
+        first_part, _ = next(parts_with_rows(source.train, rows[:1]))
+        if isinstance(first_part, StreamSamples):
+            return first_part.loader(generator, source.train_options)
 
         draws = None
         if source.draws is not None and generator is not None:

@@ -13,12 +13,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import default_collate
 
 from flsv.data.division import Division
 from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors, rows_of_batch
-from flsv.data.loaders import loader_of_batches
+from flsv.data.loaders import has_default_collate, loader_of_batches
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
@@ -36,12 +35,14 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
         ConfigurationError: a batch has other labels, or fewer rows than samples.
     """
     source = division.source
-    classes = division.classes
-    compare_labels = compare_labels and not classes.missing_reason
-    is_in_order = has_default_collate(source.train_options)
     if source.tensors or has_streams(source.train):
         return
-    if is_in_order and not compare_labels:
+    labels = None
+    if compare_labels and not division.classes.missing_reason:
+        labels = division.classes.labels
+    # A collate_fn of the user's may sort, repeat or drop samples.
+    keeps_samples = has_default_collate(source.train_options)
+    if keeps_samples and labels is None:
         return
 
     splits = division.splits
@@ -51,8 +52,8 @@ def check_first_batches(division: Division, compare_labels: bool) -> None:
         rows = rows_by_client[client]
         description = f"{type(source.train).__name__}, {client_called(client, splits.names)}"
         _check_length(batch, len(rows), description)
-        if compare_labels:
-            _check_labels(batch, classes.labels[rows], is_in_order, description)
+        if labels is not None:
+            _check_labels(batch, labels[rows], keeps_samples, description)
 
 
 def _check_length(batch: Any, num_samples: int, description: str) -> None:
@@ -65,19 +66,20 @@ def _check_length(batch: Any, num_samples: int, description: str) -> None:
         )
 
 
-def _check_labels(batch: Any, labels: Tensor, is_in_order: bool, description: str) -> None:
+def _check_labels(batch: Any, labels: Tensor, keeps_samples: bool, description: str) -> None:
     """Raise ConfigurationError if a batch has vectors of whole numbers, but none of them equals the labels."""
-    vectors = [vector.cpu() for vector in label_vectors(batch)]  # [B] each
-    if not is_in_order:  # collate_fn may sort or repeat samples
+    candidates = [vector.cpu() for vector in label_vectors(batch)]  # [B] each
+    if not keeps_samples:
         labels = labels.unique()
-        vectors = [vector.unique() for vector in vectors]
+        candidates = [candidate.unique() for candidate in candidates]
 
     labels_of_batch = None
-    for vector in vectors:
-        numbers = vector.double()
+    for candidate in candidates:
+        numbers = candidate.double()
         if torch.equal(numbers, labels.double()):
             return
-        if torch.equal(numbers, numbers.round()):
+        are_whole = torch.equal(numbers, numbers.round())
+        if are_whole:
             labels_of_batch = numbers.long()
     if labels_of_batch is None:
         return
@@ -110,10 +112,6 @@ def warn_of_random_evaluation(division: Division) -> None:
                 "in the module's training_step."
             )
             return
-
-
-def has_default_collate(options: Mapping[str, Any]) -> bool:
-    return options.get("collate_fn") in (None, default_collate)
 
 
 def _read(

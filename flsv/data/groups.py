@@ -30,9 +30,15 @@ def named_groups(
 
     ids = np.asarray(ids_by_sample)
     _check_group_per_sample(ids, len(dataset))  # type: ignore[arg-type]  # map-style: has a length
-    distinct_ids, numbers = np.unique(ids, return_inverse=True)
-    group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    return group_numbers, client_names_of(distinct_ids.tolist(), kind)
+    distinct_ids, group_numbers = number_values(ids)
+    return group_numbers, client_names_of(distinct_ids, kind)
+
+
+def number_values(values: np.ndarray) -> tuple[list[Any], Tensor]:
+    """Return the distinct values in sorted order, and the number of each value among them, int64 ``[N]``."""
+    distinct_values, numbers = np.unique(values, return_inverse=True)
+    number_vector = numbers.reshape(-1).astype(np.int64)
+    return distinct_values.tolist(), torch.from_numpy(number_vector)
 
 
 def _check_group_per_sample(ids: np.ndarray, num_samples: int) -> None:
@@ -87,18 +93,18 @@ def check_spelling(
 
     ``where`` and the names' ``owners``, such as clients, are for the message.
     """
-    spellings: dict[Any, list[str]] = {}
-    for name in names:
-        spellings.setdefault(_normalized(name), []).append(name)
+    spellings_by_name: dict[Any, list[str]] = {}
+    for spelling in names:
+        spellings_by_name.setdefault(_normalized(spelling), []).append(spelling)
 
-    for equal_names in spellings.values():
-        if len(equal_names) == 1:
+    for spellings in spellings_by_name.values():
+        if len(spellings) == 1:
             continue
         descriptions = []
-        for name in equal_names:
-            description = repr(name)
-            if owners and owners.get(name):
-                description += f" ({listed(owners[name], 3)})"
+        for spelling in spellings:
+            description = repr(spelling)
+            if owners and owners.get(spelling):
+                description += f" ({listed(owners[spelling], 3)})"
             descriptions.append(description)
         raise ConfigurationError(
             f"{where} has {', '.join(descriptions)}, which look like spellings of one name. Use the same spelling "

@@ -96,7 +96,9 @@ class TensorBatches:
         draws: WeightedDraws | None = None,
     ) -> None:
         self.tensors = tuple(tensors)
-        self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
+        if indices is None:
+            indices = torch.arange(len(self.tensors[0]))
+        self.indices = indices
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.generator = generator
@@ -164,19 +166,24 @@ def make_loader(
         )
     if indices is None:
         indices = torch.arange(len(dataset))  # type: ignore[arg-type]  # map-style: has a length
-    # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
-    worker_seed = 0
-    if generator is not None:
-        worker_seed = generator.initial_seed()
     return SeededLoader(
         dataset,
         batch_size=batch_size,
         sampler=_RowSampler(indices, generator, draws),
         drop_last=drop_last,
         collate_fn=collate_fn or default_collate,
-        generator=torch.Generator().manual_seed(worker_seed),
+        generator=worker_generator(generator),
         **options,
     )
+
+
+def worker_generator(generator: torch.Generator | None) -> torch.Generator:
+    """Return a generator from which a ``DataLoader`` draws its workers' seeds.
+
+    It has the initial seed of ``generator``, by default 0. Without it, the loader would change the global generator.
+    """
+    seed = 0 if generator is None else generator.initial_seed()
+    return torch.Generator().manual_seed(seed)
 
 
 def loader_of_batches(
@@ -189,8 +196,13 @@ def loader_of_batches(
         collate_fn=options.get("collate_fn") or default_collate,
         num_workers=options.get("num_workers", 0),
         worker_init_fn=options.get("worker_init_fn"),
-        generator=torch.Generator().manual_seed(0),
+        generator=worker_generator(None),
     )
+
+
+def has_default_collate(options: Mapping[str, Any]) -> bool:
+    """Return whether ``DataLoader`` options have no ``collate_fn``, or torch's."""
+    return options.get("collate_fn") in (None, default_collate)
 
 
 def tensors_of(

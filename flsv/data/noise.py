@@ -189,8 +189,8 @@ class OpenSetLabelNoise(Corruption):
             raise ConfigurationError(
                 f"{self!r}: expected classes in 0 .. {num_classes - 1}, of which at least one is not unknown."
             )
-        samples = torch.isin(y, unknown_classes).nonzero().flatten()
+        unknown_rows = torch.isin(y, unknown_classes).nonzero().flatten()
         # The next larger known class, and the first one after the last.
-        positions = torch.searchsorted(known_classes, y[samples]) % len(known_classes)
-        y[samples] = known_classes[positions]
+        positions = torch.searchsorted(known_classes, y[unknown_rows]) % len(known_classes)
+        y[unknown_rows] = known_classes[positions]
         return x, y

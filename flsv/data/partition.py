@@ -288,8 +288,8 @@ class GroupPartitioner(Partitioner):
 
         client_of_group = torch.arange(num_groups)
         if self.num_clients is not None:
-            by_size = sizes.argsort(descending=True, stable=True)
-            client_of_group[by_size] = torch.arange(num_groups) % num_clients
+            largest_first = sizes.argsort(descending=True, stable=True)
+            client_of_group[largest_first] = torch.arange(num_groups) % num_clients  # in turn
         clients = client_of_group[group_of_sample]
         return [(clients == client).nonzero().flatten() for client in range(num_clients)]
 

@@ -23,10 +23,7 @@ from flsv.utilities.seeding import isolated_rngs
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 
 
-def hash_samples(
-    dataset: Dataset[Any],
-    indices: Tensor,
-) -> np.ndarray | None:
+def hash_samples(dataset: Dataset[Any], indices: Tensor) -> np.ndarray | None:
     """Return the hash of each sample at ``indices``, uint64 ``[n]``.
 
     Return None if the data set does not store its samples, but reads or makes them one by one.
@@ -46,7 +43,8 @@ def hash_samples(
     hashes = []
     for rows in indices.split(_ROWS_AT_ONCE):
         bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]
-        hashes += list(map(_hash_of_parts, zip(*bytes_by_column)))
+        for parts_of_sample in zip(*bytes_by_column):
+            hashes.append(_hash_of_parts(parts_of_sample))
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)
 
 
@@ -71,7 +69,8 @@ def content_hash(dataset: Any, indices: Tensor) -> str:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer_indices[indices]
         dataset = dataset.dataset
-    hashed_values: list[Any] = [_bytes_of_rows(column, indices) for column in _columns_of(dataset)]
+    columns = _columns_of(dataset)
+    hashed_values: list[Any] = [_bytes_of_rows(column, indices) for column in columns]
     if len(indices):
         hashed_values.append(_hash_of_sample(dataset, int(indices[0])))
     return digest(hashed_values).hex()

@@ -6,7 +6,7 @@ User code gets them from the Trainer or the data module: those of the client tha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -89,25 +89,26 @@ def _view_or_subset(dataset: Any, rows: Tensor) -> Any:
 
 
 def _methods_of_view(dataset: Any, rows: Tensor) -> dict[str, Any]:
-    kind: Any = type(dataset)
+    users_class: Any = type(dataset)
     num_samples = len(dataset)
     indices = rows.tolist()
 
     def get_attribute(view: Any, name: str) -> Any:
         if name in attributes_and_slots(dataset):
             return items_of_rows(getattr(dataset, name), rows, num_samples)
-        return kind.__getattribute__(view, name)
+        return users_class.__getattribute__(view, name)
 
+    # The view stores nothing itself, so all methods use the data set.
     methods: dict[str, Any] = {
         "__getattribute__": get_attribute,
         "__setattr__": lambda view, name, value: setattr(dataset, name, value),
         "__len__": lambda view: len(indices),
         "__getitem__": lambda view, index: dataset[indices[index]],
-        "__reduce_ex__": lambda view, protocol: (rows_as, (dataset, rows)),
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
+        "__reduce_ex__": lambda view, protocol: (rows_as, (dataset, rows)),  # for pickle
+        "__doc__": users_class.__doc__,
+        "__module__": users_class.__module__,
     }
-    if hasattr(kind, "__getitems__"):  # reads a batch at once
+    if hasattr(users_class, "__getitems__"):  # reads a batch at once
         methods["__getitems__"] = lambda view, positions: dataset.__getitems__(
             [indices[position] for position in positions]
         )
@@ -206,7 +207,7 @@ def _copied_loader(
         attributes["batch_sampler"] = BatchSampler(
             sampler, options["batch_size"], options["drop_last"]
         )
-    vars(loader).update(attributes)
+    vars(loader).update(attributes)  # setattr would raise an error
     return loader
 
 
@@ -253,27 +254,33 @@ def parts_of_samples(dataset: Any) -> list[Any]:
 def _add_parts(
     dataset: Any,
     rows: Tensor,
-    parts: dict[int, tuple[Any, Tensor]],
+    parts_by_id: dict[int, tuple[Any, Tensor]],
 ) -> None:
-    """Add a data set and its attributes with an item for each sample to ``parts``, each with its own indices of
+    """Add a data set and its attributes with an item for each sample to ``parts_by_id``, each with its own indices of
     ``rows``.
     """
-    if id(dataset) in parts:
+    if id(dataset) in parts_by_id:
         return
-    parts[id(dataset)] = (dataset, rows)
+    parts_by_id[id(dataset)] = (dataset, rows)
     if type(dataset) is Subset:
-        _add_parts(dataset.dataset, _rows_kept(dataset, rows), parts)
+        _add_parts(dataset.dataset, _rows_kept(dataset, rows), parts_by_id)
     if type(dataset) is ConcatDataset:
         for part, part_rows in parts_with_rows(dataset, rows):
-            _add_parts(part, part_rows, parts)
-        for part in dataset.datasets:  # those without any of the rows
-            _add_parts(part, rows[:0], parts)
+            _add_parts(part, part_rows, parts_by_id)
+        no_rows = rows[:0]
+        for part in dataset.datasets:  # those that are not added yet
+            _add_parts(part, no_rows, parts_by_id)
 
+    for column in _columns(dataset):
+        _add_parts(column, rows, parts_by_id)
+
+
+def _columns(dataset: Any) -> Iterator[Any]:
+    """Yield the attributes of a data set, and the parts of nested ones, that have an item for each sample."""
     has_rows = partial(_has_rows, num_samples=len(dataset))
     is_leaf = partial(_is_leaf, is_part=has_rows)
     for value in attributes_and_slots(dataset).values():
-        for part in filter(has_rows, tree_leaves(value, is_leaf=is_leaf)):
-            _add_parts(part, rows, parts)
+        yield from filter(has_rows, tree_leaves(value, is_leaf=is_leaf))
 
 
 def restrict_to_rows(

@@ -189,11 +189,9 @@ class ShardPartitioner(Partitioner):
     ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first, so that the order of the data set does not decide which samples of a class share a shard.
-        order = shuffled(torch.arange(len(labels)), generator)
-        shuffled_labels = labels[order]
-        by_class = shuffled_labels.argsort(stable=True)
-        order = order[by_class]
-        shards = order.tensor_split(num_shards)
+        shuffled_samples = shuffled(torch.arange(len(labels)), generator)
+        by_class = labels[shuffled_samples].argsort(stable=True)
+        shards = shuffled_samples[by_class].tensor_split(num_shards)
         shard_order = torch.randperm(num_shards, generator=generator).tolist()
         parts = []
         for client in range(self.num_clients):
@@ -330,19 +328,16 @@ class ProportionPartitioner(Partitioner):
         """
         if self.of == "class":
             boundaries = (entries.cumsum(0) * available).round().long()
-            boundaries = boundaries.minimum(available)
-            no_samples = torch.zeros(1, len(available), dtype=torch.long)
-            return boundaries.diff(dim=0, prepend=no_samples)
+            return _sizes_between(boundaries.minimum(available), dim=0)
 
         mix = self._mix(entries)
-        # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
         total = self._total_of(mix, available)
+        # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
         boundaries = (mix * total).cumsum(1).round().long()
-        no_samples = torch.zeros(self.num_clients, 1, dtype=torch.long)
-        counts = boundaries.diff(dim=1, prepend=no_samples)
-        for label in range(len(available)):
+        counts = _sizes_between(boundaries, dim=1)
+        for label, num_available in enumerate(available.tolist()):
             counts_of_class = counts[:, label]  # a view
-            while counts_of_class.sum() > available[label]:
+            while counts_of_class.sum() > num_available:  # rounding may have added samples
                 counts_of_class[counts_of_class.argmax()] -= 1
         return counts
 
@@ -437,6 +432,13 @@ class LongTail(Partitioner):
             members = (labels == label).nonzero().flatten()
             samples.append(shuffled(members, generator)[:size])
         return torch.cat(samples).sort().values
+
+
+def _sizes_between(boundaries: Tensor, dim: int) -> Tensor:
+    """Return the differences of successive boundaries along ``dim``, the first from 0."""
+    shape = list(boundaries.shape)
+    shape[dim] = 1
+    return boundaries.diff(dim=dim, prepend=torch.zeros(shape, dtype=torch.long))
 
 
 def _divide_by_class(

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Generator, Tensor
 
-from flsv.data.groups import client_called
+from flsv.data.groups import client_called, number_values
 from flsv.data.partition import Partitioner, shuffled
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
@@ -280,25 +279,29 @@ def split_federation(
     With ``whole``, each group has to keep a training sample. ``column`` reads the columns that the options name.
     """
     division = _Division(options, column)
-    all_samples = pool
+    samples_used = pool
     if options.max_samples is not None:
-        pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
-    server_val, pool = division.split_server(pool)
+        order = shuffled(pool, generator_for(options.seed, "max_samples"))
+        samples_used = order[: options.max_samples]
+    server_val, training_pool = division.split_server(samples_used)
+    # Groups of which clients have the whole, such as hospitals.
     kept_groups = groups if partitioner.keeps_groups else None
     if kept_groups is not None:
-        lost_groups = set(kept_groups[all_samples].tolist()) - set(kept_groups[pool].tolist())
+        lost_groups = set(kept_groups[pool].tolist()) - set(kept_groups[training_pool].tolist())
         lost_names = [group_names[group] for group in sorted(lost_groups)]
         _check_none_lost(lost_names, options.max_samples, is_error=whole)
 
-    groups_of_pool = None if groups is None else groups[pool]
-    parts = partitioner(labels[pool], num_classes, groups_of_pool)
+    groups_of_pool = None if groups is None else groups[training_pool]
+    parts = partitioner(labels[training_pool], num_classes, groups_of_pool)
+    samples_by_client = [training_pool[part] for part in parts]
     names = tuple(map(str, range(len(parts))))
     if kept_groups is not None:
-        groups_by_client = [kept_groups[pool[part]] for part in parts]
+        groups_by_client = [kept_groups[samples] for samples in samples_by_client]
         names = _names_of_clients(groups_by_client, group_names) or names
+
     clients = []
-    for client, part in enumerate(parts, partitioner.first_client):
-        clients.append(division.split_client(client, pool[part], names))
+    for client, samples in enumerate(samples_by_client, partitioner.first_client):
+        clients.append(division.split_client(client, samples, names))
     splits = FederatedSplits(server_val, tuple(clients), names)
     division.check_groups(splits)
     return splits
@@ -340,17 +343,18 @@ class _Division:
             self._held_out_masks[name] = choice.select(column(choice.column))
         self._check_overlaps()
         if options.together is not None:
-            names = _names_of(column(options.together))
-            num_missing = int(names.isna().sum())
-            if num_missing:
-                raise ConfigurationError(
-                    f"Splits(together={options.together!r}): {num_missing} of {len(names)} samples have no value in "
-                    "this column, so that it is not known which samples belong together. Fill the values in, or "
-                    "remove these samples."
-                )
-            group_names, numbers = np.unique(names.to_numpy(dtype=str), return_inverse=True)
-            self._group_names = group_names.tolist()
-            self._group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+            self._set_groups(column(options.together))
+
+    def _set_groups(self, values: Sequence[Any]) -> None:
+        names = _names_of(values)
+        num_missing = int(names.isna().sum())
+        if num_missing:
+            raise ConfigurationError(
+                f"Splits(together={self._options.together!r}): {num_missing} of {len(names)} samples have no value in "
+                "this column, so that it is not known which samples belong together. Fill the values in, or "
+                "remove these samples."
+            )
+        self._group_names, self._group_numbers = number_values(names.to_numpy(dtype=str))
 
     def _check_overlaps(self) -> None:
         for name, other_name in combinations(self._held_out_masks, 2):

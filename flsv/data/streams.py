@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
-from flsv.data.loaders import SeededLoader
+from flsv.data.loaders import SeededLoader, worker_generator
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -88,10 +88,7 @@ class StreamSamples(Dataset[Any]):
             raise ConfigurationError(
                 "Each of several workers would read the same samples of a stream. Set num_workers to 1 or 0."
             )
-        seed = 0
-        if generator is not None:
-            seed = generator.initial_seed()
-        return SeededLoader(self.stream, generator=torch.Generator().manual_seed(seed), **options)
+        return SeededLoader(self.stream, generator=worker_generator(generator), **options)
 
 
 def stream_samples(dataset: IterableDataset[Any]) -> StreamSamples:
@@ -122,6 +119,13 @@ def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
     for part in part_of_row.unique().tolist():
         rows_of_part = rows[part_of_row == part]
         yield dataset.datasets[part], rows_of_part - first_rows[part]
+
+
+def current_length(dataset: Any) -> int:
+    """Return a data set's present length. A ``ConcatDataset`` only knows the length that it had at first."""
+    if isinstance(dataset, ConcatDataset):
+        return sum(map(current_length, dataset.datasets))
+    return len(dataset)
 
 
 def has_streams(dataset: Any) -> bool:

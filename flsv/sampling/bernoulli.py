@@ -98,9 +98,8 @@ class BernoulliSampler(ClientSampler):
         #   p_another_i = 1 - prod_{j != i} (1 - p_j) = -expm1(sum_{j < i} log(1 - p_j) + sum_{j > i} log(1 - p_j)).
         # (The sum of all terms minus term i would be NaN for p_i = 1.)
         log_absent = torch.log1p(-p)
-        zero = p.new_zeros(1)
-        sums_before = torch.cat([zero, log_absent[:-1]]).cumsum(0)
-        sums_after = torch.cat([log_absent[1:], zero]).flip(0).cumsum(0).flip(0)
+        sums_before = _sums_before(log_absent)
+        sums_after = _sums_before(log_absent.flip(0)).flip(0)
         p_another_drawn = -torch.expm1(sums_before + sums_after)
         return (p * p_another_drawn / p_enough_drawn).to(probabilities)
 
@@ -118,6 +117,12 @@ class BernoulliSampler(ClientSampler):
                 f"{self!r} would draw at least {self.min_cohort} of {num_clients} clients with a probability of only "
                 f"{p_large_enough:.1g}. Raise expected_cohort, for example to {self.min_cohort}."
             )
+
+
+def _sums_before(numbers: Tensor) -> Tensor:
+    """Return the sum of all numbers before each one."""
+    zero = numbers.new_zeros(1)
+    return torch.cat([zero, numbers[:-1]]).cumsum(0)
 
 
 def _probability_of_at_least(count: int, probabilities: Sequence[float]) -> float:

@@ -93,6 +93,7 @@ class PowerOfChoice(ClientSampler):
         candidates = self.sample(len(clients), contributions, generator, round_index)
         candidate_clients = [clients[client] for client in candidates.tolist()]
         responses = map_clients(candidate_clients, partial(_request_loss, model))
+        # A client whose loss is NaN comes last.
         losses = torch.tensor(responses, dtype=torch.float64).nan_to_num(-torch.inf)
         highest_first = losses.argsort(descending=True, stable=True)
         cohort = candidates[highest_first[: self.cohort_size]]

@@ -150,25 +150,23 @@ class ClassScores(Metric):
 
     def _scores_and_classes(self) -> tuple[dict[str, Tensor], int]:
         """Return the scores by name, and the number of classes, with one copy to the CPU."""
-        has_auroc = bool(self.logits)
         # Copied to the host at once: each copy waits for the device.
-        counts = [self.correct, self.support]
-        auroc_inputs: list[Tensor] = []
-        if has_auroc:
+        inputs = [self.correct, self.support]
+        if self.logits:
             logits = dim_zero_cat(self.logits)
-            auroc_inputs = [log_odds(logits), dim_zero_cat(self.labels)]
-        correct, support, *odds_and_labels = to_host([*counts, *auroc_inputs])
+            inputs += [log_odds(logits), dim_zero_cat(self.labels)]
+        correct, support, *auroc_inputs = to_host(inputs)
 
         occurs = support > 0  # [M]: the classes that have samples
         accuracy = correct.sum() / support.sum()
-        auroc_of_classes = torch.full_like(accuracy, NAN)
-        if has_auroc:
-            auroc_of_classes = _macro_auroc(*odds_and_labels).to(accuracy)
         scores = {
             "accuracy": accuracy,
             "balanced_accuracy": (correct[occurs] / support[occurs]).mean(),
-            "auroc": auroc_of_classes,
+            "auroc": torch.full_like(accuracy, NAN),
         }
+        if auroc_inputs:
+            odds, labels = auroc_inputs
+            scores["auroc"] = _macro_auroc(odds, labels).to(accuracy)
 
         device = self.correct.device
         device_scores = {name: score.to(device) for name, score in scores.items()}

@@ -249,13 +249,12 @@ def undefined_untrained(
     remedy = "Begin with other weights, or choose a performance that is defined for every model."
     if is_logged(measure):
         remedy = "Let validation log a finite number for every model, or name another value."
-    elif outputs is not None:
+    elif outputs is not None and not outputs.isfinite().all():
         num_broken = int((~outputs.isfinite()).sum())
-        if num_broken > 0:
-            trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
-            remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
-        else:
-            trouble += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
+        trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
+        remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
+    elif outputs is not None:
+        trouble += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
     return ConfigurationError(
         f"{requester} compares all models with the untrained model, of which {trouble}. {remedy}"
     )

@@ -25,7 +25,6 @@ data_warnings.csv.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,9 +66,8 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
             frame[title] = counts
     if data.no_classes is None:
         fractions = data.class_counts / data.num_samples[:, None]  # [n, M]
-        class_columns = zip(data.class_names, fractions.T.tolist())
-        for name, column in islice(class_columns, _MAX_SHOWN):
-            frame[name] = column
+        for label, class_name in enumerate(data.class_names[:_MAX_SHOWN]):
+            frame[class_name] = fractions[:, label].tolist()
         if data.num_classes > _MAX_SHOWN:
             has_class = data.class_counts > 0
             frame["classes"] = has_class.sum(1).tolist()
@@ -130,18 +128,15 @@ def _rare_classes(class_sizes: pd.Series) -> list[str]:
 def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, data warnings, and notes."""
     frame = sample_table(data)
-    fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    text = _in_percent(frame, fractions).to_string(max_rows=40, line_width=width())
+    columns_of_counts = ["samples", "own validation", "own test", "classes"]
+    columns_of_fractions = frame.columns.difference(columns_of_counts)
+    text = _in_percent(frame, columns_of_fractions).to_string(max_rows=40, line_width=width())
     print(f"Training samples of each client\n\n{text}\n")
     print(_describe_validation(data))
     if data.division.source.columns:
         print(f"\nColumns\n\n{_shown_columns(data).to_string(line_width=width())}\n")
     if len(data_warnings):
-        shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
-        count_note = ""
-        if len(data_warnings) > _MAX_SHOWN:
-            count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})"
-        print(f"Data warnings{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
+        _print_data_warnings(data_warnings)
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
@@ -155,6 +150,14 @@ def _describe_validation(data: FederatedDataModule) -> str:
     rows = validation_set["rows"]
     count = "" if rows is None else f", {rows:,} samples"
     return f"The server validates on {validation_set['of']}{count}."
+
+
+def _print_data_warnings(data_warnings: pd.DataFrame) -> None:
+    first_warnings = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
+    count_note = ""
+    if len(data_warnings) > _MAX_SHOWN:
+        count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})"
+    print(f"Data warnings{count_note}: ask the sites\n\n{first_warnings.to_string(index=False)}\n")
 
 
 def _shown_columns(data: FederatedDataModule) -> pd.DataFrame:
@@ -200,22 +203,22 @@ def write_dictionary(file: Path, dictionary: Dictionary | None) -> None:
     print("Read and correct it, then set data.dictionary to this file.")
 
 
-def merge_files(files: Sequence[Path], file: Path | None) -> None:
+def merge_files(site_files: Sequence[Path], merged_file: Path | None) -> None:
     """Merge several sites' dictionaries, and print where they differ."""
-    dictionary_by_site = {site_file.stem: Dictionary.from_file(site_file) for site_file in files}
-    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(files):
-        names = listed(file.name for file in files)
+    dictionary_by_site = {file.stem: Dictionary.from_file(file) for file in site_files}
+    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(site_files):
+        names = listed(file.name for file in site_files)
         raise ConfigurationError(
             f"--merge: expected at least 2 files with different names, each named after its site, but got {names}."
         )
     dictionary, data_warnings = merge(dictionary_by_site)
     for data_warning in data_warnings:
         print(filled(str(data_warning)))
-    if file is None:
+    if merged_file is None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary)
+        write_dictionary(merged_file, dictionary)
     if dictionary.questions:
         print(filled(_HOW_TO_ANSWER))
 
@@ -223,9 +226,9 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
     objects = instantiated(_parser(), args)
-    out, data = objects.out, objects.data
-    if out is not None:
-        check_writable(out)
+    data = objects.data
+    if objects.out is not None:
+        check_writable(objects.out)
     if objects.write is not None:
         check_writable(objects.write.parent)
     if objects.merge:
@@ -242,7 +245,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     check_images(data)
     if objects.write is not None:
         write_dictionary(objects.write, data.dictionary)
-    _show_and_save(data, out, quiet)
+    _show_and_save(data, objects.out, quiet)
 
 
 def _show_and_save(data: FederatedDataModule, out: Path | None, quiet: bool) -> None:

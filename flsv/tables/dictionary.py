@@ -191,20 +191,21 @@ class Column:
     def _numbers(self, table: Table, name: str) -> ValuesOfColumn:
         numbers = self._all_numbers(table, name)
         gap_marks = self.gap_marks(table.is_text_file)
-        is_gap = np.isnan(numbers)
-        blank_fields = texts_of(table.frame[name][is_gap])
-        is_gap[is_gap] = blank_fields.isna() | blank_fields.isin(gap_marks)
-        is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
+        is_gap = np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
+        is_no_number = np.isnan(numbers)
+        texts = texts_of(table.frame[name][is_no_number])
+        is_gap[is_no_number] = texts.isna() | texts.isin(gap_marks)
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
-            is_gap |= table.is_missing(self.kind.removeprefix(DAYS), gap_marks)
+            first_day_column = self.kind.removeprefix(DAYS)
+            is_gap |= table.is_missing(first_day_column, gap_marks)
 
         low, high = self.bounds
-        is_inside = (numbers >= low) & (numbers <= high)
-        is_inside &= np.abs(numbers) <= LARGEST_NUMBER
+        fits = (numbers >= low) & (numbers <= high)
+        fits &= np.abs(numbers) <= LARGEST_NUMBER
         if self.kind == WHOLE_NUMBERS:
-            is_inside &= numbers % 1 == 0
+            fits &= numbers % 1 == 0
         known_numbers = np.where(is_gap, np.nan, numbers)
-        return pd.Series(known_numbers), ~is_gap & ~is_inside
+        return pd.Series(known_numbers), ~is_gap & ~fits
 
     def _all_numbers(self, table: Table, name: str) -> np.ndarray:
         if self.kind == TRUTHS:
@@ -348,7 +349,7 @@ class Dictionary:
         """
         self._check_readable(table)
         values = {}
-        misfits: list[str] = []
+        examples: list[str] = []
         unfit_columns = []
         num_misfits = 0
         for name, column in self.columns.items():
@@ -357,14 +358,15 @@ class Dictionary:
                 rows = np.flatnonzero(is_misfit)
                 num_misfits += len(rows)
                 unfit_columns.append(f"{name!r} ({column.description})")
-                shown_rows = rows[: _MAX_FIELDS - len(misfits)].tolist()
-                misfits += [_describe_misfit(table, row, name, column) for row in shown_rows]
+                num_more_examples = _MAX_FIELDS - len(examples)
+                for row in rows[:num_more_examples].tolist():
+                    examples.append(_describe_misfit(table, row, name, column))
 
-        if misfits:
+        if num_misfits:
             title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
             remedy = "Correct the fields, or the dictionary that all sites share, such as the files' formats (read)."
             raise ConfigurationError(
-                "\n".join([title, *misfits, remedy]),
+                "\n".join([title, *examples, remedy]),
                 without_data=self.message_without_values(unfit_columns),
             )
         return values
@@ -401,10 +403,10 @@ class Dictionary:
                 features[:, position_by_name[name]] = standardized
             elif column.categories:
                 words = values_of_column.cat.set_categories(column.categories)
-                category_of_row = words.cat.codes.to_numpy(dtype=np.int64)
-                rows = np.flatnonzero(category_of_row >= 0)
+                codes = words.cat.codes.to_numpy(dtype=np.int64)  # -1 for no category
+                rows = np.flatnonzero(codes >= 0)
                 first_position = position_by_name[f"{name}={column.categories[0]}"]
-                features[rows, first_position + category_of_row[rows]] = 1.0
+                features[rows, first_position + codes[rows]] = 1.0
             if column.gaps is not False:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
         return features
@@ -413,25 +415,27 @@ class Dictionary:
         """Return each row's class, int64 ``[N]``, or the number to predict, float32 ``[N]``."""
         if self.task == "regression":
             numbers = table.numbers(self.target)
-            is_misfit = ~(np.abs(numbers) <= LARGEST_NUMBER)
-            valid_numbers = np.where(is_misfit, 0.0, numbers)
-            standardized = (valid_numbers - self.target_mean) / self.target_scale
-            targets = standardized.astype(np.float32)
-            description = "a number in the file's format (read)"
-        else:
-            classes = self.classes or ()
-            words = table.words(self.target, "target").cat.set_categories(classes)
-            targets = words.cat.codes.to_numpy(dtype=np.int64)
-            is_misfit = targets < 0
-            description = f"one of {len(classes)} classes: {listed(classes, 20)}"
-        if is_misfit.any():
-            row = int(np.argmax(is_misfit))
-            value = str(table.frame[self.target].iloc[row])
-            raise ConfigurationError(
-                f"{table.where([row])}: {value!r} in the target {self.target!r}, expected {description}.",
-                without_data=self.message_without_values([f"{self.target!r} ({description})"]),
-            )
-        return targets
+            is_misfit = ~(np.abs(numbers) <= LARGEST_NUMBER)  # also for NaN
+            self._check_targets(table, is_misfit, "a number in the file's format (read)")
+            standardized = (numbers - self.target_mean) / self.target_scale
+            return standardized.astype(np.float32)
+
+        classes = self.classes or ()
+        words = table.words(self.target, "target").cat.set_categories(classes)
+        numbers_of_classes = words.cat.codes.to_numpy(dtype=np.int64)  # -1 for another word
+        expected = f"one of {len(classes)} classes: {listed(classes, 20)}"
+        self._check_targets(table, numbers_of_classes < 0, expected)
+        return numbers_of_classes
+
+    def _check_targets(self, table: Table, is_misfit: np.ndarray, expected: str) -> None:
+        if not is_misfit.any():
+            return
+        row = int(np.argmax(is_misfit))
+        value = str(table.frame[self.target].iloc[row])
+        raise ConfigurationError(
+            f"{table.where([row])}: {value!r} in the target {self.target!r}, expected {expected}.",
+            without_data=self.message_without_values([f"{self.target!r} ({expected})"]),
+        )
 
     @property
     def hash(self) -> str:
@@ -472,22 +476,24 @@ class Dictionary:
             ConfigurationError: there is an unknown option, or an option has another type.
         """
         options = dict(plain)
+        plain_columns = options.pop("columns", None) or {}
         columns = {}
-        for name, column_plain in (options.pop("columns", None) or {}).items():
-            columns[str(name).strip()] = _column_from_plain(str(name), column_plain or {})
+        for name, plain_column in plain_columns.items():
+            columns[str(name).strip()] = _column_from_plain(str(name), plain_column or {})
+        plain_formats = options.pop("read", None) or {}
         formats = {}
-        for name, format_plain in (options.pop("read", None) or {}).items():
-            formats[str(name)] = _dataclass_from(FileFormat, format_plain, f"read: {name!r}")
+        for name, plain_format in plain_formats.items():
+            formats[str(name)] = _dataclass_from(FileFormat, plain_format, f"read: {name!r}")
         excluded = _reasons_by_name(options.pop("excluded", None) or {})
         options |= {"columns": columns, "read": formats, "excluded": excluded}
         dictionary: Dictionary = _dataclass_from(cls, options, "the data dictionary")
-        positive = dictionary.positive
+
         # The user has chosen the order of the classes unless the dictionary was inferred.
         is_inferred = bool(dictionary.class_counts)
         classes = dictionary.classes or ()
-        if positive is None and len(classes) == 2 and not is_inferred:
-            positive = classes[-1]
-        return dictionary.with_positive(positive)
+        if dictionary.positive is None and len(classes) == 2 and not is_inferred:
+            return dictionary.with_positive(classes[-1])
+        return dictionary.with_positive(dictionary.positive)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Dictionary:

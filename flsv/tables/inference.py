@@ -95,13 +95,15 @@ def infer(
     excluded = dict(dictionary.excluded)
     columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
     for name in _column_names(table, dictionary):
+        written_column = dictionary.columns.get(name, Column())
         try:
-            column, values = _read_column(table, name, dictionary.columns.get(name, Column()))
+            column, values = _read_column(table, name, written_column)
         except Question as question:
-            excluded[name] = f"? {question}"
+            excluded[name] = f"? {question}"  # until the user answers
             continue
         for site, rows in rows_by_site.items():
-            values_of_site = values if len(rows) == len(values) else values.iloc[rows]
+            has_all_rows = len(rows) == len(values)
+            values_of_site = values if has_all_rows else values.iloc[rows]
             columns_by_site[site][name] = inferred_column(column, values_of_site, leaves_site)
 
     dictionary_by_site = {}
@@ -246,9 +248,9 @@ def isolated_numbers(numbers: np.ndarray) -> np.ndarray:
         >>> isolated_numbers(np.geomspace(1, 1e6, 60))
         array([], dtype=float64)
     """
-    none = np.array([])
+    no_numbers = np.array([])
     if len(numbers) < MIN_COMPARED:
-        return none
+        return no_numbers
     numbers = np.sort(numbers)
     negative_numbers = numbers[numbers < 0]
     if _is_code(negative_numbers):
@@ -256,22 +258,27 @@ def isolated_numbers(numbers: np.ndarray) -> np.ndarray:
 
     logarithms = _logarithms(numbers)
     split = int(np.argmax(np.diff(logarithms))) + 1  # the first number after the widest gap
-    few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
+    few_numbers, many_numbers = _smaller_and_larger_part(numbers, split)
     are_zeros = not few_numbers.any()
     if are_zeros or not _has_wide_gap(numbers, split):
-        return none
+        return no_numbers
     if _is_code(few_numbers):
         return few_numbers
-    if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
-        return none
-    return few_numbers if _has_wide_gap(logarithms, split) else none
+    are_few_values = len(np.unique(many_numbers)) < MIN_COMPARED  # such as doses of 5, 10 and 20
+    if are_few_values or not _has_wide_gap(logarithms, split):
+        return no_numbers
+    return few_numbers
+
+
+def _smaller_and_larger_part(numbers: np.ndarray, split: int) -> list[np.ndarray]:
+    return sorted([numbers[:split], numbers[split:]], key=len)
 
 
 def _has_wide_gap(numbers: np.ndarray, split: int) -> bool:
     """Return whether the gap before ``numbers[split]`` is wider than the range of the larger part of the numbers."""
-    _, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
+    _, larger_part = _smaller_and_larger_part(numbers, split)
     gap = numbers[split] - numbers[split - 1]
-    return bool(gap > np.ptp(other_numbers) > 0)
+    return bool(gap > np.ptp(larger_part) > 0)
 
 
 def _logarithms(numbers: np.ndarray) -> np.ndarray:
@@ -294,17 +301,21 @@ def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False
     num_missing = len(values) - len(known_values)
     if num_missing == 0 and column.gaps is True:
         column = replace(column, gaps=False)
-    if leaves_site and len(known_values) < MIN_ROWS:
+    # Other sites must not learn what is true of a few rows only, so these count with the rest.
+    min_rows = MIN_ROWS if leaves_site else 1
+    if len(known_values) < min_rows:
         known_values = known_values.iloc[:0]
-    if leaves_site and num_missing < MIN_ROWS:
+    if num_missing < min_rows:
         num_missing = 0
-    count = len(values) - num_missing if len(known_values) else 0
+    count = 0
+    if len(known_values):
+        count = len(values) - num_missing
     column = replace(column, count=count, missing=len(values) - count)
 
     if column.kind == CATEGORIES:
         if column.is_complete:
             return column
-        return _with_categories(column, known_values, min_rows=MIN_ROWS if leaves_site else 1)
+        return _with_categories(column, known_values, min_rows)
     if known_values.empty:
         return replace(
             column,
@@ -475,15 +486,16 @@ def _check_point(table: Table, name: str) -> None:
         return
     texts = table.frame[name].tolist()
     distinct_texts = set(texts)
-    grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
-    short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
-    remaining_texts = distinct_texts - grouped - short
+    grouped_numbers = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
+    short_numbers = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
+    remaining_texts = distinct_texts - grouped_numbers - short_numbers
     has_other_numbers = any(text[-1:].isdigit() for text in remaining_texts)
-    if grouped and short and not has_other_numbers:
-        text = max(grouped)
-        row = texts.index(text)
+    if grouped_numbers and short_numbers and not has_other_numbers:
+        grouped = max(grouped_numbers)
+        short = max(short_numbers)
+        row = texts.index(grouped)
         raise Question(
-            f"{table.where([row])}: does the point of {text!r} separate thousands? The column also has {max(short)!r}. "
+            f"{table.where([row])}: does the point of {grouped!r} separate thousands? The column also has {short!r}. "
             'Set thousands: "." in read, or kind: numbers'
         )
 
@@ -511,11 +523,12 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
     if have_two_codes and min(num_smallest, num_largest) >= MIN_ROWS:
         return smallest, largest
 
-    lower, upper = np.quantile(numbers, (0.01, 0.99))
-    width = float(upper - lower)
-    magnitude = width or abs(float(upper)) or 1.0
-    low = -_rounded_up(-float(lower) + width, -smallest, magnitude)
-    high = _rounded_up(float(upper) + width, largest, magnitude)
+    # The range between the percentiles is widened by its width at both ends.
+    percentile_1, percentile_99 = np.quantile(numbers, (0.01, 0.99)).tolist()
+    width = percentile_99 - percentile_1
+    magnitude = width or abs(percentile_99) or 1.0
+    low = -_rounded_up(width - percentile_1, -smallest, magnitude)
+    high = _rounded_up(width + percentile_99, largest, magnitude)
     if smallest >= 0:
         low = max(0.0, low)
     return low, high

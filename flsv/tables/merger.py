@@ -76,16 +76,15 @@ def _merge_columns(
     dictionary_by_site: Mapping[str, Dictionary], subject_site: str | None
 ) -> tuple[Dictionary, list[TableWarning]]:
     """Return a dictionary of all columns, without a target, and data warnings about ``subject_site``, or all sites."""
-    excluded: dict[str, str] = {}  # {column: the reason of the first site that excludes it}
-    all_names: list[str] = []
+    excluded: dict[str, str] = {}
+    names: dict[str, None] = {}  # each once, in order
     for dictionary in dictionary_by_site.values():
-        excluded = {**dictionary.excluded, **excluded}
-        all_names += dictionary.columns
-    distinct_names = dict.fromkeys(all_names)
+        excluded = {**dictionary.excluded, **excluded}  # the reason of the first site stays
+        names.update(dict.fromkeys(dictionary.columns))
 
     columns = {}
     data_warnings: list[TableWarning] = []
-    for name in distinct_names:
+    for name in names:
         if name in excluded:
             continue
         column_by_site = _column_by_site(dictionary_by_site, name)
@@ -161,17 +160,22 @@ def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
         if column.categories and column.count >= MIN_COMPARED:
             words_by_site[site] = set(column.categories)
     for site, words in words_by_site.items():
-        for other_site, other_words in words_by_site.items():
-            are_two_codes = len(words) == len(other_words) == 2 and words != other_words
-            if are_two_codes and all(word.isdecimal() for word in words | other_words):
-                raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
-
         words_elsewhere = set()
         for other_site, other_words in words_by_site.items():
+            if _are_different_codes(words, other_words):
+                raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
             if other_site != site:
                 words_elsewhere |= other_words
         if words_elsewhere and words.isdisjoint(words_elsewhere):
             raise _question_of_words(site, words, "no other site has one of these")
+
+
+def _are_different_codes(words: set[str], other_words: set[str]) -> bool:
+    """Return whether two sites number two values in different ways, such as 0 and 1, and 1 and 2."""
+    have_two_values = len(words) == len(other_words) == 2
+    if not have_two_values or words == other_words:
+        return False
+    return all(word.isdecimal() for word in words | other_words)
 
 
 def _question_of_words(site: str, words: set[str], finding: str) -> Question:
@@ -188,6 +192,7 @@ def _in_words(words: set[str]) -> str:
 
 def pooled(columns: Sequence[Column]) -> Column:
     """Pool columns of several sites: all categories, the widest range, mean and scale weighted by numbers of rows."""
+    # Columns without a value say nothing of their kind and range.
     columns_with_rows = [column for column in columns if column.count] or list(columns)
     first_column = columns_with_rows[0]
     kinds = {column.kind for column in columns_with_rows}
@@ -230,13 +235,13 @@ def _with_moments(pooled_column: Column, columns: Sequence[Column]) -> Column:
 
     # Exact sums do not depend on the order of the sites.
     total_rows = sum(num_rows)
-    mean = math.fsum(map(math.prod, zip(num_rows, means))) / total_rows
+    sums = [count * mean for count, mean in zip(num_rows, means)]
+    pooled_mean = math.fsum(sums) / total_rows
     squares = []
-    for rows_of_column, mean_of_column, deviation in zip(num_rows, means, deviations):
-        variance = deviation**2 + (mean_of_column - mean) ** 2
-        squares.append(rows_of_column * variance)
+    for count, mean, deviation in zip(num_rows, means, deviations):
+        squares.append(count * (deviation**2 + (mean - pooled_mean) ** 2))
     scale = math.sqrt(math.fsum(squares) / total_rows)
-    return replace(pooled_column, mean=rounded(mean, scale), scale=rounded(scale, scale))
+    return replace(pooled_column, mean=rounded(pooled_mean, scale), scale=rounded(scale, scale))
 
 
 def _finite(bound: float) -> float | None:
@@ -262,9 +267,11 @@ def _disagreements(
     farthest: TableWarning | None = None
     largest_strength = 1.0
     for site, usual_column in _usual_columns(column_by_site):
+        if subject_site not in (None, site):
+            continue
         column = column_by_site[site]
-        has_few_rows = min(_num_rows(column), _num_rows(usual_column)) < MIN_COMPARED
-        if subject_site not in (None, site) or has_few_rows:
+        num_compared = min(_num_rows(column), _num_rows(usual_column))
+        if num_compared < MIN_COMPARED:
             continue
         for text in _differences_of_fields(column, usual_column, usual_source):
             yield TableWarning(site, name, text)
@@ -353,16 +360,16 @@ def _strength_of_unit(ratios: tuple[float, float], num_values: int) -> float:
 def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Dictionary:
     """Return a dictionary with the classes of all sites, but without columns."""
     first_site, first_dictionary = next(iter(dictionary_by_site.items()))
-    read: dict[str, FileFormat] = {}
+    formats: dict[str, FileFormat] = {}
     for site, dictionary in dictionary_by_site.items():
         _check_shared_settings(first_site, first_dictionary, site, dictionary)
         for name, file_format in dictionary.read.items():
-            if read.setdefault(name, file_format) != file_format:
+            if formats.setdefault(name, file_format) != file_format:
                 raise ConfigurationError(
                     f"read: the sites' dictionaries have two formats for {name!r}. Give the sites' files different "
                     "names."
                 )
-    merged = replace(first_dictionary, read=read)
+    merged = replace(first_dictionary, read=formats)
     if merged.task == "regression":
         targets = list(map(_target_column, dictionary_by_site.values()))
         return with_target_column(merged, pooled(targets))
@@ -494,10 +501,11 @@ def infer_all(
     dictionary_by_site, untrained_dictionaries = _infer_by_site(tables, dictionary, is_site)
     data_warnings: list[TableWarning] = []
     if is_site:
-        (merged,) = dictionary_by_site.values()
+        (merged,) = dictionary_by_site.values()  # a site has one table
     else:
         merged, data_warnings = merge(dictionary_by_site)
 
+    # All other rows have to fit, too.
     merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
     for table in held_out:
         all_rows = {table.name: np.arange(len(table))}
@@ -516,10 +524,10 @@ def _infer_by_site(
     untrained_dictionaries = {}
     for table, rows_by_client in tables:
         training_rows = np.concatenate([*rows_by_client.values()])
+        rows_by_site = dict(rows_by_client)
         if is_site or num_clients > MAX_DICTIONARIES:
-            rows_by_client = {table.name: training_rows}
-        untrained_rows = np.setdiff1d(np.arange(len(table)), training_rows)
-        rows_by_site = {**rows_by_client, _UNTRAINED: untrained_rows}
+            rows_by_site = {table.name: training_rows}
+        rows_by_site[_UNTRAINED] = np.setdiff1d(np.arange(len(table)), training_rows)
         dictionaries_of_table = infer(table, dictionary, rows_by_site, leaves_site=is_site)
         untrained_dictionaries[table.name] = dictionaries_of_table.pop(_UNTRAINED)
         dictionary_by_site |= dictionaries_of_table

@@ -113,8 +113,8 @@ def classes_of(
     """Return the classes of all tables, with the positive one of two last unless the rows are of one site."""
     counts_by_table = {}
     for name, table in tables.items():
-        counts = table.words(target, "labels").value_counts()
-        counts_by_table[name] = counts.set_axis(list(counts.index))
+        class_sizes = table.words(target, "labels").value_counts()
+        counts_by_table[name] = class_sizes.set_axis(list(class_sizes.index))
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
     if not is_site:
         return classes_by_site(counts, target, pos_label)
@@ -214,8 +214,8 @@ class _TablesSource:
         groups, group_names = self._groups()
         split_columns = {}
         for name in self._reading.split_columns:
-            words = [table.words(name, "splits") for table in self._tables.values()]
-            split_columns[name] = pd.concat(words).tolist()
+            words_by_table = [table.words(name, "splits") for table in self._tables.values()]
+            split_columns[name] = pd.concat(words_by_table).tolist()
         held_out_sets = {name: self._data_set([table]) for name, table in self._held_out.items()}
         classes = tuple(self._dictionary.classes or ())
         return SourceData(
@@ -236,10 +236,11 @@ class _TablesSource:
         """Return the source with features. What is missing in the dictionary is inferred from the training rows."""
         dictionary, values, data_warnings = self._read_values(samples_by_client)
         features = list(map(dictionary.encode, values))
-        num_tables = len(self._tables)
+        num_tables = len(self._tables)  # those with training rows come first
+        features_by_held_out = dict(zip(self._held_out, features[num_tables:]))
         held_out_sets = {}
-        for (name, table), features_of_table in zip(self._held_out.items(), features[num_tables:]):
-            held_out_set = self._data_set([table], [features_of_table], dictionary)
+        for name, table in self._held_out.items():
+            held_out_set = self._data_set([table], [features_by_held_out[name]], dictionary)
             held_out_set.row_names = self._row_names(table)
             held_out_sets[name] = held_out_set
         return replace(
@@ -281,10 +282,8 @@ class _TablesSource:
     def _infer(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> tuple[Dictionary, list[TableWarning]]:
-        rows_by_table = self._rows_by_table(samples_by_client)
-        tables = [(table, rows_by_table[name]) for name, table in self._tables.items()]
         dictionary, data_warnings = infer_all(
-            tables,
+            self._tables_and_rows(samples_by_client),
             list(self._held_out.values()),
             self._dictionary,
             is_site=self._is_inferred_at_site,
@@ -298,21 +297,22 @@ class _TablesSource:
             )
         return dictionary, data_warnings
 
-    def _rows_by_table(
+    def _tables_and_rows(
         self, samples_by_client: Mapping[str, Tensor]
-    ) -> dict[str, dict[str, np.ndarray]]:
-        rows_by_table = {}
-        num_rows_before = 0
-        for name, table in self._tables.items():
+    ) -> list[tuple[Table, dict[str, np.ndarray]]]:
+        """Return each table with the positions of each client's training rows in it."""
+        tables_and_rows = []
+        num_rows_before = 0  # in all tables before
+        for table in self._tables.values():
             rows_by_client = {}
             for client, samples in samples_by_client.items():
                 rows = samples.numpy() - num_rows_before
-                rows = rows[(rows >= 0) & (rows < len(table))]
-                if len(rows):
-                    rows_by_client[client] = rows
-            rows_by_table[name] = rows_by_client
+                rows_in_table = rows[(rows >= 0) & (rows < len(table))]
+                if len(rows_in_table):
+                    rows_by_client[client] = rows_in_table
+            tables_and_rows.append((table, rows_by_client))
             num_rows_before += len(table)
-        return rows_by_table
+        return tables_and_rows
 
     def _data_set(
         self,

@@ -62,7 +62,7 @@ def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, n
     rows = []
     lines = []
     for fields in reader:
-        stripped_fields = [text.strip() for text in fields]
+        stripped_fields = [field.strip() for field in fields]
         if stripped_fields in ([], [""]):  # an empty line
             continue
         if not names:
@@ -288,8 +288,10 @@ def _with_points(texts: pd.Series, file_format: FileFormat, unit: str) -> pd.Ser
     """Write numbers with decimal points and without separators or unit, and all other texts as None."""
     decimal = f"[{file_format.decimal}]"
     thousands = file_format.thousands
-    mark = f"[{_SPACES}]" if thousands == " " else f"[{thousands}]"
-    groups = rf"|\d{{1,3}}({mark}\d{{3}})+" if thousands else ""
+    groups = ""
+    if thousands:
+        mark = f"[{_SPACES}]" if thousands == " " else f"[{thousands}]"
+        groups = rf"|\d{{1,3}}({mark}\d{{3}})+"  # 1,234,567
     # Only Python reads 1_000, 0x10 and infinity as numbers, so this pattern does not match them.
     number = rf"((\d+{groups})({decimal}\d*)?|{decimal}\d+)"
     unit_pattern = rf"({re.escape(unit)})?\s*"
@@ -301,7 +303,8 @@ def _with_points(texts: pd.Series, file_format: FileFormat, unit: str) -> pd.Ser
     if thousands:
         plain_texts = plain_texts.str.replace(mark, "", regex=True)
     plain_texts = plain_texts.str.replace(file_format.decimal, ".")
-    return plain_texts.where(is_number == True, texts.where(is_number.isna()))  # noqa: E712
+    other_values = texts.where(is_number.isna())  # NaN in place of texts without a number
+    return plain_texts.where(is_number == True, other_values)  # noqa: E712
 
 
 def dates_of(column: pd.Series, file_format: FileFormat) -> pd.Series:

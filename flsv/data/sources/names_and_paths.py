@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -112,14 +113,11 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
 
     class_name, folder_name, mean, std = TORCHVISION_FACTS[name]
     try:
-        datasets_read = []
-        tensor_sets = []
-        for is_train in (True, False):
-            dataset_class = getattr(datasets, class_name)
-            dataset = dataset_class(data_root(root), train=is_train, download=download)
-            images = image_tensor(dataset.data, mean, std)
-            datasets_read.append(dataset)
-            tensor_sets.append(tensor_set(images, torch.as_tensor(dataset.targets)))
+        dataset_class = getattr(datasets, class_name)
+        train = dataset_class(data_root(root), train=True, download=download)
+        train_set = _normalized(train, mean, std)
+        test = dataset_class(data_root(root), train=False, download=download)
+        test_set = _normalized(test, mean, std)
     except Exception as error:
         # Damaged files raise any exception: AssertionError, KeyError, TypeError, EOFError.
         folder = data_root(root).absolute() / folder_name
@@ -127,9 +125,12 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
             f"{name} was not found in {folder}, or cannot be read ({type(error).__name__}: {error}). Set the folder "
             f"that contains it by {SETTING_OF_ROOT}, or set --data.files.download true."
         ) from error
-    class_names = tuple(datasets_read[0].classes)
-    train, test = tensor_sets
-    return SourceData(train, test=test, class_names=class_names)
+    return SourceData(train_set, test=test_set, class_names=tuple(train.classes))
+
+
+def _normalized(dataset: Any, mean: Sequence[float], std: Sequence[float]) -> TensorDataset:
+    images = image_tensor(dataset.data, mean, std)
+    return tensor_set(images, torch.as_tensor(dataset.targets))
 
 
 def read_path(
@@ -141,12 +142,14 @@ def read_path(
     """
     files = reading.files
     name = str(source)
+    path = None
     is_name = is_whole and known_as(source) is not None
-    path = None if is_name else find_place(source, files.root)
+    if not is_name:
+        path = find_place(source, files.root)
     if path is not None and is_table_file(path):
         table: TableRows = from_wing("readers", "tables").read_table(path, reading, client)
         return table
-    if is_whole:
+    if is_whole:  # perhaps a name, or a folder with test data
         return _read_by_name(name, files)
     if path is not None and path.is_dir() and has_class_folders(path):
         return image_folder(path, files.image_size)
@@ -390,12 +393,14 @@ def folder_by_client(path: Path) -> dict[str, Path]:
     """
     folders = {folder.name: folder for folder in _visible(path) if folder.is_dir()}
     tables = {file.stem: file for file in _visible(path) if is_table_file(file)}
-    if "train" in folders or (not tables and has_class_folders(path)):
+    if "train" in folders:
         return {}
-    has_tables_or_folders = bool(tables) != bool(folders)  # and not both
+    if not tables and has_class_folders(path):
+        return {}
+    has_both_or_none = bool(tables) == bool(folders)
     paths_in_folders = chain.from_iterable(map(_visible, folders.values()))
-    have_images = any(_is_image(path_in_folder) for path_in_folder in paths_in_folders)
-    if not has_tables_or_folders or have_images:
+    have_images = any(map(_is_image, paths_in_folders))
+    if has_both_or_none or have_images:
         raise ConfigurationError(
             f"{path} contains {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. "
             "Expected images as train/<class>/*.png, test/<class>/*.png and optionally val/<class>/*.png; images "

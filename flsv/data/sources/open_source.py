@@ -140,15 +140,17 @@ def open_source(
         _check_only_own_loaders(source, held_out)
         return module_source(source, reading.label)
 
-    paths = _paths_by_client(source, reading)
-    if paths:
-        held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
-        _check_number_of_clients(source, paths, held_out_paths, is_site=reading.is_alone)
+    client_paths = _paths_by_client(source, reading)
+    if client_paths:
+        # What is called val or test belongs to the server.
+        held_out_paths = {name: client_paths.pop(name, None) for name in ("val", "test")}
+        _check_number_of_clients(source, client_paths, held_out_paths, is_site=reading.is_alone)
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _read_clients(paths, held_out, reading)
+        return _read_clients(client_paths, held_out, reading)
 
     train, test = _train_and_test(source)
-    return _read_all_clients(train, _merge_held_out(held_out, {"test": test}), reading)
+    held_out = _merge_held_out(held_out, {"test": test})
+    return _read_all_clients(train, held_out, reading)
 
 
 def _train_and_test(source: Any) -> tuple[Any, Any]:
@@ -252,8 +254,10 @@ def _read_clients(
     data_by_client = dict(zip(names, clients.values()))
     datasets, options = _open_loaders(data_by_client)
     all_data = [*datasets.values(), *held_out.values()]
-    has_columns = not options and _have_columns(all_data, reading)  # loaders have samples
+    # Loaders, which have options, read samples and never tables.
+    has_columns = not options and _have_columns(all_data, reading)
     reading = replace(reading, has_columns=has_columns)
+
     parts: dict[str, Any] = {}
     for name, data in datasets.items():
         parts[name] = read_part(data, reading, f"client {name!r}", client=name)
@@ -261,16 +265,16 @@ def _read_clients(
     if _are_tables(parts, held_out_parts):
         return _tables_source(parts, held_out_parts, reading, are_clients=True)
 
-    first_part = parts[names[0]]
-    eval_options = {**options, "drop_last": False}
-    source = SourceData(first_part, train_options=options, eval_options=eval_options)
     sizes = torch.tensor([len(part) for part in parts.values()])
-    return replace(
-        _with_parts(source, parts, held_out_parts, reading),
-        is_by_client=True,
-        groups=torch.repeat_interleave(sizes),
+    source = SourceData(
+        parts[names[0]],  # the parts are concatenated below
+        train_options=options,
+        eval_options={**options, "drop_last": False},
+        groups=torch.repeat_interleave(sizes),  # the number of each sample's client
         group_names=tuple(parts),
+        is_by_client=True,
     )
+    return _with_parts(source, parts, held_out_parts, reading)
 
 
 def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading) -> SourceData:
@@ -373,13 +377,13 @@ def module_source(module: L.LightningDataModule, label: str | None = None) -> So
     if not is_overridden("val_dataloader", module):
         return source
 
-    val_loaders = _only_loader(module.val_dataloader())
-    _check_class_names(source, getattr(val_loaders, "dataset", None), label)
-    has_usual_batches = _makes_usual_batches(val_loaders)
-    if has_usual_batches and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler):
-        eval_options = {**loader_options(val_loaders), "drop_last": False}
-        return replace(source, val=val_loaders.dataset, eval_options=eval_options)
-    return replace(source, val_loaders=val_loaders)
+    loader = _only_loader(module.val_dataloader())
+    _check_class_names(source, getattr(loader, "dataset", None), label)
+    has_usual_batches = _makes_usual_batches(loader)
+    if has_usual_batches and isinstance(loader.batch_sampler.sampler, SequentialSampler):
+        eval_options = {**loader_options(loader), "drop_last": False}
+        return replace(source, val=loader.dataset, eval_options=eval_options)
+    return replace(source, val_loaders=loader)
 
 
 def _check_class_names(source: SourceData, val: Any, label: str | None) -> None:
@@ -406,7 +410,8 @@ def _training_source(loader: Any, name: str) -> SourceData:
             "source."
         )
     train = loader.dataset
-    indices, draws = None, None
+    indices = None
+    draws = None
     if isinstance(train, IterableDataset):
         train = stream_samples(train)
     else:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from flsv.data.groups import check_spelling
+from flsv.data.groups import check_spelling, number_values
 from flsv.data.hugging_face import is_hugging_face
 from flsv.data.labels import class_names_of, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
@@ -133,21 +133,29 @@ class SourceData:
     def to_device(self, device: torch.device) -> SourceData:
         """Return a copy whose training and validation tensors lie on ``device``."""
         # By the ids of the tensors' tuples: data sets for training and validation may share tensors.
-        sets_by_tensors: dict[int, TensorDataset] = {}
-
-        def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
-            tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
-            if tensors is None:
-                return dataset
-            device_set = sets_by_tensors.get(id(tensors))
-            if device_set is None:
-                device_set = TensorDataset(*(tensor.to(device) for tensor in tensors))
-                sets_by_tensors[id(tensors)] = device_set
-            return device_set if rows is None else Subset(device_set, rows.tolist())
-
-        train = moved(self.train, self.train_options)
-        val = moved(self.val, self.eval_options)
+        moved_sets: dict[int, TensorDataset] = {}
+        train = _on_device(self.train, device, self.train_options, moved_sets)
+        val = _on_device(self.val, device, self.eval_options, moved_sets)
         return replace(self, train=train, val=val)
+
+
+def _on_device(
+    dataset: Any,
+    device: torch.device,
+    options: Mapping[str, Any],
+    moved_sets: dict[int, TensorDataset],
+) -> Any:
+    """Return a data set on ``device``, from ``moved_sets`` if another one has the same tensors, or add it there."""
+    tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
+    if tensors is None:
+        return dataset
+    if id(tensors) not in moved_sets:
+        moved_tensors = [tensor.to(device) for tensor in tensors]
+        moved_sets[id(tensors)] = TensorDataset(*moved_tensors)
+    moved_set = moved_sets[id(tensors)]
+    if rows is None:
+        return moved_set
+    return Subset(moved_set, rows.tolist())
 
 
 @checked
@@ -307,10 +315,9 @@ def _targets(y: Any, input_shape: torch.Size) -> np.ndarray:
 
 
 def _set_of_words(inputs: Tensor, words: np.ndarray) -> TensorDataset:
-    class_names, numbers = np.unique(words.astype(str), return_inverse=True)
-    labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    class_names, labels = number_values(words.astype(str))
     data: Any = TensorDataset(inputs, labels)
-    data.classes = tuple(class_names.tolist())
+    data.classes = tuple(class_names)
     data.by_name = True
     return data
 
@@ -346,7 +353,10 @@ def check_columns(datasets: Mapping[str, Any]) -> None:
 
 
 def _inputs(x: Any) -> Tensor:
-    inputs = x.detach().cpu() if isinstance(x, Tensor) else _tensor_of(np.asarray(x))
+    if isinstance(x, Tensor):
+        inputs = x.detach().cpu()
+    else:
+        inputs = _tensor_of(np.asarray(x))
     if inputs.dtype == torch.uint8 and inputs.ndim in (3, 4):
         pixels = _channels_last(inputs)
         if pixels is not None:
@@ -374,16 +384,16 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
     """Return 8-bit images as ``[N, H, W]`` or ``[N, H, W, C]``, or None if they are not images."""
     if pixels.ndim == 3:
         return pixels
-    is_first = pixels.shape[1] in (1, 3)
-    is_last = pixels.shape[3] in (1, 3)
-    if is_first and is_last:
+    may_be_second = pixels.shape[1] in (1, 3)
+    may_be_last = pixels.shape[3] in (1, 3)
+    if may_be_second and may_be_last:
         raise ConfigurationError(
             f"(X, y): in uint8 images {list(pixels.shape)}, the channels may be the second or the last dimension. Give "
             "the images as float32 [N, C, H, W] in 0 .. 1."
         )
-    if is_last:
+    if may_be_last:
         return pixels
-    if is_first:
+    if may_be_second:
         return pixels.permute(0, 2, 3, 1)
     return None
 
@@ -441,9 +451,11 @@ def _check_numbers_mean_the_same(
 ) -> None:
     """Raise ConfigurationError unless the user has numbered all classes, and all data sets have the same names."""
     names_of_clients = {names_by_set[client] for client in client_sets}
-    different_names = set(filter(None, names_by_set.values()))
-    are_of_user = not any(map(is_numbered_by_flsv, all_sets.values()))
-    if are_of_user and len(names_of_clients) == 1 and len(different_names) <= 1:
+    # Validation and test data may have no names of classes.
+    names_of_sets = set(filter(None, names_by_set.values()))
+    have_same_names = len(names_of_clients) == 1 and len(names_of_sets) <= 1
+    are_numbered_by_user = not any(map(is_numbered_by_flsv, all_sets.values()))
+    if are_numbered_by_user and have_same_names:
         return
 
     descriptions = []
@@ -479,13 +491,18 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
         formats = [f"{column.dtype} {list(column.shape[1:])}" for column in columns]
         name_by_format[", ".join(formats)] = name
 
-    if len(name_by_format) > 1:
-        differences = [f"those of {name!r} ({text})" for text, name in name_by_format.items()]
-        raise ConfigurationError(
-            f"The samples differ: {' and '.join(differences)}. All train one model, so all samples need the same shape "
-            "and type."
-        )
-    return TensorDataset(*map(torch.cat, zip(*columns_by_part)))
+    _check_same_format(name_by_format)
+    return TensorDataset(*[torch.cat(column_parts) for column_parts in zip(*columns_by_part)])
+
+
+def _check_same_format(name_by_format: Mapping[str, str]) -> None:
+    if len(name_by_format) <= 1:
+        return
+    differences = [f"those of {name!r} ({text})" for text, name in name_by_format.items()]
+    raise ConfigurationError(
+        f"The samples differ: {' and '.join(differences)}. All train one model, so all samples need the same shape "
+        "and type."
+    )
 
 
 def _renumber(dataset: Any, class_names: Names) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+
+from flsv.utilities.errors import ConfigurationError
 
 
 class DataDictionary(Protocol):
@@ -41,6 +44,26 @@ if TYPE_CHECKING:
 else:
     # The command line can give options, or the path of a file.
     DictionaryOptions = dict[str, Any] | str | None
+
+
+def name_as_text(name: Any) -> Any:
+    """Convert the name of a column, which may be a number, to text. Return any other argument unchanged."""
+    if isinstance(name, Integral | str) and not isinstance(name, bool):
+        return str(name).strip()
+    return name
+
+
+def target_of(labels: Any, dictionary: DataDictionary) -> str:
+    """Return the column to predict, which the argument ``labels`` or the dictionary names."""
+    target = dictionary.target or labels
+    if labels is None and target:
+        return dictionary.target
+    if labels != target or not isinstance(labels, str):
+        raise ConfigurationError(
+            f"labels={labels!r}, but the data dictionary has target: {dictionary.target!r}. Name the column to predict "
+            "in one of them only."
+        )
+    return labels
 
 
 @dataclass(frozen=True)
