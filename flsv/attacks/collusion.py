@@ -57,11 +57,7 @@ class Collusion(ClientChoice, JointUpload):
 
     @abstractmethod
     def collude(
-        self,
-        updates: Tensor,
-        colluders: int,
-        cohort: int,
-        generator: torch.Generator,
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
@@ -74,11 +70,7 @@ class Collusion(ClientChoice, JointUpload):
         """
 
     def sent(
-        self,
-        cohort: Sequence[int],
-        updates: Tensor,
-        num_clients: int,
-        round_index: int,
+        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
     ) -> dict[int, Tensor]:
         colluding_clients = set(self.chosen(num_clients))
         colluder_rows = [row for row, client in enumerate(cohort) if client in colluding_clients]
@@ -147,11 +139,7 @@ class InnerProductManipulation(Collusion):
         self.length = length
 
     def collude(
-        self,
-        updates: Tensor,
-        colluders: int,
-        cohort: int,
-        generator: torch.Generator,
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
         visible_updates = updates.double()
         mean = visible_updates.mean(0)

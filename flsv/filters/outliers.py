@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import (
-    LARGE_AVERAGED,
-    LARGE_EXCLUDED,
-    NOT_FINITE,
-    Cohort,
-    UpdateFilter,
-)
+from flsv.filters.base import LARGE_AVERAGED, LARGE_EXCLUDED, NOT_FINITE, Cohort, UpdateFilter
 from flsv.functional.outliers import MAX_Z_SCORE, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -131,12 +125,7 @@ class OutlierFilter(UpdateFilter):
         description = self.notices.describe_failure(NOT_FINITE, broken)
         return [f"{description} in round {round_number}: excluded from the round. {self.hint()}"]
 
-    def _warnings_of_large(
-        self,
-        cohort: Cohort,
-        outliers: list[int],
-        failure: str,
-    ) -> list[str]:
+    def _warnings_of_large(self, cohort: Cohort, outliers: list[int], failure: str) -> list[str]:
         if not outliers:
             return []
         is_first = self.notices.is_first(failure, outliers)

@@ -196,9 +196,7 @@ def _check_samples(
 
 
 def _name_parts(
-    metrics: ContributionMetrics,
-    config: FederationConfig,
-    applies_to: Callable[[Any], bool],
+    metrics: ContributionMetrics, config: FederationConfig, applies_to: Callable[[Any], bool]
 ) -> str:
     """Name the metrics, strategies and filters for which ``applies_to`` is true. Empty if there are none."""
     descriptions = []

@@ -243,9 +243,7 @@ class RoundServer:
         return models_or_clients, []
 
     def _request_models(
-        self,
-        models_or_clients: Sequence[Start],
-        cohort: Cohort,
+        self, models_or_clients: Sequence[Start], cohort: Cohort
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent_clients: list[int] = []
@@ -328,11 +326,7 @@ class RoundServer:
             raise NoModel(f"{failure}, for the second time in a row.")
         warnings.warn(f"{failure}. The global model of the round before is kept.", stacklevel=3)
 
-    def _personalize(
-        self,
-        round: Round,
-        state: FederationState,
-    ) -> Round:
+    def _personalize(self, round: Round, state: FederationState) -> Round:
         """Store the clients' next initial models, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
@@ -350,22 +344,14 @@ class RoundServer:
             state.starts[client] = detached_model
         return round.personalized(personalized.peer_values)
 
-    def _round_view(
-        self,
-        strategy: Strategy,
-        round: Round,
-        stage: Stage,
-    ) -> Round:
+    def _round_view(self, strategy: Strategy, round: Round, stage: Stage) -> Round:
         """Return the view of the round for a strategy."""
         if strategy not in self._configured_strategies:
             return round
         return read_by(strategy, round, stage)
 
 
-def _stacked_reports(
-    updates: Sequence[ClientUpdate],
-    device: torch.device,
-) -> dict[str, Tensor]:
+def _stacked_reports(updates: Sequence[ClientUpdate], device: torch.device) -> dict[str, Tensor]:
     reports = {}
     for name in updates[0].reports:
         values = [update.reports[name] for update in updates]

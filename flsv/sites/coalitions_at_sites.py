@@ -252,11 +252,7 @@ class CoalitionsAtSites(Strategy):
         for update in self._updates:
             first_updates[update.client_id] = _update_of(update, global_model)
         halves = choose_halvings(
-            first_updates,
-            self._client_names,
-            self._halvings,
-            logits=False,
-            seed=self._run.seed,
+            first_updates, self._client_names, self._halvings, logits=False, seed=self._run.seed
         )
         num_others = len(self._masks) - len(halves)  # the last masks are placeholders for halves
         self._masks = torch.cat([self._masks[:num_others], halves])
@@ -435,10 +431,7 @@ class _Coalition:
         }
 
     def instruct(
-        self,
-        run_state: FederationState,
-        absent: set[int],
-        clients: Sequence[Client],
+        self, run_state: FederationState, absent: set[int], clients: Sequence[Client]
     ) -> dict[int, Packet]:
         """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
         self._clients = clients

@@ -21,12 +21,7 @@ from flsv.sites.policy import SitePolicy
 from flsv.sites.remote_data import RemoteData
 from flsv.sites.run_status import run_status
 from flsv.sites.site import Site
-from flsv.sites.transport import (
-    MAX_SAMPLES_OF_SPLIT,
-    Directory,
-    Transport,
-    agreement,
-)
+from flsv.sites.transport import MAX_SAMPLES_OF_SPLIT, Directory, Transport, agreement
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
 
 #: The site's folder if its configuration does not set ``folder``.

@@ -30,12 +30,7 @@ __all__ = ["client_app", "server_app"]
 #: Seconds between two checks for replies.
 POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
-MESSAGE_TYPES = {
-    "handshake": "query",
-    "query": "query",
-    "train": "train",
-    "test": "evaluate",
-}
+MESSAGE_TYPES = {"handshake": "query", "query": "query", "train": "train", "test": "evaluate"}
 
 CODE_OF_EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
 #: Codes of an app that cannot be loaded, raises an error or is not an app. It would fail again.

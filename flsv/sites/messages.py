@@ -306,10 +306,7 @@ def _received_update(
     )
 
 
-def _reports_in(
-    packet: Packet,
-    device: torch.device,
-) -> dict[str, Tensor]:
+def _reports_in(packet: Packet, device: torch.device) -> dict[str, Tensor]:
     reports = {}
     for name, tensor in packet.tensors.items():
         if name.startswith(REPORT_PREFIX):
@@ -346,10 +343,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return name
 
 
-def read_response(
-    reply: Reply,
-    expected: Numbers,
-) -> tuple[Any, str]:
+def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
     """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
     result = unpack(packet.plain["result"], packet.tensors)
@@ -430,19 +424,13 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     )
 
 
-def _add_numbered(
-    tensors: dict[str, Tensor],
-    tensor: Tensor,
-) -> str:
+def _add_numbered(tensors: dict[str, Tensor], tensor: Tensor) -> str:
     name = str(len(tensors))
     tensors[name] = tensor
     return name
 
 
-def unpack(
-    plain: Any,
-    tensors: Mapping[str, Tensor],
-) -> Any:
+def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Restore a value from the plain values and tensors of :func:`pack`."""
     if isinstance(plain, _PLAIN_TYPES):
         return plain

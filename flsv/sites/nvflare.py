@@ -133,10 +133,7 @@ class NvflareTransport:
                     self._controller.cancel_task(task)
 
     def _replies(
-        self,
-        replies: _Replies,
-        missing: set[Address],
-        deadline: float,
+        self, replies: _Replies, missing: set[Address], deadline: float
     ) -> Iterator[tuple[Address, Reply]]:
         """Yield the reply of each ``missing`` site, or the reason why it has none."""
         while missing:
@@ -170,12 +167,7 @@ def _task(packet: Packet, seconds: float, receive: Callable[..., None]) -> Task:
     )
 
 
-def _receive(
-    replies: _Replies,
-    site: Address,
-    client_task: ClientTask,
-    fl_ctx: FLContext,
-) -> None:
+def _receive(replies: _Replies, site: Address, client_task: ClientTask, fl_ctx: FLContext) -> None:
     result = client_task.result
     client_task.result = None  # only one copy of a model stays in memory
     return_code = result.get_return_code(ReturnCode.OK)

@@ -56,11 +56,7 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
 
 
 def _write_status(
-    folder: Path,
-    run: str | None,
-    start_time: datetime,
-    status: str,
-    why: str | None = None,
+    folder: Path, run: str | None, start_time: datetime, status: str, why: str | None = None
 ) -> None:
     path = folder / "status.json"
     if run is not None and _was_stopped(run, path):

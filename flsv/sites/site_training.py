@@ -58,11 +58,7 @@ def _local_data(
     trainer: L.Trainer, data: FederatedDataModule, plain: Mapping[str, Any], **options: Any
 ) -> LocalData:
     manager = ClientManager(
-        trainer,
-        data,
-        first_client=plain["client"],
-        num_classes=plain["classes"],
-        **options,
+        trainer, data, first_client=plain["client"], num_classes=plain["classes"], **options
     )
     return manager.locals[0]  # of the only client
 

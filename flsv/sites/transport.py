@@ -147,11 +147,7 @@ class Directory:
                 "again with all sites."
             ) from error
 
-    def _store_announcement(
-        self,
-        site: int,
-        announced: Mapping[str, Any],
-    ) -> None:
+    def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
         """Store a site's numbers of samples, and its first fingerprint of them."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
@@ -274,11 +270,7 @@ class Directory:
         return {site: replies[site] for site in packets}
 
     @contextmanager
-    def _awaiting(
-        self,
-        missing_sites: Callable[[], list[int]],
-        count: int,
-    ) -> Iterator[None]:
+    def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
         """Report every 15 s within this context which of ``count`` sites are still missing."""
         is_done = threading.Event()
 
@@ -300,11 +292,7 @@ class Directory:
             thread.join()
             self._report_waiting(None)
 
-    def _send(
-        self,
-        packets: Mapping[int, Packet],
-        seconds: float,
-    ) -> Iterator[tuple[int, Reply]]:
+    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
         site_at_address = {}
         complete_packets = {}
@@ -338,10 +326,7 @@ class Directory:
         self._num_sent[f"{name} to {site}"] += 1
         return f"{name}, {self._num_sent[f'{name} to {site}']}"
 
-    def _sites_at(
-        self,
-        nodes: Mapping[Address, str],
-    ) -> dict[int, Address]:
+    def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
         addresses = {}
         for address, name in nodes.items():
@@ -384,9 +369,7 @@ class Directory:
             self._write_sizes_file()
 
     def _announcement(
-        self,
-        site: int,
-        reply: Reply,
+        self, site: int, reply: Reply
     ) -> tuple[dict[str, Any], str | None, str | None]:
         """Read a site's samples, and the hashes of its data dictionary and of the names of its classes."""
         plain = check_done(reply).plain
@@ -398,11 +381,7 @@ class Directory:
             raise BadReply("its reply has no fingerprint of its samples")
         return announced, dictionary_hash, class_names_hash
 
-    def _check_samples(
-        self,
-        site: int,
-        announced: Mapping[str, Any],
-    ) -> None:
+    def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
         """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
         sizes = _sizes(announced, self._max_samples)
         earlier_sizes = self.sizes.get(site, sizes)
@@ -445,10 +424,7 @@ def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
     return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
 
 
-def _sizes(
-    plain: Mapping[str, Any],
-    max_samples: int,
-) -> dict[str, int]:
+def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, at most ``max_samples``."""
     sizes = {}
     for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
@@ -574,10 +550,7 @@ def _sources() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def check_agreement(
-    facts_of_site: Mapping[str, str],
-    facts_of_server: Mapping[str, Any],
-) -> None:
+def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[str, Any]) -> None:
     """Raise Refused unless a site's :func:`agreement` equals the server's."""
     for name, value in facts_of_server.items():
         if facts_of_site.get(name) != value:
