@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import multimode
 from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -37,7 +37,6 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import Strategy
-from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
@@ -61,8 +60,6 @@ from flsv.sites.messages import (
 )
 from flsv.sites.requests import TRAINING_LOSS
 from flsv.sites.transport import Directory, Reply
-from flsv.training.client_batches import LocalSteps
-from flsv.training.store import ClientStore
 from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
@@ -118,9 +115,7 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
 
 
 def _check_metrics(
-    config: FederationConfig,
-    metric_names: Iterable[str],
-    evaluating_metrics: Mapping[str, Any],
+    config: FederationConfig, metric_names: Iterable[str], evaluating_metrics: Mapping[str, Any]
 ) -> None:
     for name, metric in evaluating_metrics.items():
         if getattr(metric, "evaluators", None) == "clients":
@@ -140,11 +135,7 @@ def _check_metrics(
 
 
 def _max_steps(
-    config: FederationConfig,
-    names: Sequence[str],
-    is_automatic: bool,
-    site: int,
-    num_samples: int,
+    config: FederationConfig, names: Sequence[str], is_automatic: bool, site: int, num_samples: int
 ) -> int:
     """Return the largest number of optimizer steps of a site in a round. With ``is_automatic`` Lightning takes them."""
     work = config.work_of(names[site])
@@ -171,11 +162,11 @@ class RemoteFederation(IdleEngine):
         self,
         directory: Directory,
         trainer: L.Trainer,
-        data: FederatedDataModule,
+        data: Any,
         state: FederationState,
-        store: ClientStore,
+        store: Any,
         config: FederationConfig,
-        steps: LocalSteps,
+        steps: Any,
     ) -> None:
         if trainer.max_epochs == -1:
             raise ConfigurationError(
@@ -264,7 +255,8 @@ class RemoteFederation(IdleEngine):
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._clients_of_process()))
         no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
-        rows = [scores.get(client, no_scores) for client in range(self._state.num_clients)]
+        num_clients = self._state.num_clients
+        rows = [scores.get(client, no_scores) for client in range(num_clients)]
         return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
 
 
@@ -422,7 +414,7 @@ class RemoteSites:
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ from the majority's, with reasons."""
         # `reports` has a description for each site.
-        most_frequent = _most_frequent(reports.values())
+        most_frequent = multimode(reports.values())
         if len(most_frequent) == 1:
             self._majority_report = most_frequent[0]
 
@@ -574,13 +566,6 @@ class RemoteSites:
         warnings.warn(self._note(site, event, *arguments, **options), stacklevel=3)
 
 
-def _most_frequent(texts: Collection[str]) -> list[str]:
-    """Return the text that occurs most often, or several if they occur equally often."""
-    counts = Counter(texts)
-    highest_count = max(counts.values(), default=0)
-    return [text for text, count in counts.items() if count == highest_count]
-
-
 def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
     """Return what each report of a site must be. None: a strategy has declared the report's name only."""
     expected: dict[str, Numbers | None] = {}
@@ -593,13 +578,7 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
 class RemoteClient(Client):
     """Client at a remote site. :meth:`request` sends a message to the site."""
 
-    def __init__(
-        self,
-        id: int,
-        data: LocalData,
-        channel: Channel,
-        remote: RemoteSites,
-    ) -> None:
+    def __init__(self, id: int, data: LocalData, channel: Channel, remote: RemoteSites) -> None:
         super().__init__(id, data, channel)
         self._remote = remote
 

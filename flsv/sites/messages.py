@@ -201,9 +201,12 @@ def update_packet(
 ) -> Packet:
     """Make the packet that sends a site's update, after which the site is in the state of the name ``state``. ``lost``:
     the site has lost its earlier state. ``withheld``: scores that it does not report."""
+    loss = update.loss
+    if TRAINING_LOSS in withheld:
+        loss = float("nan")
     plain = {
         "samples": update.num_samples,
-        "loss": float("nan") if TRAINING_LOSS in withheld else update.loss,
+        "loss": loss,
         "steps": update.num_steps,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
@@ -294,15 +297,16 @@ def _received_update(
     num_samples = checked_int(plain, "samples", maximum=float("inf"))
     num_steps = checked_int(plain, "steps", maximum=max_steps)
     loss = float(plain["loss"])
-    sent_numbers, sent_bytes = plain["traffic"]
-    num_numbers = checked_int({"traffic": sent_numbers}, "traffic", maximum=max_numbers)
+    numbers, num_bytes = plain["traffic"]
+    # A check needs a name for its error.
+    num_numbers = checked_int({"traffic": numbers}, "traffic", maximum=max_numbers)
     return ClientUpdate(
         client,
         num_samples,
         vector=vector,
         loss=loss,
         num_steps=num_steps,
-        traffic=Traffic(num_numbers, float(sent_bytes)),
+        traffic=Traffic(num_numbers, float(num_bytes)),
     )
 
 

@@ -161,13 +161,14 @@ class Directory:
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
             while not reachable_sites or self._sites_without_sizes():
-                # After the deadline the server looks only once more, for sites that have connected meanwhile.
-                is_last_look = time.monotonic() > deadline
-                if not is_last_look:
+                # After the deadline only sites that have just connected are contacted. Without one, the waiting ends.
+                is_too_late = time.monotonic() > deadline
+                if not is_too_late:
                     time.sleep(min(0.5, self.wait))
-                contacted_before = set(self._contacted_sites)
-                reachable_sites = self.refresh(strict=True, only_new=is_last_look)
-                if is_last_look and self._contacted_sites == contacted_before:
+                num_contacted_before = len(self._contacted_sites)
+                reachable_sites = self.refresh(strict=True, only_new=is_too_late)
+                has_new_site = len(self._contacted_sites) > num_contacted_before
+                if is_too_late and not has_new_site:
                     raise RuntimeError(self._why_not_all_sites())
 
         self._report_connected(reachable_sites)
@@ -225,18 +226,11 @@ class Directory:
         """Return ``{site: address}`` of the sites that have announced their samples. With ``strict`` a site that cannot
         take part is an error. With ``only_new`` the server sends its first message to new sites only."""
         self._addresses = self._sites_at(self._transport.present())
+        seconds = self.timeout
         if strict:
             # At the first message a site starts a process and reads its data, which may take as long as `wait`.
             seconds = max(self.timeout, self.wait)
-        else:
-            seconds = self.timeout
-        handshakes = {}
-        for site in self._addresses:
-            is_contacted = only_new and site in self._contacted_sites
-            if site not in self._announced_sites and not is_contacted:
-                handshakes[site] = Packet("handshake", {"client": site, **self._run_size})
-        self._contacted_sites.update(handshakes)
-        for site, reply in self._send(handshakes, seconds):
+        for site, reply in self._send(self._handshakes(only_new), seconds):
             self._read_handshake(site, reply, strict)
         reachable_sites = {}
         for site, address in self._addresses.items():
@@ -244,20 +238,25 @@ class Directory:
                 reachable_sites[site] = address
         return reachable_sites
 
+    def _handshakes(self, only_new: bool) -> dict[int, Packet]:
+        """Return the first message to each site that has not announced its samples, and note that it is contacted."""
+        handshakes = {}
+        for site in self._addresses:
+            is_excluded = only_new and site in self._contacted_sites
+            if site not in self._announced_sites and not is_excluded:
+                handshakes[site] = Packet("handshake", {"client": site, **self._run_size})
+        self._contacted_sites.update(handshakes)
+        return handshakes
+
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
-        deadline = time.monotonic() + self.wait
         replies = {}
 
         def sites_without_reply() -> list[int]:
             return [site for site in packets if site not in replies]
 
         with self._awaiting(sites_without_reply, count=len(packets)):
-            # If all sites are being restarted, wait for the first one.
-            reachable_sites = self.refresh()
-            while not reachable_sites and time.monotonic() < deadline:
-                time.sleep(min(0.5, self.wait))
-                reachable_sites = self.refresh()
+            reachable_sites = self._reachable_sites()
             sent_packets = {site: packets[site] for site in packets if site in reachable_sites}
             for site, reply in self._send(sent_packets, self.timeout):
                 replies[site] = reply
@@ -268,6 +267,15 @@ class Directory:
             else:
                 replies[site] = _UNREACHABLE
         return {site: replies[site] for site in packets}
+
+    def _reachable_sites(self) -> dict[int, Address]:
+        """Return the sites that can be reached. If all are being restarted, wait for the first one."""
+        deadline = time.monotonic() + self.wait
+        sites = self.refresh()
+        while not sites and time.monotonic() < deadline:
+            time.sleep(min(0.5, self.wait))
+            sites = self.refresh()
+        return sites
 
     @contextmanager
     def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
