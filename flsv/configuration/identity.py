@@ -155,7 +155,8 @@ def described(value: Any, depth: int = 4) -> str:
         if name == "seed":
             argument = seed_or_default(argument)  # None stands for the seed of seed_everything
         if not isinstance(argument, Tensor):
-            assignments.append(f"{name.lstrip('_')}={described(argument, depth - 1)}")
+            text = described(argument, depth - 1)
+            assignments.append(f"{name.lstrip('_')}={text}")
     return f"{type(value).__name__}({', '.join(assignments)})"
 
 
@@ -205,7 +206,9 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
         all_indices = tensors[::2]
         all_labels = tensors[1::2]
         train_indices = all_indices[0]
-        first_index = int(train_indices[0]) if len(train_indices) else 0
+        first_index = 0
+        if len(train_indices) > 0:
+            first_index = int(train_indices[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
