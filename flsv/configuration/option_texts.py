@@ -84,11 +84,9 @@ def _is_one_of(name: str, options: Set[str]) -> bool:
 
 def source_hash_of(class_or_function: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
-    definitions: tuple[Any, ...]
+    definitions = [class_or_function]
     if isinstance(class_or_function, type):
-        definitions = class_or_function.__mro__
-    else:  # a function
-        definitions = (class_or_function,)
+        definitions = list(class_or_function.__mro__)
     sources = []
     for definition in definitions:
         module_name = getattr(definition, "__module__", None) or "builtins"

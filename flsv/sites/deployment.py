@@ -149,11 +149,11 @@ class RemoteServer:
             server_data = None
             # Lightning would warn in every round that the list of loaders is empty.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
-        numbers = range(len(self.sites))
+        site_ids = range(len(self.sites))
         return RemoteData(
             self.sites,
-            sizes=[directory.sizes[number] for number in numbers],
-            contents=[directory.contents[number] for number in numbers],
+            sizes=[directory.sizes[site] for site in site_ids],
+            contents=[directory.contents[site] for site in site_ids],
             num_classes=self.num_classes,
             class_names=self.class_names,
             server_data=server_data,

@@ -266,7 +266,7 @@ def read_update(
     """Read a site's update from its reply. It must have ``num_announced`` samples and at most ``max_steps`` steps.
     Return None if the site's model is not finite."""
     if packet.kind == "broken":
-        return None
+        return None  # the site itself has found that its model is not finite
     try:
         update = _received_update(packet, client, _max_numbers(space), max_steps)
     except GARBLED_REPLY_ERRORS as error:
