@@ -288,14 +288,15 @@ class CoalitionsAtSites(Strategy):
         while any(packets_by_coalition):
             # A site trains one model at a time, so it gets one packet at a time.
             sent_packets: dict[int, Packet] = {}
-            replies_by_site = {}
-            for waiting_packets, replies in zip(packets_by_coalition, replies_by_coalition):
+            index_by_site = {}
+            for index, waiting_packets in enumerate(packets_by_coalition):
                 for site in waiting_packets.keys() - sent_packets.keys():
                     sent_packets[site] = waiting_packets.pop(site)
-                    replies_by_site[site] = replies  # of the packet's coalition
+                    index_by_site[site] = index
             directory = self._coalitions[0].sites.directory  # the same for all coalitions
             for site, reply in directory.exchange(sent_packets).items():
-                replies_by_site[site][site] = reply
+                index = index_by_site[site]
+                replies_by_coalition[index][site] = reply
         return replies_by_coalition
 
     def _note_inconsistent_models(self, round: Round) -> None:
