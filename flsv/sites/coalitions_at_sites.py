@@ -503,11 +503,9 @@ class _Coalition:
 def _copied_parts(
     federation: FederationInfo,
 ) -> tuple[dict[str, Strategy], dict[str, Any], Sequence[Any]]:
-    excluded_roles = ("sampler", "personalizer")
-    strategies = {}
-    for role, strategy in federation.strategies.items():
-        if role not in excluded_roles:
-            strategies[role] = strategy
+    strategies = dict(federation.strategies)
+    strategies.pop("sampler", None)
+    strategies.pop("personalizer", None)
     # They are copied together, since they may refer to each other.
     return copy.deepcopy((strategies, _metric_of_aggregator(federation), federation.filters))
 

@@ -141,8 +141,7 @@ class NvflareTransport:
             # Replies that came in time are read even if the server itself is late.
             is_last_look = time.monotonic() >= deadline
             try:
-                is_patient = not is_last_look
-                site, reply = reply_queue.get(block=is_patient, timeout=POLL_SECONDS)
+                site, reply = reply_queue.get(block=not is_last_look, timeout=POLL_SECONDS)
             except queue.Empty:
                 if is_last_look:
                     break

@@ -232,11 +232,11 @@ class Directory:
             seconds = max(self.timeout, self.wait)
         for site, reply in self._send(self._handshakes(only_new), seconds):
             self._read_handshake(site, reply, strict)
-        reachable_sites = {}
-        for site, address in self._addresses.items():
-            if site in self._announced_sites:
-                reachable_sites[site] = address
-        return reachable_sites
+        return {
+            site: address
+            for site, address in self._addresses.items()
+            if site in self._announced_sites
+        }
 
     def _handshakes(self, only_new: bool) -> dict[int, Packet]:
         """Return the first message to each site that has not announced its samples, and note that it is contacted."""
