@@ -197,14 +197,13 @@ class CoalitionsAtSites(Strategy):
         self._update_sums: Tensor = saved["moved"]
 
         initial_federation = replace(federation, global_vector=self._initial_model)
-        saved_coalitions = saved["coalitions"]
         self._coalitions = []
         for index, members in enumerate(_trained_coalitions(self._masks)):
             coalition = _Coalition(
                 members,
                 initial_federation,
                 sites_of=self._engine.sites_of,
-                saved=saved_coalitions.get(index),
+                saved=saved["coalitions"].get(index),
             )
             self._coalitions.append(coalition)
 
