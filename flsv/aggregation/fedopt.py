@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -239,15 +239,20 @@ class AdaptiveServer(Optimizer):
             state["v"] = torch.full_like(parameter, group["tau"] ** 2)
 
         # Chunks are updated one by one, so that intermediate results do not need the memory of a model.
-        tensors = (parameter, gradient, state["m"], state["v"])
-        chunks = [torch.atleast_1d(tensor).split(CHUNK_SIZE) for tensor in tensors]
-        for x, g, m, v in zip(*chunks):
+        chunks_of_tensors = zip(
+            _chunks(parameter), _chunks(gradient), _chunks(state["m"]), _chunks(state["v"])
+        )
+        for x, g, m, v in chunks_of_tensors:
             # m <- beta1 m - (1 - beta1) g
             m.lerp_(-g, 1 - group["beta1"])
             _update_second_moment(v, g.square(), group)
             # x <- x + lr m / (sqrt(v) + tau)
             divisor = v.sqrt().add_(group["tau"])
             x.addcdiv_(m, divisor, value=group["lr"])
+
+
+def _chunks(tensor: Tensor) -> Sequence[Tensor]:
+    return torch.atleast_1d(tensor).split(CHUNK_SIZE)
 
 
 def _update_second_moment(v: Tensor, square: Tensor, group: Mapping[str, Any]) -> None:

@@ -79,11 +79,7 @@ class TrimmedMean(Aggregator):
         num_clients = len(round)
         num_trimmed = self._num_trimmed(num_clients)  # on each side
         if self.trim > 0 and num_trimmed == 0:
-            warnings.warn(
-                f"in round {round.round_index + 1} {self!r} is the plain mean, since it trims no values with "
-                f"{num_clients} clients. Draw at least {math.ceil(1 / self.trim)} clients a round.",
-                stacklevel=2,
-            )
+            self._warn_of_plain_mean(round)
         rows = round.client_vectors
         num_parameters = round.space.num_parameters
         trimmed = rows.new_empty(num_parameters)
@@ -96,3 +92,10 @@ class TrimmedMean(Aggregator):
             counts += torch.bincount(averaged_clients, minlength=num_clients)
         # A client's weight is its share of the averaged values.
         return trimmed, counts / counts.sum()
+
+    def _warn_of_plain_mean(self, round: Round) -> None:
+        warnings.warn(
+            f"in round {round.round_index + 1} {self!r} is the plain mean, since it trims no values with "
+            f"{len(round)} clients. Draw at least {math.ceil(1 / self.trim)} clients a round.",
+            stacklevel=3,
+        )

@@ -42,12 +42,7 @@ class Attack(ClientChoice, Upload):
     trains: bool = True
 
     @abstractmethod
-    def attack(
-        self,
-        update: Tensor,
-        context: UploadContext,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         """Compute the update ``[P]`` that the client sends instead of ``update``.
 
         Args:

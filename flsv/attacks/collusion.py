@@ -57,11 +57,7 @@ class Collusion(ClientChoice, JointUpload):
 
     @abstractmethod
     def collude(
-        self,
-        updates: Tensor,
-        colluders: int,
-        cohort: int,
-        generator: torch.Generator,
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
         """Compute the update ``[P]`` that every colluder sends, or ``[colluders, P]``, one per colluder.
 
@@ -74,28 +70,25 @@ class Collusion(ClientChoice, JointUpload):
         """
 
     def sent(
-        self,
-        cohort: Sequence[int],
-        updates: Tensor,
-        num_clients: int,
-        round_index: int,
+        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
     ) -> dict[int, Tensor]:
-        colluding_clients = set(self.chosen(num_clients))
-        colluder_rows = [row for row, client in enumerate(cohort) if client in colluding_clients]
-        num_colluders = len(colluder_rows)
-        if num_colluders == 0:
+        attackers = set(self.chosen(num_clients))
+        colluders = [client for client in cohort if client in attackers]
+        if not colluders:
             return {}
 
-        visible_updates = updates if self.knows == "all" else updates[colluder_rows]
+        visible_updates = updates
+        if self.knows != "all":
+            rows = [row for row, client in enumerate(cohort) if client in attackers]
+            visible_updates = updates[rows]
         generator = generator_for(self.seed, "collusion", round_index)
         false_updates = self.collude(
-            visible_updates, colluders=num_colluders, cohort=len(cohort), generator=generator
+            visible_updates, colluders=len(colluders), cohort=len(cohort), generator=generator
         )
-        self._check_shape(false_updates, updates.shape[1:], num_colluders)
+        self._check_shape(false_updates, updates.shape[1:], len(colluders))
         # One update [P] is sent by all colluders.
-        false_updates = false_updates.expand(num_colluders, -1)
-        colluders_in_cohort = [cohort[row] for row in colluder_rows]
-        return dict(zip(colluders_in_cohort, false_updates))
+        update_by_colluder = false_updates.expand(len(colluders), -1)
+        return dict(zip(colluders, update_by_colluder))
 
     def _check_shape(
         self, false_updates: Tensor, shape_of_common: torch.Size, num_colluders: int
@@ -147,11 +140,7 @@ class InnerProductManipulation(Collusion):
         self.length = length
 
     def collude(
-        self,
-        updates: Tensor,
-        colluders: int,
-        cohort: int,
-        generator: torch.Generator,
+        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
         visible_updates = updates.double()
         mean = visible_updates.mean(0)

@@ -52,12 +52,7 @@ class GradientPoisoning(Attack):
         self.low = low
         self.high = high
 
-    def attack(
-        self,
-        update: Tensor,
-        context: UploadContext,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         uniform = torch.rand(len(update), generator=generator)
         noise = uniform * (self.high - self.low) + self.low
         return update * (1 + noise.to(update))

@@ -40,10 +40,5 @@ class Scaling(Attack):
         super().__init__(clients, fraction, seed)
         self.factor = factor
 
-    def attack(
-        self,
-        update: Tensor,
-        context: UploadContext,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * self.factor

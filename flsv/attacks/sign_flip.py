@@ -41,10 +41,5 @@ class SignFlip(Attack):
         super().__init__(clients, fraction, seed)
         self.scale = scale
 
-    def attack(
-        self,
-        update: Tensor,
-        context: UploadContext,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         return update * -self.scale

@@ -166,7 +166,7 @@ class FederationConfig(ReadOnlyArguments):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        arguments = locals()
+        arguments = locals()  # all of them, by name
         for name in CLASSES_AND_EXAMPLES:
             _check_class(name, arguments[name])
         self.aggregator: Aggregator = aggregator or FedAvg()
@@ -299,22 +299,26 @@ class FederationConfig(ReadOnlyArguments):
 
 def _check_class(name: str, value: Any) -> None:
     """Raise ConfigurationError if an argument is, or holds, an object of another class than the loop expects."""
-    is_default = value is None and name not in ("evaluation", "reporting")
+    may_be_none = name not in ("evaluation", "reporting")
+    if value is None and may_be_none:
+        return
     expected_class, example = CLASSES_AND_EXAMPLES[name]
-    match example[0], value:
-        case "{", Mapping() | torch.nn.ModuleDict():
-            objects = [*value.values()]
-        case "[", list() | tuple():
-            objects = [*value]
-        case "{" | "[", _:
-            objects = [None]
-        case _:
-            objects = [value]
-    if not is_default and not all(isinstance(item, expected_class) for item in objects):
+    objects = _objects_in(value, example)
+    if not all(isinstance(item, expected_class) for item in objects):
         raise ConfigurationError(
             f"FederatedLoop({name}={value!r}): expected objects of the class {expected_class.__name__}, written as "
             f"in {name}={example}."
         )
+
+
+def _objects_in(value: Any, example: str) -> list[Any]:
+    """Return the objects of a value that is written as in ``example``, ``[None]`` if it is of another kind."""
+    if example.startswith("{"):
+        is_dictionary = isinstance(value, Mapping | torch.nn.ModuleDict)
+        return list(value.values()) if is_dictionary else [None]
+    if example.startswith("["):
+        return list(value) if isinstance(value, list | tuple) else [None]
+    return [value]
 
 
 def _checked_epochs(local_epochs: Any) -> Any:

@@ -122,9 +122,8 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
     if "client_names" in data_settings:
         data_settings["client_names"] = data.client_names  # in place of the shortened list
     if isinstance(data.source, str):
-        data_settings["source"] = PurePath(
-            data.source
-        ).name  # the same data in another folder are the same
+        # The same data in another folder are the same.
+        data_settings["source"] = PurePath(data.source).name
 
     all_settings = dict(settings)
     for name, value in data_settings.items():
@@ -156,7 +155,8 @@ def described(value: Any, depth: int = 4) -> str:
         if name == "seed":
             argument = seed_or_default(argument)  # None stands for the seed of seed_everything
         if not isinstance(argument, Tensor):
-            assignments.append(f"{name.lstrip('_')}={described(argument, depth - 1)}")
+            text = described(argument, depth - 1)
+            assignments.append(f"{name.lstrip('_')}={text}")
     return f"{type(value).__name__}({', '.join(assignments)})"
 
 
@@ -202,14 +202,17 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     hashes = {"server": server_digest.hex()[:16]}
     for client in range(data.num_clients):
         tensors = data.indices_and_labels(client)
-        train_indices = tensors[0]
+        # The list has indices and labels for train, val and test, one after the other.
+        all_indices = tensors[::2]
+        all_labels = tensors[1::2]
+        train_indices = all_indices[0]
         first_index = 0
         if len(train_indices) > 0:
             first_index = int(train_indices[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
-        for indices, labels in zip(tensors[::2], tensors[1::2]):  # of train, val and test
+        for indices, labels in zip(all_indices, all_labels):
             hashed_parts += [indices - first_index, labels]
         content = contents.get(str(client), "")
         hashes[str(client)] = digest([content, *hashed_parts]).hex()[:16]

@@ -58,20 +58,21 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
     present_sections = [section for section in SECTIONS if config.get(section)]
     for section in present_sections:
-        is_data = section == "data"
-        idle_options = IDLE_OPTIONS.get(section, set())
         for name, value in _leaves(config[section], section):
-            is_idle = _is_one_of(name, idle_options)
-            is_data_root = is_data and name.endswith(".root")
-            if is_idle or is_data_root or value is None:
-                continue  # the option does not change results
-
-            if is_data and isinstance(value, str):
+            if value is None or _is_idle(name, section):
+                continue
+            if section == "data" and isinstance(value, str):
                 # The folder does not matter, since hashes of the samples are compared.
                 texts[name] = repr(PurePath(value).name)
             else:
                 texts[name] = repr(value)
     return texts
+
+
+def _is_idle(name: str, section: str) -> bool:
+    """Return whether an option changes no result."""
+    is_data_root = section == "data" and name.endswith(".root")
+    return is_data_root or _is_one_of(name, IDLE_OPTIONS.get(section, set()))
 
 
 def _is_one_of(name: str, options: Set[str]) -> bool:
@@ -83,11 +84,9 @@ def _is_one_of(name: str, options: Set[str]) -> bool:
 
 def source_hash_of(class_or_function: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
-    definitions: tuple[Any, ...]
+    definitions = [class_or_function]
     if isinstance(class_or_function, type):
-        definitions = class_or_function.__mro__
-    else:  # a function
-        definitions = (class_or_function,)
+        definitions = list(class_or_function.__mro__)
     sources = []
     for definition in definitions:
         module_name = getattr(definition, "__module__", None) or "builtins"

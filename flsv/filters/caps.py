@@ -42,10 +42,7 @@ def capped_samples(num_samples: Tensor, cap: float) -> Tensor:
 
 
 def scale_updates(
-    rows: Tensor,
-    initial_models: Tensor,
-    factors: Tensor,
-    num_parameters: int,
+    rows: Tensor, initial_models: Tensor, factors: Tensor, num_parameters: int
 ) -> Tensor:
     """Multiply the parameters of the updates (``rows [k, P]`` minus ``initial_models``, ``[P]`` or ``[k, P]``) by
     ``factors [k]``. Rows with factor 1 stay bitwise identical.

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import (
-    LARGE_AVERAGED,
-    LARGE_EXCLUDED,
-    NOT_FINITE,
-    Cohort,
-    UpdateFilter,
-)
+from flsv.filters.base import LARGE_AVERAGED, LARGE_EXCLUDED, NOT_FINITE, Cohort, UpdateFilter
 from flsv.functional.outliers import MAX_Z_SCORE, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
@@ -131,22 +125,13 @@ class OutlierFilter(UpdateFilter):
         description = self.notices.describe_failure(NOT_FINITE, broken)
         return [f"{description} in round {round_number}: excluded from the round. {self.hint()}"]
 
-    def _warnings_of_large(
-        self,
-        cohort: Cohort,
-        outliers: list[int],
-        failure: str,
-    ) -> list[str]:
+    def _warnings_of_large(self, cohort: Cohort, outliers: list[int], failure: str) -> list[str]:
         if not outliers:
             return []
         is_first = self.notices.is_first(failure, outliers)
-        norms = dict(zip(cohort.ids, cohort.norms.tolist()))
-        sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
-        nonzero_norms = cohort.norms[cohort.norms > 0]
-        median = nonzero_norms.quantile(0.5).item()
         description = (
             f"{self.notices.describe_failure(failure, outliers)} in round {cohort.round_index + 1} "
-            f"(norm {sizes}; median {median:.3g})"
+            f"({_described_norms(cohort, outliers)})"
         )
         if failure == LARGE_AVERAGED:
             self._last_aggregated = description  # for the hint of a later round
@@ -158,6 +143,14 @@ class OutlierFilter(UpdateFilter):
         if self._last_aggregated:
             return f"The cause may be an earlier round: {self._last_aggregated}."
         return "Try a lower learning rate or gradient_clip_val, and look for NaN in the data."
+
+
+def _described_norms(cohort: Cohort, clients: Sequence[int]) -> str:
+    norm_by_client = dict(zip(cohort.ids, cohort.norms.tolist()))
+    norms = ", ".join(f"{norm_by_client[client]:.3g}" for client in clients)
+    nonzero_norms = cohort.norms[cohort.norms > 0]
+    median = nonzero_norms.quantile(0.5).item()
+    return f"norm {norms}; median {median:.3g}"
 
 
 def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:

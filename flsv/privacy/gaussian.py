@@ -86,13 +86,18 @@ class GaussianPrivacy(PrivateUpload):
         self.max_epsilon = max_epsilon
         epsilon_of_round = self.epsilon(1)  # fail early if dp-accounting is broken
         if max_epsilon is not None and epsilon_of_round > max_epsilon:
-            sufficient_noise = noise_multiplier or 0.1
-            while gaussian_epsilon(sufficient_noise, 1, delta) > max_epsilon:
-                sufficient_noise *= 2
+            sufficient_noise = self._noise_within(max_epsilon)
             raise ConfigurationError(
                 f"{self!r}: the first round already has epsilon = {epsilon_of_round:.4g}, which is above max_epsilon. "
                 f"Raise noise_multiplier, for example to {rounded_up(sufficient_noise)}, or max_epsilon."
             )
+
+    def _noise_within(self, max_epsilon: float) -> float:
+        """Return a noise multiplier with which a round has at most this epsilon."""
+        sufficient_noise = self.noise_multiplier or 0.1
+        while gaussian_epsilon(sufficient_noise, 1, self.delta) > max_epsilon:
+            sufficient_noise *= 2
+        return sufficient_noise
 
     #: Updates are differences from the global model, since a client's own start point is private.
     reference: Literal["start", "global"] = "global"

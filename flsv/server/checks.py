@@ -139,16 +139,15 @@ def check_needs(
     for part in (*config.strategies.values(), *config.filters):
         check_declared(part, repr(part))
 
-    empty = _clients_without(data, "val")
-    if metrics.evaluating and empty:
+    clients_without_val = _clients_without(data, "val")
+    if metrics.evaluating and clients_without_val:
         raise ConfigurationError(
-            f"metrics {[*metrics.evaluating]} need validation samples at every client, but clients {empty} have none. "
+            f"metrics {[*metrics.evaluating]} need validation samples at every client, but clients "
+            f"{clients_without_val} have none. "
             "Set FederatedDataModule(splits=Splits(client_val=0.2)), or remove these metrics."
         )
     _check_messages_of_clients(metrics, config)
-    readers_of_validation = _name_parts(
-        metrics, config, lambda part: "validation" in needs_of(part, only_required=True)
-    )
+    readers_of_validation = _name_parts(metrics, config, _needs_validation)
     if readers_of_validation and not data.val_dataloader():
         raise ConfigurationError(
             f"the server's validation set is empty, but these need it: {readers_of_validation}. Set "
@@ -159,21 +158,32 @@ def check_needs(
 
 def _check_messages_of_clients(metrics: ContributionMetrics, config: FederationConfig) -> None:
     """Check that clients compute peer values, and may send reports and responses, where a part needs them."""
-    readers_of_peers = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
-    if readers_of_peers and not getattr(config.personalizer, "gives_peer_values", False):
+    readers_of_peers = _name_parts(metrics, config, _reads_peer_values)
+    gives_peer_values = getattr(config.personalizer, "gives_peer_values", False)
+    if readers_of_peers and not gives_peer_values:
         raise ConfigurationError(
             f"{readers_of_peers} need the clients' values of each other's models, which "
             f"personalizer={config.personalizer!r} does not compute. Use flsv.personalization.PFedSV or FedFomo, or "
             "remove them."
         )
-    readers_of_responses = _name_parts(
-        metrics, config, lambda part: not REPORTED_BY_CLIENTS.isdisjoint(needs_of(part))
-    )
+    readers_of_responses = _name_parts(metrics, config, _needs_messages)
     if readers_of_responses and config.is_private:
         raise ConfigurationError(
             f"{readers_of_responses} need reports or responses of clients, but with {config.privacy!r} clients send "
             "only their noised updates. Remove one of the two, or let the server evaluate models."
         )
+
+
+def _needs_validation(part: Any) -> bool:
+    return "validation" in needs_of(part, only_required=True)
+
+
+def _reads_peer_values(part: Any) -> bool:
+    return "peer_values" in reads_of(part)
+
+
+def _needs_messages(part: Any) -> bool:
+    return not REPORTED_BY_CLIENTS.isdisjoint(needs_of(part))
 
 
 def _check_samples(
@@ -196,9 +206,7 @@ def _check_samples(
 
 
 def _name_parts(
-    metrics: ContributionMetrics,
-    config: FederationConfig,
-    applies_to: Callable[[Any], bool],
+    metrics: ContributionMetrics, config: FederationConfig, applies_to: Callable[[Any], bool]
 ) -> str:
     """Name the metrics, strategies and filters for which ``applies_to`` is true. Empty if there are none."""
     descriptions = []
@@ -223,9 +231,13 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    is_logged = scores.performance.is_logged
-    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
-    metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
+    metrics_of_logs = []
+    metrics_of_forward = []
+    for name, measure in measures.items():
+        if scores.performance.is_logged(measure):
+            metrics_of_logs.append(name)
+        else:
+            metrics_of_forward.append(name)
     has_validation_step = is_overridden("validation_step", module, L.LightningModule)
     if metrics_of_logs and not has_validation_step:
         raise ConfigurationError(
@@ -271,12 +283,13 @@ def check_space(
     for upload in uploads:
         upload.check(space)
     _check_games(space, metrics)
-    # A named head must exist, even if no metric reads it, but it need not be shared then.
-    is_named_head_shared = bool(head) and not space.unshared_head
-    if not metrics.head_metrics and not is_named_head_shared:
+    if metrics.head_metrics:
+        layer = _checked_head(space, f"metrics {metrics.head_metrics}")
+    elif head and not space.unshared_head:
+        # A head that no metric reads need not be shared, but it must exist.
+        layer = _checked_head(space, f"head={head!r}")
+    else:
         return
-    parts = f"metrics {metrics.head_metrics}" if metrics.head_metrics else f"head={head!r}"
-    layer = _checked_head(space, parts)
     if num_classes is not None and layer.num_classes != num_classes:
         raise ConfigurationError(
             f"the head {layer.name!r} has {layer.num_classes} outputs, but the data have {num_classes} "
@@ -316,12 +329,12 @@ def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
     unshared_names = space.kept_names
     if not unshared_names:
         return
-    refused_names = []
-    for name in metrics.game_metrics:
-        # Metrics that train coalitions are allowed, since their scores may not depend on the unshared tensors.
-        trains_coalitions = attribute_of(metrics.metrics[name], "trains") is not None
-        if not trains_coalitions:
-            refused_names.append(name)
+    # Metrics that train coalitions are allowed, since their scores may not depend on the unshared tensors.
+    refused_names = [
+        name
+        for name in metrics.game_metrics
+        if attribute_of(metrics.metrics[name], "trains") is None
+    ]
     if refused_names:
         raise ConfigurationError(
             f"metrics {refused_names} evaluate models on the server's validation set, but the server does not have the "

@@ -189,9 +189,10 @@ class ContributionMetrics:
             if isinstance(metric, ContributionMetric):
                 metric.bind(num_clients, num_classes, class_names, class_counts, client_names)
             metric.persistent(True)
-        # These attributes of metrics are read once before training, so that errors are raised early.
+        # Both are read here, so that errors are raised before training, and priors of metrics that are bound.
         vars(self).pop("priors", None)
-        _ = self.priors, self.trained_names
+        _ = self.priors
+        _ = self.trained_names
 
     def reset(self) -> None:
         self.contributions.clear()

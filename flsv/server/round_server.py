@@ -146,15 +146,14 @@ class RoundServer:
             for update in updates:
                 self._count(update)
         for strategy in self.strategies:
-            if type(strategy).before_filters is not Strategy.before_filters:
-                strategy.before_filters(updates, clients)
-        numbers = partial(torch.tensor, device=model.device)
+            strategy.before_filters(updates, clients)
+        num_samples = [update.num_samples for update in updates]
         received_cohort = Cohort(
             round_index=state.round_index,
             updates=tuple(updates),
             matrix=matrix,
             starts=tuple(instructions[update.client_id].start for update in updates),
-            num_samples=numbers([update.num_samples for update in updates]),
+            num_samples=torch.tensor(num_samples, device=model.device),
             num_parameters=self.space.num_parameters,
             model=model,
             broken=broken,
@@ -162,13 +161,15 @@ class RoundServer:
         norms = received_cohort.norms.tolist()
         self.norms = dict(zip(received_cohort.ids, norms))
         cohort = self._apply_filters(received_cohort)
-        starts, silent = self._find_initial_models(cohort, instructions, clients)
+        starts, silent_clients = self._find_initial_models(cohort, instructions, clients)
+
+        num_steps = [update.num_steps for update in cohort.updates]
         return Round(
             round_index=state.round_index,
             client_ids=from_host(cohort.ids, model.device),
             num_samples=cohort.num_samples,
             losses=from_host([update.loss for update in cohort.updates], model.device),
-            num_steps=numbers([update.num_steps for update in cohort.updates]),
+            num_steps=torch.tensor(num_steps, device=model.device),
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=starts,
@@ -182,7 +183,7 @@ class RoundServer:
             games=self.games,
             channel=self.channel,
             excluded=[client for client in self.norms if client not in cohort.ids],
-            unmeasured=[*cohort.unmeasured, *silent],
+            unmeasured=[*cohort.unmeasured, *silent_clients],
         )
 
     def _count(self, update: ClientUpdate) -> None:
@@ -224,9 +225,7 @@ class RoundServer:
         """
         models_or_clients: list[Start] = []
         for update in cohort.updates:
-            initial_model = instructions[update.client_id].start
-            if initial_model is None and self.personalizer is not None:
-                initial_model = self.personalizer.started(update)
+            initial_model = self._known_initial_model(update, instructions[update.client_id])
             if initial_model is None:
                 models_or_clients.append(clients[update.client_id])
             else:
@@ -242,10 +241,13 @@ class RoundServer:
             return self._request_models(models_or_clients, cohort)
         return models_or_clients, []
 
+    def _known_initial_model(self, update: ClientUpdate, instruction: Instruction) -> Tensor | None:
+        if instruction.start is None and self.personalizer is not None:
+            return self.personalizer.started(update)
+        return instruction.start
+
     def _request_models(
-        self,
-        models_or_clients: Sequence[Start],
-        cohort: Cohort,
+        self, models_or_clients: Sequence[Start], cohort: Cohort
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent_clients: list[int] = []
@@ -328,11 +330,7 @@ class RoundServer:
             raise NoModel(f"{failure}, for the second time in a row.")
         warnings.warn(f"{failure}. The global model of the round before is kept.", stacklevel=3)
 
-    def _personalize(
-        self,
-        round: Round,
-        state: FederationState,
-    ) -> Round:
+    def _personalize(self, round: Round, state: FederationState) -> Round:
         """Store the clients' next initial models, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
@@ -350,22 +348,14 @@ class RoundServer:
             state.starts[client] = detached_model
         return round.personalized(personalized.peer_values)
 
-    def _round_view(
-        self,
-        strategy: Strategy,
-        round: Round,
-        stage: Stage,
-    ) -> Round:
+    def _round_view(self, strategy: Strategy, round: Round, stage: Stage) -> Round:
         """Return the view of the round for a strategy."""
         if strategy not in self._configured_strategies:
             return round
         return read_by(strategy, round, stage)
 
 
-def _stacked_reports(
-    updates: Sequence[ClientUpdate],
-    device: torch.device,
-) -> dict[str, Tensor]:
+def _stacked_reports(updates: Sequence[ClientUpdate], device: torch.device) -> dict[str, Tensor]:
     reports = {}
     for name in updates[0].reports:
         values = [update.reports[name] for update in updates]

@@ -184,7 +184,7 @@ class CoalitionsAtSites(Strategy):
         if saved is None:
             saved = _initial_state(masks, federation)
         self._restore(saved, federation)
-        consistency_warnings += self._consistency_warnings
+        consistency_warnings += self._saved_warnings
 
     def _restore(self, saved: Mapping[str, Any], federation: FederationInfo) -> None:
         # The keys of checkpoints stay as they are, whatever the attributes are called.
@@ -192,9 +192,10 @@ class CoalitionsAtSites(Strategy):
         self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
         # The run's model after its last complete round. None before the first round.
         self._last_model: Tensor | None = saved["left"]
-        self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
+        self._saved_warnings: list[str] = list(saved["consistency_warnings"])
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
+
         initial_federation = replace(federation, global_vector=self._initial_model)
         self._coalitions = []
         for index, members in enumerate(_trained_coalitions(self._masks)):
@@ -212,7 +213,7 @@ class CoalitionsAtSites(Strategy):
         states = {index: coalition.state_dict() for index, coalition in coalitions}
         return {  # by the keys of checkpoints
             "left": self._last_model,
-            "consistency_warnings": self._consistency_warnings,
+            "consistency_warnings": self._saved_warnings,
             "moved": self._update_sums,
             "masks": self._masks,
             "coalitions": states,
@@ -252,11 +253,7 @@ class CoalitionsAtSites(Strategy):
         for update in self._updates:
             first_updates[update.client_id] = _update_of(update, global_model)
         halves = choose_halvings(
-            first_updates,
-            self._client_names,
-            self._halvings,
-            logits=False,
-            seed=self._run.seed,
+            first_updates, self._client_names, self._halvings, logits=False, seed=self._run.seed
         )
         num_others = len(self._masks) - len(halves)  # the last masks are placeholders for halves
         self._masks = torch.cat([self._masks[:num_others], halves])
@@ -269,18 +266,18 @@ class CoalitionsAtSites(Strategy):
         last_model = self._last_model.to(round.global_vector)
         if torch.equal(last_model, round.global_vector):
             return
-        consistency_warning = (
+        reason = (
             f"the module's weights or buffers have changed before round {round.round_index + 1}, after the end of the "
             "round before, for example by a hook or in validation. The models of coalitions at sites do not change in "
             "this way. "
             "Remove this change from hooks and validation, or compute the values by flsv retrain"
         )
         if round.round_index < NUM_STRICT_ROUNDS:
-            raise ConfigurationError(f"ShadowShapley: {consistency_warning}.")
-        if not self._consistency_warnings:  # only the first change is reported
-            warnings.warn(f"ShadowShapley: {consistency_warning}.", stacklevel=2)
-            self._consistency_warnings = [consistency_warning]
-            self._warnings_of_run.append(consistency_warning)
+            raise ConfigurationError(f"ShadowShapley: {reason}.")
+        if not self._saved_warnings:  # only the first change is reported
+            warnings.warn(f"ShadowShapley: {reason}.", stacklevel=2)
+            self._saved_warnings = [reason]
+            self._warnings_of_run.append(reason)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
         """Send the packets of each coalition, ``{site: packet}``, and return the replies to each, ``{site: reply}``.
@@ -289,15 +286,15 @@ class CoalitionsAtSites(Strategy):
         replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
         while any(packets_by_coalition):
             # A site trains one model at a time, so it gets one packet at a time.
-            packet_by_site: dict[int, Packet] = {}
-            coalition_by_site = {}
+            sent_packets: dict[int, Packet] = {}
+            index_by_site = {}
             for index, waiting_packets in enumerate(packets_by_coalition):
-                for site in waiting_packets.keys() - packet_by_site.keys():
-                    packet_by_site[site] = waiting_packets.pop(site)
-                    coalition_by_site[site] = index
+                for site in waiting_packets.keys() - sent_packets.keys():
+                    sent_packets[site] = waiting_packets.pop(site)
+                    index_by_site[site] = index
             directory = self._coalitions[0].sites.directory  # the same for all coalitions
-            for site, reply in directory.exchange(packet_by_site).items():
-                index = coalition_by_site[site]
+            for site, reply in directory.exchange(sent_packets).items():
+                index = index_by_site[site]
                 replies_by_coalition[index][site] = reply
         return replies_by_coalition
 
@@ -308,16 +305,15 @@ class CoalitionsAtSites(Strategy):
 
         global_model = round.global_vector  # the model that was last sent to the clients
         self._update_sums = self._update_sums.to(global_model)
-        has_others = self._have_others_updates()
+        has_others = self._have_others_updates()  # in this model
         for update in self._updates:
             self._update_sums[update.client_id] += _update_of(update, global_model)
         if round.round_index == 0:
             self._note_unlike_first_updates(coalition_by_client, global_model)
             return
 
-        own_models = [
-            coalition_by_client[client].state.model() for client in range(len(has_others))
-        ]
+        clients = range(len(self._update_sums))
+        own_models = [coalition_by_client[client].state.model() for client in clients]
         reasons = inconsistent_own_models(
             torch.stack(own_models),
             self._initial_model.to(global_model),
@@ -379,19 +375,16 @@ class _Coalition:
     ) -> None:
         # {client: the model [P] that it sent in the last round}
         self.sent_models: dict[int, Tensor] = {}
-
-        roles: Mapping[str, Any] = federation.strategies
-        self._sampler_of_run: ClientSampler = roles["sampler"]
+        sampler: Any = federation.strategies["sampler"]
+        self._sampler_of_run: ClientSampler = sampler
         self.set_members(members)
-        copied_strategies, copied_metrics, copied_filters = _copied_parts(federation)
-        self._metrics = ContributionMetrics(
-            copied_metrics, check_names(copied_strategies), federation.num_clients
-        )
+
+        strategies, metrics, filters = _copied_parts(federation)
+        reported = check_names(strategies)
+        self._metrics = ContributionMetrics(metrics, reported, federation.num_clients)
         self._metrics.reset()
-        self._server = RoundServer(
-            self._metrics, copied_strategies, federation.space, Channel(), copied_filters
-        )
-        self._parts = [*copied_strategies.values(), *self._server.filters]
+        self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
+        self._parts = [*strategies.values(), *self._server.filters]
 
         self.state = _state_before_rounds(federation)
         if saved is not None:
@@ -399,8 +392,8 @@ class _Coalition:
         info = replace(
             federation,
             global_vector=self.state.model().clone(),
-            strategies={**federation.strategies, **copied_strategies},
-            metrics=copied_metrics,
+            strategies={**federation.strategies, **strategies},
+            metrics=metrics,
         )
         self._begin_or_resume(info, saved)
         self._metrics.to(federation.global_vector.device)
@@ -435,10 +428,7 @@ class _Coalition:
         }
 
     def instruct(
-        self,
-        run_state: FederationState,
-        absent: set[int],
-        clients: Sequence[Client],
+        self, run_state: FederationState, absent: set[int], clients: Sequence[Client]
     ) -> dict[int, Packet]:
         """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
         self._clients = clients
@@ -512,11 +502,9 @@ class _Coalition:
 def _copied_parts(
     federation: FederationInfo,
 ) -> tuple[dict[str, Strategy], dict[str, Any], Sequence[Any]]:
-    excluded_roles = ("sampler", "personalizer")
-    strategies = {}
-    for role, strategy in federation.strategies.items():
-        if role not in excluded_roles:
-            strategies[role] = strategy
+    strategies = dict(federation.strategies)
+    strategies.pop("sampler", None)
+    strategies.pop("personalizer", None)
     # They are copied together, since they may refer to each other.
     return copy.deepcopy((strategies, _metric_of_aggregator(federation), federation.filters))
 

@@ -35,8 +35,8 @@ class Conversation:
         self._server_code = server_code
         self._reply: Reply | None = None
         self._is_ended = False
-        self._may_resume = threading.Semaphore(0)
-        self._is_paused = threading.Semaphore(0)
+        self._resume_signal = threading.Semaphore(0)
+        self._pause_signal = threading.Semaphore(0)
         self._context = contextvars.copy_context()
         self._grad_mode = torch.is_grad_enabled()
         self._inference_mode = torch.is_inference_mode_enabled()
@@ -46,7 +46,7 @@ class Conversation:
         self.thread.start()
 
     def _run(self) -> None:
-        self._may_resume.acquire()
+        self._resume_signal.acquire()
         try:
             with (
                 torch.cuda.device(self._device),
@@ -61,21 +61,21 @@ class Conversation:
             self.error = error
         finally:
             self.request = None
-            self._is_paused.release()
+            self._pause_signal.release()
 
     def resume(self, reply: Reply | None = None) -> None:
         """Pass the site's reply to the thread, and let the thread run until its next request or its end."""
         self._reply = reply
-        self._may_resume.release()
-        self._is_paused.acquire()
+        self._resume_signal.release()
+        self._pause_signal.acquire()
 
     def send(self, request: Packet) -> Reply:
         """Send a request and wait for the site's reply. The conversation's own thread calls this method."""
         if self._is_ended:
             raise Ended
         self.request = request
-        self._is_paused.release()
-        self._may_resume.acquire()
+        self._pause_signal.release()
+        self._resume_signal.acquire()
         if self._is_ended:
             raise Ended
         assert self._reply is not None
@@ -85,7 +85,7 @@ class Conversation:
         """End the conversation, even if it is not complete."""
         self._is_ended = True
         if self.thread.is_alive():
-            self._may_resume.release()
+            self._resume_signal.release()
         self.thread.join()
 
 

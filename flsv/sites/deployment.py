@@ -21,12 +21,7 @@ from flsv.sites.policy import SitePolicy
 from flsv.sites.remote_data import RemoteData
 from flsv.sites.run_status import run_status
 from flsv.sites.site import Site
-from flsv.sites.transport import (
-    MAX_SAMPLES_OF_SPLIT,
-    Directory,
-    Transport,
-    agreement,
-)
+from flsv.sites.transport import MAX_SAMPLES_OF_SPLIT, Directory, Transport, agreement
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
 
 #: The site's folder if its configuration does not set ``folder``.
@@ -154,11 +149,11 @@ class RemoteServer:
             server_data = None
             # Lightning would warn in every round that the list of loaders is empty.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
-        numbers = range(len(self.sites))
+        site_ids = range(len(self.sites))
         return RemoteData(
             self.sites,
-            sizes=[directory.sizes[number] for number in numbers],
-            contents=[directory.contents[number] for number in numbers],
+            sizes=[directory.sizes[site] for site in site_ids],
+            contents=[directory.contents[site] for site in site_ids],
             num_classes=self.num_classes,
             class_names=self.class_names,
             server_data=server_data,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import multimode
 from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -114,9 +115,7 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
 
 
 def _check_metrics(
-    config: FederationConfig,
-    metric_names: Iterable[str],
-    evaluating_metrics: Mapping[str, Any],
+    config: FederationConfig, metric_names: Iterable[str], evaluating_metrics: Mapping[str, Any]
 ) -> None:
     for name, metric in evaluating_metrics.items():
         if getattr(metric, "evaluators", None) == "clients":
@@ -136,11 +135,7 @@ def _check_metrics(
 
 
 def _max_steps(
-    config: FederationConfig,
-    names: Sequence[str],
-    is_automatic: bool,
-    site: int,
-    num_samples: int,
+    config: FederationConfig, names: Sequence[str], is_automatic: bool, site: int, num_samples: int
 ) -> int:
     """Return the largest number of optimizer steps of a site in a round. With ``is_automatic`` Lightning takes them."""
     work = config.work_of(names[site])
@@ -155,7 +150,7 @@ class RemoteFederation(IdleEngine):
 
     Args:
         directory: the sites' names and addresses.
-        options: the arguments of :class:`flsv.engines.engine.Engine`.
+        trainer, data, state, store, config, steps: see :class:`flsv.engines.engine.Engine`.
 
     Attributes:
         sites_of: a function that makes the :class:`RemoteSites` of a FederationState, for other runs at the same sites.
@@ -163,13 +158,22 @@ class RemoteFederation(IdleEngine):
 
     clients_here = False
 
-    def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, data, state, _store, config, _steps = options
+    def __init__(
+        self,
+        directory: Directory,
+        trainer: L.Trainer,
+        data: Any,
+        state: FederationState,
+        store: Any,
+        config: FederationConfig,
+        steps: Any,
+    ) -> None:
         if trainer.max_epochs == -1:
             raise ConfigurationError(
                 "max_epochs=-1: the server sends the number of rounds to the sites. Set max_epochs to this number."
             )
-        state.run = state.run or secrets.token_hex(8)
+        if not state.run:
+            state.run = secrets.token_hex(8)
         is_automatic = trainer.lightning_module.automatic_optimization
         self.sites_of = partial(
             RemoteSites,
@@ -180,7 +184,7 @@ class RemoteFederation(IdleEngine):
             num_classes=data.known_num_classes,
         )
         self._remote = self.sites_of(state)
-        super().__init__(*options)
+        super().__init__(trainer, data, state, store, config, steps)
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
         check_deployment(self._config, fields, evaluating)
@@ -251,7 +255,8 @@ class RemoteFederation(IdleEngine):
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._clients_of_process()))
         no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
-        rows = [scores.get(client, no_scores) for client in range(self._state.num_clients)]
+        num_clients = self._state.num_clients
+        rows = [scores.get(client, no_scores) for client in range(num_clients)]
         return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
 
 
@@ -294,12 +299,14 @@ class RemoteSites:
         self._majority_report: str | None = None
         self._withheld_names: set[tuple[int, str]] = set()
         self._last_queries: dict[int, _LastQuery] = {}
-        self.discard()
+        # The names of the sites' states, {site: name}.
+        self._accepted_states = dict(state.counted)
+        self._states_of_round: dict[int, str] = {}
 
     def discard(self) -> None:
         """Forget this round's trainings, so that sites continue from the last completed round."""
         self._accepted_states = dict(self._state.counted)
-        self._states_of_round: dict[int, str] = {}
+        self._states_of_round = {}
 
     def accept(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
@@ -407,9 +414,7 @@ class RemoteSites:
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ from the majority's, with reasons."""
         # `reports` has a description for each site.
-        counts = Counter(reports.values())
-        highest_count = max(counts.values(), default=0)
-        most_frequent = [report for report, count in counts.items() if count == highest_count]
+        most_frequent = multimode(reports.values())
         if len(most_frequent) == 1:
             self._majority_report = most_frequent[0]
 
@@ -420,12 +425,10 @@ class RemoteSites:
         else:
             unusual_sites = list(reports)  # nobody knows which report is right
             reports_of_others = " or ".join(sorted(most_frequent))
-        errors = {}
-        for site in unusual_sites:
-            errors[site] = (
-                f"it reports {reports[site]}, but the other sites report {reports_of_others}"
-            )
-        return errors
+        return {
+            site: f"it reports {reports[site]}, but the other sites report {reports_of_others}"
+            for site in unusual_sites
+        }
 
     def query(self, site: int, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Let a site call ``function`` on its data, and return the result."""
@@ -440,18 +443,22 @@ class RemoteSites:
         state_before = states.get(site)
         packet = self._query_packet(site, name, (tuple(args), dict(kwargs)), state_before)
         self._last_queries.pop(site, None)
-        reply = self.conversations.send(site, packet)
-        try:
-            result, state = read_response(reply, expected)
-        except GARBLED_REPLY_ERRORS as error:
-            event = f"has sent no result of {name}"
-            raise NoResponse(self._note(site, event, describe_error(error))) from error
-        states[site] = state
+        result, state_after = self._send_query(site, packet, expected)
+        states[site] = state_after
         self._last_queries[site] = _LastQuery(states, state_before)
         return result
 
+    def _send_query(self, site: int, packet: Packet, expected: Numbers) -> tuple[Any, str]:
+        """Return a site's result, and the name of its state after the query."""
+        reply = self.conversations.send(site, packet)
+        try:
+            return read_response(reply, expected)
+        except GARBLED_REPLY_ERRORS as error:
+            event = f"has sent no result of {packet.plain['function']}"
+            raise NoResponse(self._note(site, event, describe_error(error))) from error
+
     def _latest_states(self, site: int) -> dict[int, str]:
-        """Return the names of states from which the site continues: those of this round if it has trained in it."""
+        """Return the names of the sites' states, those of this round if the site has trained in it."""
         if site in self._states_of_round:
             return self._states_of_round
         return self._accepted_states
@@ -571,13 +578,7 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
 class RemoteClient(Client):
     """Client at a remote site. :meth:`request` sends a message to the site."""
 
-    def __init__(
-        self,
-        id: int,
-        data: LocalData,
-        channel: Channel,
-        remote: RemoteSites,
-    ) -> None:
+    def __init__(self, id: int, data: LocalData, channel: Channel, remote: RemoteSites) -> None:
         super().__init__(id, data, channel)
         self._remote = remote
 

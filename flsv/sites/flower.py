@@ -30,12 +30,7 @@ __all__ = ["client_app", "server_app"]
 #: Seconds between two checks for replies.
 POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
-MESSAGE_TYPES = {
-    "handshake": "query",
-    "query": "query",
-    "train": "train",
-    "test": "evaluate",
-}
+MESSAGE_TYPES = {"handshake": "query", "query": "query", "train": "train", "test": "evaluate"}
 
 CODE_OF_EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
 #: Codes of an app that cannot be loaded, raises an error or is not an app. It would fail again.
@@ -84,19 +79,19 @@ class GridTransport:
     ) -> Iterator[tuple[int, Reply]]:
         deadline = time.monotonic() + seconds
         message_ids = self._grid.push_messages(_messages(packets, seconds))
-        waiting_nodes = dict(zip(message_ids, packets))
+        node_by_message = dict(zip(message_ids, packets))  # without those that have replied
         is_last_look = False
-        while waiting_nodes and not is_last_look:
+        while node_by_message and not is_last_look:
             # Replies that came in time are read even if the server itself is late.
             is_last_look = time.monotonic() >= deadline
-            for message in self._grid.pull_messages(list(waiting_nodes)):
-                node = waiting_nodes.pop(message.metadata.reply_to_message_id)
+            for message in self._grid.pull_messages(list(node_by_message)):
+                node = node_by_message.pop(message.metadata.reply_to_message_id)
                 # If the server looks late, Flower reports that the message itself has expired. That is no reply.
                 is_late = time.monotonic() >= deadline
                 if is_late and message.has_error() and message.error.code == CODE_OF_EXPIRED:
                     continue
                 yield node, _reply(message)
-            if waiting_nodes and not is_last_look:
+            if node_by_message and not is_last_look:
                 time.sleep(POLL_SECONDS)
 
 

@@ -73,9 +73,7 @@ def resident(app: str) -> ClientApp:
         # Flower sets these in the process that it starts for the message.
         identity = [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id]
         request = (app, identity, message, context)
-        is_environment_deleted = any(_DELETED_FOLDER in Path(path).parts for path in sys.path)
-        can_use_resident = not is_environment_deleted and os.name == "posix"
-        if can_use_resident:
+        if _can_use_resident():
             reply, state, error = _reply_of_resident_process(request)
         else:
             reply, state, error = _reply_of_app(*request)
@@ -89,6 +87,11 @@ def resident(app: str) -> ClientApp:
     forwarding_app.query()(respond)
     forwarding_app.evaluate()(respond)
     return forwarding_app
+
+
+def _can_use_resident() -> bool:
+    is_environment_deleted = any(_DELETED_FOLDER in Path(path).parts for path in sys.path)
+    return not is_environment_deleted and os.name == "posix"
 
 
 def _reply_of_app(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -60,27 +60,29 @@ class AnswerBudget:
             first_of: the beginning of names of which the first is counted, but never refused.
         """
         with locked_json(self._path, {"run": {}, "answers": {}}) as entries:
-            answers = entries["answers"]
+            numbers_by_answer = entries["answers"]
             _store_size(entries["run"], plain)
-            if answer in answers or not numbers:
+            if answer in numbers_by_answer or not numbers:
                 return
             if limit is None:
                 limit = self._default_limit(entries["run"])
-            answered = sum(answers.values())
-            if answered + numbers > limit and not _is_first(first_of, answers):
-                self._refuse(numbers, answered, limit)
-            answers[answer] = numbers
+            numbers_before = sum(numbers_by_answer.values())
+            total = numbers_before + numbers
+            if total > limit and not _is_first(first_of, numbers_by_answer):
+                raise self._refusal(numbers, numbers_before, limit)
+            numbers_by_answer[answer] = numbers
         rank_zero_info(
-            f"flsv: this site has answered {answered + numbers} of at most {limit} numbers about its samples."
+            f"flsv: this site has answered {total} of at most {limit} numbers about its samples."
         )
 
-    def _refuse(self, numbers: int, answered: int, limit: int) -> NoReturn:
-        words = f"it has answered {answered} numbers about its samples, and answers at most {limit}"
+    def _refusal(self, numbers: int, numbers_before: int, limit: int) -> Refused:
+        """Warn the site's owner, and return the error for the server."""
+        reason = f"it has answered {numbers_before} numbers about its samples, and answers at most {limit}"
         rank_zero_warn(
-            f"flsv: this site refuses {numbers} more, since {words}. max_answers in its policy allows more, "
+            f"flsv: this site refuses {numbers} more, since {reason}. max_answers in its policy allows more, "
             f"for all runs together; {self._path} has the count."
         )
-        raise Refused(words)
+        return Refused(reason)
 
 
 def _store_size(run: dict[str, int], plain: Mapping[str, Any]) -> None:
@@ -111,7 +113,9 @@ def spend_privacy(
         max_epsilon: the largest epsilon of all updates. None: no limit.
     """
     # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-    inverse_square = sum(multiplier**-2 for multiplier in noise_multipliers) or math.inf
+    inverse_square = sum(multiplier**-2 for multiplier in noise_multipliers)
+    if inverse_square == 0:
+        inverse_square = math.inf  # there is no noise
     with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
         _check_ledger(ledger, entries)
         entries["squares"] += inverse_square

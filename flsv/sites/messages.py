@@ -201,9 +201,12 @@ def update_packet(
 ) -> Packet:
     """Make the packet that sends a site's update, after which the site is in the state of the name ``state``. ``lost``:
     the site has lost its earlier state. ``withheld``: scores that it does not report."""
+    loss = update.loss
+    if TRAINING_LOSS in withheld:
+        loss = float("nan")
     plain = {
         "samples": update.num_samples,
-        "loss": float("nan") if TRAINING_LOSS in withheld else update.loss,
+        "loss": loss,
         "steps": update.num_steps,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
@@ -263,7 +266,7 @@ def read_update(
     """Read a site's update from its reply. It must have ``num_announced`` samples and at most ``max_steps`` steps.
     Return None if the site's model is not finite."""
     if packet.kind == "broken":
-        return None
+        return None  # the site itself has found that its model is not finite
     try:
         update = _received_update(packet, client, _max_numbers(space), max_steps)
     except GARBLED_REPLY_ERRORS as error:
@@ -294,22 +297,20 @@ def _received_update(
     num_samples = checked_int(plain, "samples", maximum=float("inf"))
     num_steps = checked_int(plain, "steps", maximum=max_steps)
     loss = float(plain["loss"])
-    sent_numbers, sent_bytes = plain["traffic"]
-    num_numbers = checked_int({"traffic": sent_numbers}, "traffic", maximum=max_numbers)
+    numbers, num_bytes = plain["traffic"]
+    # A check needs a name for its error.
+    num_numbers = checked_int({"traffic": numbers}, "traffic", maximum=max_numbers)
     return ClientUpdate(
         client,
         num_samples,
         vector=vector,
         loss=loss,
         num_steps=num_steps,
-        traffic=Traffic(num_numbers, float(sent_bytes)),
+        traffic=Traffic(num_numbers, float(num_bytes)),
     )
 
 
-def _reports_in(
-    packet: Packet,
-    device: torch.device,
-) -> dict[str, Tensor]:
+def _reports_in(packet: Packet, device: torch.device) -> dict[str, Tensor]:
     reports = {}
     for name, tensor in packet.tensors.items():
         if name.startswith(REPORT_PREFIX):
@@ -346,10 +347,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return name
 
 
-def read_response(
-    reply: Reply,
-    expected: Numbers,
-) -> tuple[Any, str]:
+def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
     """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
     result = unpack(packet.plain["result"], packet.tensors)
@@ -430,19 +428,13 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     )
 
 
-def _add_numbered(
-    tensors: dict[str, Tensor],
-    tensor: Tensor,
-) -> str:
+def _add_numbered(tensors: dict[str, Tensor], tensor: Tensor) -> str:
     name = str(len(tensors))
     tensors[name] = tensor
     return name
 
 
-def unpack(
-    plain: Any,
-    tensors: Mapping[str, Tensor],
-) -> Any:
+def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Restore a value from the plain values and tensors of :func:`pack`."""
     if isinstance(plain, _PLAIN_TYPES):
         return plain

@@ -53,7 +53,7 @@ GRACE_SECONDS = 10.0
 NODE_FILE = "flsv-node.toml"
 POLICY_FILE = "flsv-site.toml"
 
-_Replies = queue.SimpleQueue[tuple[Address, Reply]]
+ReplyQueue = queue.SimpleQueue[tuple[Address, Reply]]
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -119,24 +119,21 @@ class NvflareTransport:
         self, packets: Mapping[Address, Packet], seconds: float
     ) -> Iterator[tuple[Address, Reply]]:
         deadline = time.monotonic() + seconds
-        replies: _Replies = queue.SimpleQueue()
+        reply_queue: ReplyQueue = queue.SimpleQueue()
         tasks = []
         try:
             for site, packet in packets.items():
-                task = _task(packet, seconds, partial(_receive, replies, site))
+                task = _task(packet, seconds, partial(_receive, reply_queue, site))
                 self._controller.send(task, self._fl_ctx, targets=[site])
                 tasks.append(task)
-            yield from self._replies(replies, set(packets), deadline)
+            yield from self._await_replies(reply_queue, set(packets), deadline)
         finally:
             for task in tasks:
                 if task.completion_status is None:
                     self._controller.cancel_task(task)
 
-    def _replies(
-        self,
-        replies: _Replies,
-        missing: set[Address],
-        deadline: float,
+    def _await_replies(
+        self, reply_queue: ReplyQueue, missing: set[Address], deadline: float
     ) -> Iterator[tuple[Address, Reply]]:
         """Yield the reply of each ``missing`` site, or the reason why it has none."""
         while missing:
@@ -144,7 +141,7 @@ class NvflareTransport:
             # Replies that came in time are read even if the server itself is late.
             is_last_look = time.monotonic() >= deadline
             try:
-                site, reply = replies.get(block=not is_last_look, timeout=POLL_SECONDS)
+                site, reply = reply_queue.get(block=not is_last_look, timeout=POLL_SECONDS)
             except queue.Empty:
                 if is_last_look:
                     break
@@ -171,21 +168,21 @@ def _task(packet: Packet, seconds: float, receive: Callable[..., None]) -> Task:
 
 
 def _receive(
-    replies: _Replies,
-    site: Address,
-    client_task: ClientTask,
-    fl_ctx: FLContext,
+    reply_queue: ReplyQueue, site: Address, client_task: ClientTask, fl_ctx: FLContext
 ) -> None:
     result = client_task.result
     client_task.result = None  # only one copy of a model stays in memory
+    reply_queue.put((site, _reply(result)))
+
+
+def _reply(result: Shareable) -> Reply:
     return_code = result.get_return_code(ReturnCode.OK)
     if return_code != ReturnCode.OK:
-        replies.put((site, f"NVFlare: {return_code}"))
-        return
+        return f"NVFlare: {return_code}"
     try:
-        replies.put((site, from_shareable(result)))
+        return from_shareable(result)
     except ValueError as error:
-        replies.put((site, str(error)))
+        return str(error)
 
 
 class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare is not installed

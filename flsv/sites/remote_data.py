@@ -70,13 +70,7 @@ class RemoteData(FederatedDataModule):
             return
         server_data.trainer = self.trainer
         server_data.setup(stage or "fit")
-        dictionary = None
-        if isinstance(server_data, FederatedDataModule):
-            dictionary = server_data.dictionary
-            server_names = hash_of_class_names(server_data)
-            common_class_names({"the sites": self._class_names_hash, "the server": server_names})
-        server_hash = None if dictionary is None else dictionary.hash
-        common_hash({"the sites": self._dictionary_hash, "the server": server_hash})
+        dictionary = self._common_dictionary(server_data)
         if dictionary is not None:
             division = self.division
             classes = division.classes
@@ -84,6 +78,17 @@ class RemoteData(FederatedDataModule):
                 classes = Classes(classes.labels, tuple(dictionary.classes))
             source = replace(division.source, dictionary=dictionary, pos_label=dictionary.positive)
             self._division = replace(division, source=source, classes=classes)
+
+    def _common_dictionary(self, server_data: L.LightningDataModule) -> Any:
+        """Return the data dictionary of server and sites, None if they have none. Raise an error if theirs differ."""
+        dictionary = None
+        if isinstance(server_data, FederatedDataModule):
+            server_names = hash_of_class_names(server_data)
+            common_class_names({"the sites": self._class_names_hash, "the server": server_names})
+            dictionary = server_data.dictionary
+        server_hash = None if dictionary is None else dictionary.hash
+        common_hash({"the sites": self._dictionary_hash, "the server": server_hash})
+        return dictionary
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:

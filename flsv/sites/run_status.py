@@ -35,10 +35,10 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
     write_status = partial(_write_status, folder, run, datetime.now(UTC))
     last_explanation: str | None = None
 
-    def explain(why: str | None) -> None:
+    def explain(explanation: str | None) -> None:
         nonlocal last_explanation
-        last_explanation = why
-        write_status("running", why)
+        last_explanation = explanation
+        write_status("running", explanation)
 
     try:
         write_status("running")
@@ -60,18 +60,18 @@ def _write_status(
     run: str | None,
     start_time: datetime,
     status: str,
-    why: str | None = None,
+    explanation: str | None = None,
 ) -> None:
     path = folder / "status.json"
     if run is not None and _was_stopped(run, path):
         return
     time_of_status = start_time if status == "running" else datetime.now(UTC)
     since = time_of_status.isoformat(timespec="seconds")
-    fields = {"status": status, "since": since, "why": why, "run": run}
+    fields = {"status": status, "since": since, "why": explanation, "run": run}
     with replacing(path) as file:
         file.write(json.dumps(fields, indent=1).encode())
     if status != "running":
-        print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
+        print(f"flsv: the run has {status}: {explanation or folder}.", file=sys.stderr, flush=True)
 
 
 def _was_stopped(run: str, path: Path) -> bool:

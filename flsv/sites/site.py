@@ -117,23 +117,22 @@ class Site:
     ) -> None:
         self._make_module = module
         self._folder = folder
-        loop = settings()
-        self._config = loop.config
-        self._trainer_options = dict(trainer or {})
-        self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._functions = functions
         self._upload_seed = upload_seed
+        self.policy = policy or SitePolicy()
+        self._trainer_options = dict(trainer or {})
+        self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
+        # Only the numbers that the app sets.
         self._size_of_app = {name: number for name, number in run_size.items() if number}
+
+        loop = settings()
+        self._config = loop.config
         self._budget = AnswerBudget(folder, self._default_max_answers)
         self._secret = own_secret(folder)
-        self.policy = policy or SitePolicy()
 
-        site_data = data()
-        if not isinstance(site_data, FederatedDataModule):
-            site_data = FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
-        self._data = site_data
+        self._data = _federated(data())
+        self._data.prepare_data()
         self._hash_by_client_id: dict[int, str] = {}
-        site_data.prepare_data()
         site_module = module()
         self._agreement = agreement(site_module, loop)
         self._space = shared_space(site_module, self._config)
@@ -186,22 +185,22 @@ class Site:
     def _check_policy(self, packet: Packet) -> None:
         """Raise Refused unless the owner's policy allows a reply to this message of any kind."""
         policy = self.policy
-        policy.check_names(
-            scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
-        )
+        all_functions = [*REQUESTED_FUNCTIONS, *self._functions]
+        policy.check_names(scores_of_responses(self._config), all_functions)
         policy.noise(self._config.uploads)  # raises Refused if required noise is missing
         policy.check_reported(self._needed_reports())
-        if self._config.is_private and packet.kind not in ("handshake", "train"):
+        has_no_noise = packet.kind not in ("handshake", "train")
+        if self._config.is_private and has_no_noise:
             raise Refused(
                 f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
             )
         if packet.kind == "query":
-            policy.check_function(
-                packet.plain["function"], [*self._flsv_functions, *self._functions]
-            )
+            functions_of_loop = [*self._flsv_functions, *self._functions]
+            policy.check_function(packet.plain["function"], functions_of_loop)
         scores = [score.name for score in self._requested_scores(packet)]
-        if len(policy.withheld(scores)) == len(scores):
-            policy.check_reported(scores)  # nothing is left to report
+        is_all_withheld = len(policy.withheld(scores)) == len(scores)
+        if is_all_withheld:
+            policy.check_reported(scores)  # raises Refused if any are requested
 
     def _requested_scores(self, packet: Packet) -> list[ResponseScore]:
         if packet.kind == "test":
@@ -322,17 +321,12 @@ class Site:
         state = memory.load(packet.plain["continue_from"])
         training = self._make_training(packet, state)
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
-        update = self._update_of(training, packet)
+        update = self._run_training(training, packet)
         if update is None:
             return Packet("broken")
 
         state_name = packet.digest.hex()
-        stored_states = memory.load_all()
-        names_to_keep = [packet.plain["continue_from"]]
-        if state_name in stored_states:
-            # A repeated training, as after a kill, keeps the states of the requests that followed it.
-            names_to_keep = list(stored_states)
-        memory.save(state_name, training.site_state, names_to_keep)
+        memory.save(state_name, training.site_state, _states_to_keep(memory, packet))
         withheld = self.policy.withheld([TRAINING_LOSS])
         return update_packet(update, state_name, lost=state is None, withheld=withheld)
 
@@ -351,7 +345,7 @@ class Site:
             limit_train_batches=self._limit_train_batches,
         )
 
-    def _update_of(self, training: SiteTraining, packet: Packet) -> ClientUpdate | None:
+    def _run_training(self, training: SiteTraining, packet: Packet) -> ClientUpdate | None:
         """Train, and return the update, None if it is not finite."""
         trainer = self._make_trainer(packet, packet.plain["rounds"], training)
         module = self._make_module()
@@ -385,7 +379,7 @@ class Site:
         return training.noise_only()
 
     def _answer_once(
-        self, packet: Packet, numbers: int, answer: Callable[[SiteState], Packet]
+        self, packet: Packet, numbers: int, make_answer: Callable[[SiteState], Packet]
     ) -> Packet:
         """Count the numbers that an answer may have, make it and store it for the same message."""
         # Whether an answer fails may depend on samples. So it is counted before it is made, and a failure is an answer.
@@ -397,14 +391,14 @@ class Site:
         site_state = self._state_for(packet)
         self._budget.spend(name, numbers, plain=packet.plain, limit=self.policy.max_answers)
         try:
-            reply = answer(site_state)
+            answer = make_answer(site_state)
         except Exception as error:
             if named_cause(error) is not None:
                 raise  # it does not depend on samples, and the next attempt may succeed
-            reply = self._logged_failure(packet, error)
+            answer = self._logged_failure(packet, error)
         if numbers:
-            stored_answers.save(name, reply)
-        return reply
+            stored_answers.save(name, answer)
+        return answer
 
     def _test(self, packet: Packet) -> Packet:
         if not self._config.evaluation.every:
@@ -425,7 +419,7 @@ class Site:
         self, packet: Packet, site_state: SiteState, trainer: L.Trainer
     ) -> dict[str, float]:
         instruction = read_instruction(packet)
-        space, _store, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        space, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
         module = ModuleCopies(trainer.lightning_module, space).load().eval()
         with opened(local):  # the site's data may be read
             model = used_model(local, instruction, self._config.strategies)
@@ -448,22 +442,16 @@ class Site:
 
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
         """Return what a response must be, None for a model."""
+        name = packet.plain["function"]
         num_clients = self._size_of_app.get("clients", packet.plain["clients"])
-        max_numbers = numbers_of_request(
-            self._config, packet.plain["function"], num_clients, self._num_classes
-        )
+        max_numbers = numbers_of_request(self._config, name, num_clients, self._num_classes)
         if max_numbers == 0:
-            return None
-        expectation = expected_response(function)
-        if expectation is None:
-            raise Refused(f"{packet.plain['function']!r:.120} does not declare its response")
-        client = RespondingClient(
-            num_samples=self._sizes(),
-            num_classes=packet.plain["classes"] or self._num_classes,
-            model=partial(torch.empty, self._space.size, dtype=self._space.dtype),
-        )
+            return None  # the response is a model
+        declaration = expected_response(function)
+        if declaration is None:
+            raise Refused(f"{name!r:.120} does not declare its response")
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        expected = expectation(client, *args, **kwargs)
+        expected = declaration(self._responding_client(packet), *args, **kwargs)
         numbers = math.prod(expected.shape)
         if numbers > max_numbers:
             raise Refused(
@@ -472,17 +460,26 @@ class Site:
             )
         return expected
 
+    def _responding_client(self, packet: Packet) -> RespondingClient:
+        return RespondingClient(
+            num_samples=self._sizes(),
+            num_classes=packet.plain["classes"] or self._num_classes,
+            model=partial(torch.empty, self._space.size, dtype=self._space.dtype),
+        )
+
     def _response(
         self, packet: Packet, function: Any, expected: Numbers | None, site_state: SiteState
     ) -> Packet:
         for score in self._requested_scores(packet):
             self._check_enough(score)
+        # The function changes `site_state`.
         call = partial(self._call_function, packet, function, site_state)
         result = self._within_fit(packet, call)
         if expected is not None:
             result = to_three_digits(result)
             expected.check(result)
         plain_result, tensors = pack(result)
+
         state_name = packet.digest.hex()
         memory = self._memory(packet)
         # The earlier states stay, since the server may discard this result.
@@ -517,15 +514,14 @@ class Site:
         site_state: SiteState,
         trainer: L.Trainer,
     ) -> Any:
-        # The client's state that the function has changed is written into `site_state`.
-        _space, _store, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        _, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
-        with opened(local):
+        with opened(local):  # the site's data may be read
             result = function(local, *args, **kwargs)
-            store = dict(site_state.get("store", {}))
-            store[TENSORS] = {name: tensor.cpu() for name, tensor in local.state.items()}
-            site_state["store"] = store
+            changed_tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
+        store = site_state.get("store", {})
+        site_state["store"] = {**store, TENSORS: changed_tensors}
         return result
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
@@ -563,6 +559,21 @@ class Site:
         if state is None:
             raise Refused("the server's message names a saved state that the site no longer has")
         return dict(state)
+
+
+def _federated(site_data: L.LightningDataModule) -> FederatedDataModule:
+    if isinstance(site_data, FederatedDataModule):
+        return site_data
+    return FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
+
+
+def _states_to_keep(memory: SiteMemory, packet: Packet) -> Sequence[str | None]:
+    """Return the names of the saved states that stay when the state after a training is saved."""
+    saved_names = list(memory.load_all())
+    if packet.digest.hex() in saved_names:
+        # A repeated training, as after a kill, keeps the states of the requests that followed it.
+        return saved_names
+    return [packet.plain["continue_from"]]
 
 
 @contextmanager

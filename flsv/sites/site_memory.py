@@ -40,8 +40,7 @@ class SiteMemory:
         run: str,
         client: int,
     ) -> None:
-        is_text = isinstance(run, str)
-        if not is_text or not re.fullmatch(r"[0-9a-f]{16}", run):
+        if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
             raise ConfigurationError(
                 f"the run's name is {run!r:.80}, expected 16 hexadecimal digits."
             )

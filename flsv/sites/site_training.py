@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,10 +41,15 @@ def restore_state(
     """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
     module = trainer.lightning_module
     space = shared_space(module, config)
+    client_id = packet.plain["client"]
     store = ClientStore()
-    store.load_state_dict({packet.plain["client"]: site_state.get("store", {})})
+    store.load_state_dict({client_id: site_state.get("store", {})})
     store.to(module.device)
-    local = _local_data(trainer, data, packet.plain, space=space, store=store)
+    num_classes = packet.plain["classes"]
+    manager = ClientManager(
+        trainer, data, space, store, first_client=client_id, num_classes=num_classes
+    )
+    local = manager.locals[0]  # of the only client
     local.set_models(
         initial_model=_stored_model(site_state, "start", module.device),
         model=_stored_model(site_state, "trained", module.device),
@@ -52,19 +57,6 @@ def restore_state(
         tell=_sanitizer(config, space, site_state),
     )
     return space, store, local
-
-
-def _local_data(
-    trainer: L.Trainer, data: FederatedDataModule, plain: Mapping[str, Any], **options: Any
-) -> LocalData:
-    manager = ClientManager(
-        trainer,
-        data,
-        first_client=plain["client"],
-        num_classes=plain["classes"],
-        **options,
-    )
-    return manager.locals[0]  # of the only client
 
 
 def _stored_model(site_state: SiteState, name: str, device: torch.device) -> Tensor | None:
@@ -168,22 +160,22 @@ class SiteTraining(L.Callback, Rounds):
         """Return an update of a private site whose training has failed: the global model with noise."""
         instruction = self._instruction
         store = self.site_state.get("store", {})
-        tensors = dict(store.get(TENSORS, {}))
-        vector, traffic = self._noisy_global_model(tensors)
-        # The next update will include what compression has not sent, as after any other update.
-        self.site_state["store"] = {**store, TENSORS: tensors}
+        client_tensors = dict(store.get(TENSORS, {}))
+        vector, traffic = self._noisy_global_model(client_tensors)
+        # Uploads have changed the tensors: the next update will include what compression has not sent.
+        self.site_state["store"] = {**store, TENSORS: client_tensors}
 
-        client_batches = self._client_batches()
+        lengths = self._client_batches().lengths
         return ClientUpdate(
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
             vector=vector,
-            num_steps=self._steps.steps_in_round(client_batches.lengths, instruction.round_index),
+            num_steps=self._steps.steps_in_round(lengths, instruction.round_index),
             traffic=traffic,
         )
 
-    def _noisy_global_model(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Traffic]:
-        """Return the global model after all uploads, which may change the client's ``tensors``, and its traffic."""
+    def _noisy_global_model(self, client_tensors: dict[str, Tensor]) -> tuple[Tensor, Traffic]:
+        """Return the global model after all uploads, which may change ``client_tensors``, and its traffic."""
         instruction = self._instruction
         model = global_model(instruction)
         assert model is not None  # checked before
@@ -195,7 +187,7 @@ class SiteTraining(L.Callback, Rounds):
             num_parameters=len(model),
             round_index=instruction.round_index,
             seed=upload_seed,
-            state=tensors,
+            state=client_tensors,
             secret=upload_secret,
         )
         return upload(
@@ -245,14 +237,16 @@ class SiteTraining(L.Callback, Rounds):
         self._training = self._make_training(trainer, space)
         instruction = read_instruction(self._packet, pl_module.device)
         self._write_models(pl_module, space, instruction)
-        seed_global_rngs(instruction.seed, "round", instruction.round_index)
-        self._training.state.remember()
-        self._training.state.begin_round()
-        self._loop.begin(self._training.client_steps)
+        self._begin_round(instruction)
         if self._has_lost_its_model():
-            with opened(self._local_data) as local:
+            with opened(self._local_data) as local:  # the site's data may be read
                 local.state[OWN_MODEL] = space.read(pl_module)
-        self._begin_client(instruction)
+        self._training.begin(
+            instruction,
+            self._local_data,
+            num_samples=int(self._data.num_samples[0]),
+            lengths=self._client_batches().lengths,
+        )
 
     def _write_models(
         self, module: L.LightningModule, space: ParameterSpace, instruction: Instruction
@@ -264,18 +258,16 @@ class SiteTraining(L.Callback, Rounds):
         if model is not None:
             space.write(module, model)
 
+    def _begin_round(self, instruction: Instruction) -> None:
+        seed_global_rngs(instruction.seed, "round", instruction.round_index)
+        trainer_state = self._training.state
+        trainer_state.remember()
+        trainer_state.begin_round()
+        self._loop.begin(self._training.client_steps)
+
     def _client_batches(self) -> Any:
         """Return the batches of the site's only client."""
         return self._loader.local_epochs[0]
-
-    def _begin_client(self, instruction: Instruction) -> None:
-        client_batches = self._client_batches()
-        self._training.begin(
-            instruction,
-            self._local_data,
-            num_samples=int(self._data.num_samples[0]),
-            lengths=client_batches.lengths,
-        )
 
     def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
         """Make the training of the site's only client, with the seed and the secret key of its noise."""
@@ -315,22 +307,23 @@ class SiteTraining(L.Callback, Rounds):
         self.update = self._training.end()
         if self.update is None:
             return  # the site has not taken part in the round
-        trainer_state = self._training.state
-        trainer_state.end_round(self.update.vector)
+        self._training.state.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
-        client_id = self._instruction.client_id
         with opened(self._local_data) as local:  # the site's data may be read
-            has_sent_trained_model = local.sent is local.model
-            other_sent_model = None if has_sent_trained_model else local.sent
-            self.site_state = {
-                "store": self._store.state_dict().get(client_id, {}),
-                "buffers": trainer_state.buffers(),
-                "start": local.start,
-                "trained": local.model,
-                "sent": other_sent_model,
-                "who": [client_id, self._num_clients, self._instruction.round_index],
-            }
+            self.site_state = self._state_after_training(local)
+
+    def _state_after_training(self, local: LocalData) -> SiteState:
+        client_id = self._instruction.client_id
+        has_sent_trained_model = local.sent is local.model
+        return {
+            "store": self._store.state_dict().get(client_id, {}),
+            "buffers": self._training.state.buffers(),
+            "start": local.start,
+            "trained": local.model,
+            "sent": None if has_sent_trained_model else local.sent,
+            "who": [client_id, self._num_clients, self._instruction.round_index],
+        }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
         # Each round is a new fit, in which schedulers start from the beginning.

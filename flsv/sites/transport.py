@@ -147,11 +147,7 @@ class Directory:
                 "again with all sites."
             ) from error
 
-    def _store_announcement(
-        self,
-        site: int,
-        announced: Mapping[str, Any],
-    ) -> None:
+    def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
         """Store a site's numbers of samples, and its first fingerprint of them."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
@@ -165,13 +161,14 @@ class Directory:
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
             while not reachable_sites or self._sites_without_sizes():
-                # After the deadline the server looks only once more, for sites that have connected meanwhile.
-                is_last_look = time.monotonic() > deadline
-                if not is_last_look:
+                # After the deadline only sites that have just connected are contacted. Without one, the waiting ends.
+                is_too_late = time.monotonic() > deadline
+                if not is_too_late:
                     time.sleep(min(0.5, self.wait))
-                contacted_before = set(self._contacted_sites)
-                reachable_sites = self.refresh(strict=True, only_new=is_last_look)
-                if is_last_look and self._contacted_sites == contacted_before:
+                num_contacted_before = len(self._contacted_sites)
+                reachable_sites = self.refresh(strict=True, only_new=is_too_late)
+                has_new_site = len(self._contacted_sites) > num_contacted_before
+                if is_too_late and not has_new_site:
                     raise RuntimeError(self._why_not_all_sites())
 
         self._report_connected(reachable_sites)
@@ -229,39 +226,37 @@ class Directory:
         """Return ``{site: address}`` of the sites that have announced their samples. With ``strict`` a site that cannot
         take part is an error. With ``only_new`` the server sends its first message to new sites only."""
         self._addresses = self._sites_at(self._transport.present())
+        seconds = self.timeout
         if strict:
             # At the first message a site starts a process and reads its data, which may take as long as `wait`.
             seconds = max(self.timeout, self.wait)
-        else:
-            seconds = self.timeout
+        for site, reply in self._send(self._handshakes(only_new), seconds):
+            self._read_handshake(site, reply, strict)
+        return {
+            site: address
+            for site, address in self._addresses.items()
+            if site in self._announced_sites
+        }
+
+    def _handshakes(self, only_new: bool) -> dict[int, Packet]:
+        """Return the first message to each site that has not announced its samples, and note that it is contacted."""
         handshakes = {}
         for site in self._addresses:
-            is_contacted = only_new and site in self._contacted_sites
-            if site not in self._announced_sites and not is_contacted:
+            is_excluded = only_new and site in self._contacted_sites
+            if site not in self._announced_sites and not is_excluded:
                 handshakes[site] = Packet("handshake", {"client": site, **self._run_size})
         self._contacted_sites.update(handshakes)
-        for site, reply in self._send(handshakes, seconds):
-            self._read_handshake(site, reply, strict)
-        reachable_sites = {}
-        for site, address in self._addresses.items():
-            if site in self._announced_sites:
-                reachable_sites[site] = address
-        return reachable_sites
+        return handshakes
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
-        deadline = time.monotonic() + self.wait
         replies = {}
 
         def sites_without_reply() -> list[int]:
             return [site for site in packets if site not in replies]
 
         with self._awaiting(sites_without_reply, count=len(packets)):
-            # If all sites are being restarted, wait for the first one.
-            reachable_sites = self.refresh()
-            while not reachable_sites and time.monotonic() < deadline:
-                time.sleep(min(0.5, self.wait))
-                reachable_sites = self.refresh()
+            reachable_sites = self._reachable_sites()
             sent_packets = {site: packets[site] for site in packets if site in reachable_sites}
             for site, reply in self._send(sent_packets, self.timeout):
                 replies[site] = reply
@@ -273,12 +268,17 @@ class Directory:
                 replies[site] = _UNREACHABLE
         return {site: replies[site] for site in packets}
 
+    def _reachable_sites(self) -> dict[int, Address]:
+        """Return the sites that can be reached. If all are being restarted, wait for the first one."""
+        deadline = time.monotonic() + self.wait
+        sites = self.refresh()
+        while not sites and time.monotonic() < deadline:
+            time.sleep(min(0.5, self.wait))
+            sites = self.refresh()
+        return sites
+
     @contextmanager
-    def _awaiting(
-        self,
-        missing_sites: Callable[[], list[int]],
-        count: int,
-    ) -> Iterator[None]:
+    def _awaiting(self, missing_sites: Callable[[], list[int]], count: int) -> Iterator[None]:
         """Report every 15 s within this context which of ``count`` sites are still missing."""
         is_done = threading.Event()
 
@@ -300,11 +300,7 @@ class Directory:
             thread.join()
             self._report_waiting(None)
 
-    def _send(
-        self,
-        packets: Mapping[int, Packet],
-        seconds: float,
-    ) -> Iterator[tuple[int, Reply]]:
+    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
         site_at_address = {}
         complete_packets = {}
@@ -338,10 +334,7 @@ class Directory:
         self._num_sent[f"{name} to {site}"] += 1
         return f"{name}, {self._num_sent[f'{name} to {site}']}"
 
-    def _sites_at(
-        self,
-        nodes: Mapping[Address, str],
-    ) -> dict[int, Address]:
+    def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
         addresses = {}
         for address, name in nodes.items():
@@ -384,9 +377,7 @@ class Directory:
             self._write_sizes_file()
 
     def _announcement(
-        self,
-        site: int,
-        reply: Reply,
+        self, site: int, reply: Reply
     ) -> tuple[dict[str, Any], str | None, str | None]:
         """Read a site's samples, and the hashes of its data dictionary and of the names of its classes."""
         plain = check_done(reply).plain
@@ -398,11 +389,7 @@ class Directory:
             raise BadReply("its reply has no fingerprint of its samples")
         return announced, dictionary_hash, class_names_hash
 
-    def _check_samples(
-        self,
-        site: int,
-        announced: Mapping[str, Any],
-    ) -> None:
+    def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
         """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
         sizes = _sizes(announced, self._max_samples)
         earlier_sizes = self.sizes.get(site, sizes)
@@ -445,10 +432,7 @@ def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
     return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
 
 
-def _sizes(
-    plain: Mapping[str, Any],
-    max_samples: int,
-) -> dict[str, int]:
+def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, at most ``max_samples``."""
     sizes = {}
     for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
@@ -574,10 +558,7 @@ def _sources() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def check_agreement(
-    facts_of_site: Mapping[str, str],
-    facts_of_server: Mapping[str, Any],
-) -> None:
+def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[str, Any]) -> None:
     """Raise Refused unless a site's :func:`agreement` equals the server's."""
     for name, value in facts_of_server.items():
         if facts_of_site.get(name) != value:
