@@ -266,7 +266,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def _client_batches(self) -> Any:
         """Return the batches of the site's only client."""
-        return self._loader.local_epochs[0]
+        return self._loader.batches_of_clients[0]
 
     def _begin_client(self, instruction: Instruction) -> None:
         client_batches = self._client_batches()

@@ -85,15 +85,16 @@ class ModuleSnapshot:
         self.originals: dict[str, Any] = {}
         self.visited: set[int] = set()
         self._module = module
-        self._addresses: set[int] | None = None
+        self._module_addresses: set[int] | None = None
         # Each (layer's attributes, its dictionaries and sets by name), since a client may assign new ones.
         self._tables_of_layers: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        # Dictionaries and sets of layers and parameters, with copies of them.
-        self._tables: list[Any] = []
+        # Each (dictionary or set of a layer or parameter, copy of it).
+        self._table_copies: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
         self._hooks: list[Any] = []
         self._containers: list[_Container] = []
-        self._leaves_out_data = False
+        self._leaves_out_large_values = False
+        # These fill the collections above.
         self._add_layer("", module)
         self._add_data_module()
 
@@ -102,7 +103,7 @@ class ModuleSnapshot:
         data = getattr(trainer_of(self._module), "datamodule", None)
         if data is None or isinstance(data, FederatedDataModule):
             return
-        self._leaves_out_data = True
+        self._leaves_out_large_values = True
         self.owners[DATA_PATH] = data
         self._add_container(vars(data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES)
 
@@ -136,7 +137,7 @@ class ModuleSnapshot:
             # A scripted layer has some of them in its compiled code, where they never change.
             if isinstance(table, dict | set):
                 tables[name] = table
-                self._tables.append((table, table.copy()))
+                self._table_copies.append((table, table.copy()))
                 if name.endswith("_hooks"):
                     num_hooks += len(table)
         return num_hooks
@@ -160,7 +161,7 @@ class ModuleSnapshot:
         self.structure[path] = [parameter.requires_grad, description]
         self.owners[path] = parameter
         attributes = vars(parameter)
-        self._tables.append((attributes, attributes.copy()))
+        self._table_copies.append((attributes, attributes.copy()))
         if attributes:
             self._add_container(attributes, f"{path}.")
 
@@ -170,18 +171,17 @@ class ModuleSnapshot:
         prefix: str,
         unswapped: Set[str] = frozenset(),
     ) -> None:
-        originals = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
-        for name in unswapped & originals.keys():
-            del originals[name]
-        paths: dict[str, str] = {}
-        self._containers.append(_Container(owner, unswapped, originals, paths))
-        for name, value in originals.items():
-            path = f"{prefix}{name}"
-            paths[name] = path
-            if self._leaves_out_data and is_large(value):
+        items = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
+        for name in unswapped & items.keys():
+            del items[name]
+        paths = {name: f"{prefix}{name}" for name in items}
+        self._containers.append(_Container(owner, unswapped, originals=items, paths=paths))
+        for name, value in items.items():
+            if self._leaves_out_large_values and is_large(value):
                 continue
+            path = paths[name]
             self.originals[path] = value
-            if type(value) in _CONSTANTS:  # mostly
+            if type(value) in _CONSTANTS:  # as most values are
                 self.values[path] = value
             else:
                 self._add_value(path, value)
@@ -204,11 +204,11 @@ class ModuleSnapshot:
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         if not tensors:
             return False
-        if self._addresses is None:
+        if self._module_addresses is None:
             parameters = self._module.parameters()
             module_tensors = chain(parameters, self._module.buffers())
-            self._addresses = set(map(_memory_address, module_tensors))
-        return any(_memory_address(tensor) in self._addresses for tensor in tensors)
+            self._module_addresses = set(map(_memory_address, module_tensors))
+        return any(_memory_address(tensor) in self._module_addresses for tensor in tensors)
 
     def state(self) -> State:
         """Return values and structure by path, without copying them."""
@@ -219,35 +219,39 @@ class ModuleSnapshot:
     def _restore_tables(self) -> None:
         for attributes, tables in self._tables_of_layers:
             attributes.update(tables)
-        for table, original in self._tables:
-            is_unchanged = list(table) == list(original)
+        for table, table_copy in self._table_copies:
+            is_unchanged = list(table) == list(table_copy)
             if is_unchanged and isinstance(table, dict):
-                is_unchanged = all(table[name] is item for name, item in original.items())
+                is_unchanged = all(table[name] is item for name, item in table_copy.items())
             if not is_unchanged:
                 table.clear()
-                table.update(original)
+                table.update(table_copy)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
         self._restore_tables()
-        for parameter, name, hooks in self._hooks:
-            present = getattr(parameter, name, None)
-            if present is not None:
-                present.clear()
-                present.update(hooks)
+        for parameter, name, initial_hooks in self._hooks:
+            hooks = getattr(parameter, name, None)
+            if hooks is not None:
+                hooks.clear()
+                hooks.update(initial_hooks)
         for container in self._containers:
             container.restore(self.values)
-        for path, (flag, _) in self.structure.items():
-            owner = self.owners[path]
-            if isinstance(owner, torch.jit.ScriptModule):
-                owner.training = flag
-            elif isinstance(owner, nn.Module):
-                vars(owner)["training"] = flag
-            elif owner.requires_grad != flag:
-                owner.requires_grad = flag
+        self._restore_flags()
         for path, (layer, name) in self.buffers.items():
             layer._buffers[name] = _copied_into(layer._buffers[name], self.values[path])
+
+    def _restore_flags(self) -> None:
+        """Restore layers' training modes, and whether parameters require gradients."""
+        for path, (flag, _) in self.structure.items():
+            part = self.owners[path]
+            if isinstance(part, torch.jit.ScriptModule):
+                part.training = flag
+            elif isinstance(part, nn.Module):
+                vars(part)["training"] = flag
+            elif part.requires_grad != flag:
+                part.requires_grad = flag
 
 
 class _Container(NamedTuple):
@@ -283,7 +287,7 @@ class _Container(NamedTuple):
         for name, original in self.originals.items():
             item_now = items_now.get(name, _MISSING)
             saved_value = values.get(self.paths[name], _MISSING)
-            if saved_value is _MISSING:
+            if saved_value is _MISSING:  # the snapshot has no copy of it
                 is_new_optimizer = item_now is not original and is_optimizer(item_now)
                 # Optimizers are swapped by name elsewhere.
                 restored[name] = item_now if is_new_optimizer else original

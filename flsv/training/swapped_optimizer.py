@@ -114,24 +114,23 @@ class SwappedOptimizer:
 
     def client_options(self, scheduled: bool, policy: Policy) -> Options:
         """Return the options that the client's training has changed, in this round or before."""
-        changed_options = []
+        options_of_groups = []
         for index, options in enumerate(options_of(self._groups)):
             options_at_entry = _options_of_group(self._options_at_entry, index)
-            stored_options = _options_of_group(self._stored_options, index)
-            changed = {}
+            options_before_round = _options_of_group(self._stored_options, index)
+            client_options = {}
             for name, value in options.items():
+                belongs_to_client = policy == "persist"
                 if name in SCHEDULED_OPTIONS:
                     belongs_to_client = scheduled
-                else:
-                    belongs_to_client = policy == "persist"
                 if not belongs_to_client:
                     continue
                 value_at_entry = options_at_entry.get(name, _MISSING)
                 is_unchanged = value is value_at_entry or are_equal(value, value_at_entry)
-                if name in stored_options or not is_unchanged:
-                    changed[name] = value
-            changed_options.append(changed)
-        return changed_options
+                if name in options_before_round or not is_unchanged:
+                    client_options[name] = value
+            options_of_groups.append(client_options)
+        return options_of_groups
 
     def leave(self, scheduled_names: set[str]) -> None:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
