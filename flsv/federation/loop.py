@@ -131,16 +131,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         metrics_of_run = {**config.metrics}
         if config.privacy is not None:
-            privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
-            metrics_of_run["epsilon"] = privacy_loss(config.privacy)
-        self.contribution_metrics = ContributionMetrics(
-            metrics_of_run, check_names(config.strategies)
-        )
-        self._is_prepared = False
+            make_privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
+            metrics_of_run["epsilon"] = make_privacy_loss(config.privacy)
+        names_read = check_names(config.strategies)
+        self.contribution_metrics = ContributionMetrics(metrics_of_run, names_read)
         for update_filter in config.filters:
             update_filter.check(config.personalizer, list(self.contribution_metrics.evaluating))
+
+        self._is_prepared = False
         self._reset()
-        self._read_only = frozenset(_ARGUMENT_NAMES)
+        self._read_only = frozenset(_ARGUMENT_NAMES)  # from now on
 
     @cached_property
     def _described(self) -> dict[str, str]:

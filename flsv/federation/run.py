@@ -193,7 +193,8 @@ class FederationRun:
         else:
             round = self._finish(received_round)  # metrics, aggregation, personalization
             write_round(round)
-        self._complete(is_last or self.why_budget_is_spent() is not None)
+        ends_run = is_last or self.why_budget_is_spent() is not None
+        self._complete(is_last=ends_run)
         return True
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
@@ -239,7 +240,8 @@ class FederationRun:
         if self.state.round_index == 0 and is_head_sent:
             check_head_is_trained(round, self.metrics.head_metrics)
         senders = {update.client_id for update in engine.updates}
-        engine.exclude(senders.difference(on_host(round.client_ids)))
+        refused_senders = senders.difference(on_host(round.client_ids))
+        engine.exclude(refused_senders)
         return round
 
     def _count_messages(self, instructions: dict[int, Instruction]) -> None:
@@ -441,10 +443,11 @@ class RunState:
         round_index: int,
     ) -> None:
         """Add the settings that change from round ``round_index`` on to :attr:`changes`."""
-        earlier = Identity(self.changeable or settings, {})
-        differences = [*changes_of_optimizers, *Identity(settings, {}).other_settings(earlier)]
-        for difference in differences:
-            self.changes.append(f"{difference}, from round {round_index + 1} on")
+        earlier_settings = self.changeable or settings  # a new run has none yet
+        earlier_identity = Identity(earlier_settings, {})
+        changes_of_settings = Identity(settings, {}).other_settings(earlier_identity)
+        for change in [*changes_of_optimizers, *changes_of_settings]:
+            self.changes.append(f"{change}, from round {round_index + 1} on")
         self.changeable = settings
 
     def find_table(
