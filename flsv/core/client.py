@@ -344,7 +344,7 @@ def map_clients(
     channel = clients[0]._channel or Channel()  # without one, messages are not counted
     num_earlier_messages = len(channel.messages)
     owners = clients[0]._owners
-    if owners is None or owners.in_map_clients:
+    if owners is None or owners.in_map_clients:  # all of them respond in this process
         results = _by_id(clients, hold_conversations(conversation, clients))
         messages = channel.messages[num_earlier_messages:]
     else:

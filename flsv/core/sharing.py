@@ -64,7 +64,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     frozen_names = {name for name, parameter in parameters if not parameter.requires_grad}
 
     excluded_names: set[str] = set()
-    if not isinstance(share, str) and callable(share):
+    if not isinstance(share, str) and callable(share):  # a function of a tensor and its name
         included_names = {name for name, tensor in state.items() if share(name, tensor)}
     else:
         names_of_word = partial(
