@@ -235,7 +235,7 @@ def _add_to(progress: Any, count: int) -> None:
 class IdleBatch:
     """Placeholder for the batches of a round that are trained outside of this Trainer's loop."""
 
-    local_epochs: Sequence[Any] = ()
+    batches_of_clients: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return 1
