@@ -74,12 +74,13 @@ class RoundAverage:
         self._callback = callback
         self._is_due = False
         self._step_at_start = 0
-        self._is_swapped = False
+        self._is_swapped = False  # whether the module holds the average now
         self.last_state: dict[str, Tensor] | None = None
         self.patches: list[Patch] = []
         if callback is None:
             return
 
+        # The callback's own methods, which the patches below replace.
         self._original_swap = callback._swap_models
         self._original_train_end = callback.on_train_end
         self._original_batch_end = callback.on_train_batch_end  # updates the average

@@ -88,21 +88,19 @@ class LoggedValues:
 
     def _merge(self) -> None:
         # Each rank sends its records and its metrics' states. An idle rank has trained no client.
-        records: list[Record] = []
-        states: dict[str, Any] = {}
+        own_records: list[Record] = []
+        own_states: dict[str, Any] = {}
         if not self._is_idle():
-            records = self._records
-            states = {key: _state(metric) for key, metric in self._metrics.items()}
-        exchanged = self._exchange((records, states), "logged values")
+            own_records = self._records
+            own_states = {key: _state(metric) for key, metric in self._metrics.items()}
+        sent_by_ranks = self._exchange((own_records, own_states), "logged values")
 
         records_of_all: list[Record] = []
-        for records_of_rank, _ in exchanged:
-            records_of_all += records_of_rank
+        for records, _ in sent_by_ranks:
+            records_of_all += records
         self._replace_logged_values(records_of_all)
         for key, metric in self._metrics.items():
-            states_of_metric = [
-                states_of_rank[key] for _, states_of_rank in exchanged if key in states_of_rank
-            ]
+            states_of_metric = [states[key] for _, states in sent_by_ranks if key in states]
             _merge_states(metric, states_of_metric)
         self._records = []
         self._metrics = {}

@@ -87,18 +87,21 @@ def collaborate(
     return the values. If only the elements in the mask ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
+    # The mask `personal`, bool [P], has the Q elements that are mixed. None: all elements, and Q = P.
     base = local.model
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models = torch.stack([select_personal(local.model, personal), *downloads])  # [s, Q]
+    own_elements = select_personal(local.model, personal)
+    models = torch.stack([own_elements, *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
     values = game.values(generator)
 
+    num_mixed = num_parameters  # without buffers
     if personal is not None:
-        num_parameters = int(personal[:num_parameters].sum())
+        num_mixed = int(personal[:num_parameters].sum())
     differences = models - models[0]  # to the client's own model
-    distances = differences[:, :num_parameters].norm(dim=1)
+    distances = differences[:, :num_mixed].norm(dim=1)
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed_model = keep_common(weights.to(models) @ models, models)
 
@@ -196,11 +199,11 @@ def layer_mask(
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
-    unknown_layers = [
-        layer
-        for layer, prefix in zip(layers, prefixes)
-        if not any(name.startswith(prefix) for name in space.names)
-    ]
+    unknown_layers = []
+    for layer, prefix in zip(layers, prefixes):
+        is_known = any(name.startswith(prefix) for name in space.names)
+        if not is_known:
+            unknown_layers.append(layer)
     if unknown_layers or not layers:
         raise ConfigurationError(
             f"classifier={list(layers)}: the module has no layers {unknown_layers} with parameters. Name layers as in "
@@ -350,9 +353,8 @@ class PFedSV(UploadKeeper):
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
         assert round.server_vector is not None
-        previous_uploads = self.store_uploads(
-            round, lambda vector: select_personal(vector, self._is_personal)
-        )
+        select_elements = partial(select_personal, personal=self._is_personal)
+        previous_uploads = self.store_uploads(round, select_elements)
         value_peers = partial(
             self._value_peers,
             round=round,
@@ -380,15 +382,16 @@ class PFedSV(UploadKeeper):
         generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
         has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
         has_upload[list(self._uploads)] = True
-        peers = top_k_download(
+        chosen_peers = top_k_download(
             relevance[client.id],
             has_upload,
             own=client.id,
             k=self.k,
             explore=self.explore,
             generator=generator,
-        ).tolist()
+        )
 
+        peers = chosen_peers.tolist()
         # The models are moved to the device and dtype of the round's models.
         models = [self._uploads[peer].to(round.client_vectors) for peer in peers]
         compute = self.client_function(round.space.num_parameters)
