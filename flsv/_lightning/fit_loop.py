@@ -184,11 +184,7 @@ class FederatedFitLoop(_FitLoop):
             self.train_epoch(is_last=epoch is loader.epochs[-1])
         loader.select(None)
 
-    def train_epoch(
-        self,
-        is_last: bool = True,
-        is_idle: bool = False,
-    ) -> None:
+    def train_epoch(self, is_last: bool = True, is_idle: bool = False) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``is_idle``: they are :class:`IdleBatch` only."""
         # These are read by `_end_batch`, `_save` and `_step_if_due` while `advance` runs.

@@ -29,10 +29,7 @@ class Rounding(NamedTuple):
         return min(0.01, 10 * self.number)
 
     def unexplained_distance(
-        self,
-        model: Tensor,
-        reference: Tensor,
-        initial_model: Tensor,
+        self, model: Tensor, reference: Tensor, initial_model: Tensor
     ) -> float | None:
         """Return the distance of two models that should be equal, relative to the distance of ``reference`` from
         ``initial_model``. None: rounding can explain it."""

@@ -115,11 +115,7 @@ class LoggedValues:
         logged_values = self._results.metrics(on_step=True)["callback"]
         self._connector._callback_metrics.update(logged_values)
 
-    def _log_again(
-        self,
-        call: dict[str, Any],
-        batch_size: int | None,
-    ) -> None:
+    def _log_again(self, call: dict[str, Any], batch_size: int | None) -> None:
         """Log a value of any process in this process."""
         strategy = self._trainer.strategy
         arguments = {
@@ -143,10 +139,7 @@ def _state(metric: Metric) -> dict[str, Any]:
     return state
 
 
-def _merge_states(
-    metric: Metric,
-    states: list[dict[str, Any]],
-) -> None:
+def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
     """Set the metric's state to the merged ``states`` of all processes."""
     if not states:
         metric.reset()
@@ -162,11 +155,7 @@ def _merge_states(
     metric._computed = None
 
 
-def _reduced(
-    metric: Metric,
-    name: str,
-    values: list[Tensor],
-) -> Tensor:
+def _reduced(metric: Metric, name: str, values: list[Tensor]) -> Tensor:
     """Apply the reduction of a metric's state ``name`` to the state's values in all processes."""
     reduction = metric._reductions[name]
     if not callable(reduction):

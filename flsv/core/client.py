@@ -204,10 +204,7 @@ class Client:
         self.__data = data
 
     def request(
-        self,
-        function: Callable[Concatenate[LocalData, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, function: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run ``function(local_data, *args, **kwargs)`` at the client and return its result.
 
@@ -283,12 +280,7 @@ class Client:
         """Undo the changes that the last :meth:`request` made to the client's state."""
         # In one process no response can be lost, so there is nothing to undo. A remote site may have changed its state.
 
-    def _count(
-        self,
-        function: Callable[..., Any],
-        arguments: Any,
-        response: Any,
-    ) -> None:
+    def _count(self, function: Callable[..., Any], arguments: Any, response: Any) -> None:
         if self._channel is not None:
             name = _name(function)
             self._channel.send(self.id, "down", name, arguments)
@@ -367,9 +359,7 @@ def _within_map(owners: ClientPlacement) -> Iterator[None]:
 
 
 def _of_all_ranks(
-    owners: ClientPlacement,
-    results: dict[int, T],
-    messages: list[Message],
+    owners: ClientPlacement, results: dict[int, T], messages: list[Message]
 ) -> tuple[dict[int, T], list[Message]]:
     all_results: dict[int, T] = {}
     all_messages: list[Message] = []
@@ -384,10 +374,7 @@ def _by_id(clients: Sequence[Client], results: Iterable[T]) -> dict[int, T]:
     return {client.id: result for client, result in zip(clients, results)}
 
 
-def _in_order_of(
-    clients: Sequence[Client],
-    messages: Iterable[Message],
-) -> list[Message]:
+def _in_order_of(clients: Sequence[Client], messages: Iterable[Message]) -> list[Message]:
     """Sort messages by client, since threads send them in any order."""
     positions = {client.id: position for position, client in enumerate(clients)}
     return sorted(messages, key=lambda message: positions[message.client])

@@ -260,12 +260,7 @@ class LocalData:
         self._check_is_open()
         return self._training_batches(generator)
 
-    def evaluate(
-        self,
-        vectors: Tensor,
-        split: Split = "val",
-        keep: bool = False,
-    ) -> ModelScores:
+    def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
         """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. With ``keep``
         the result holds the models' outputs, too."""
         evaluate = self._classifiers(split)

@@ -163,11 +163,7 @@ class Round:
         """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._required_games.utility()
 
-    def game(
-        self,
-        metric: Any = "accuracy",
-        weighting: Any = "uniform",
-    ) -> Any:
+    def game(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
         """Return a coalition game of this round's clients. Games of a round evaluate a model only once.
 
         Args:
@@ -361,9 +357,7 @@ class Round:
         return self.client_ids.new_tensor(list(ids))
 
     def _counted(
-        self,
-        count: Callable[[Sequence[int], Direction], Tensor],
-        direction: Direction,
+        self, count: Callable[[Sequence[int], Direction], Tensor], direction: Direction
     ) -> Tensor:
         """Return a count of the channel for the :attr:`reached` clients, ``[r]``."""
         counts = count(self.reached.tolist(), direction)
@@ -381,10 +375,7 @@ class Round:
         """Return a copy of this round with other models: ``client_vectors [k, P]``, which started from
         ``global_vector [P]``."""
         return replace(
-            self,
-            client_vectors=client_vectors,
-            global_vector=global_vector,
-            starts=None,
+            self, client_vectors=client_vectors, global_vector=global_vector, starts=None
         )
 
     def _with(self, **changes: Any) -> Round:
@@ -456,10 +447,7 @@ def started_from(local: LocalData) -> Tensor:
 declare_response(started_from, _model_of_the_round, numbers=0)
 
 
-def _selected(
-    values: Tensor | Sequence[Any] | None,
-    rows: list[int],
-) -> Any:
+def _selected(values: Tensor | Sequence[Any] | None, rows: list[int]) -> Any:
     if values is None:
         return None
     if isinstance(values, Tensor):

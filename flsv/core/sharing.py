@@ -110,11 +110,7 @@ def _shared_by_words(
     return included_names, excluded_names
 
 
-def warn_of_sharing(
-    space: ParameterSpace,
-    module: nn.Module,
-    clients_are_evaluated: bool,
-) -> None:
+def warn_of_sharing(space: ParameterSpace, module: nn.Module, clients_are_evaluated: bool) -> None:
     """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
 
     ``clients_are_evaluated``: each client is evaluated with its own tensors.
@@ -189,10 +185,7 @@ def _is_norm_layer(layer: nn.Module) -> bool:
     return any(_NORM_CLASS.search(class_name) for class_name in class_names)
 
 
-def _names_in_layers(
-    layers: Iterable[nn.Module],
-    state: Mapping[str, Tensor],
-) -> list[str]:
+def _names_in_layers(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
     """Return the names in ``state`` of the layers' own parameters and buffers."""
     ids_in_layers = set()
     for layer in layers:

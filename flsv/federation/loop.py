@@ -245,43 +245,23 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state = self.run_state.copy(last_engine)
         self.run_state.resumed = True
 
-    def on_fit_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._fit.is_fitting:
             self.run_state.find_table(trainer.ckpt_path, self.state.seed)
             self._fit.start(pl_module)
 
-    def on_train_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module)
 
-    def on_validation_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
 
-    def on_validation_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.end_validation()
 
-    def on_fit_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._fit.is_fitting:
             self._fit.end()
 
@@ -292,12 +272,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.fail(pl_module, exception)
             self._hash_model(pl_module)
 
-    def teardown(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        stage: str,
-    ) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._lightning_fit is not None and self._lightning_fit.is_fitting:
             self._lightning_fit.tear_down(pl_module)
             self._hash_model(pl_module)
@@ -333,11 +308,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
 
-    def check_state(
-        self,
-        state_dict: dict[str, Any],
-        max_epochs: int | None = None,
-    ) -> None:
+    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Check that this fit can resume from a saved ``state_dict`` of a loop.
 
         Raises:

@@ -176,9 +176,7 @@ class RunReports:
         return csv
 
     def _describe_run(
-        self,
-        identity: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        self, identity: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         options = self._federation.engine.options.configured_options
         record = record_of(
@@ -458,17 +456,12 @@ def current_table(
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
     results = ResultBuilder(
-        metrics.metrics,
-        client_names or _client_names(metrics, state),
-        missing=metrics.missing,
+        metrics.metrics, client_names or _client_names(metrics, state), missing=metrics.missing
     )
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(
-        last_round,
-        metrics.contributions,
-        weight=state.weights,
-        **state.client_scores,
+        last_round, metrics.contributions, weight=state.weights, **state.client_scores
     )
     return tidy(frame(rows))
 
@@ -481,10 +474,7 @@ def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[
     return [str(client) for client in range(len(state.participations))]
 
 
-def events_of(
-    filters: Sequence[UpdateFilter],
-    state: FederationState,
-) -> list[Event]:
+def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
     """Return one event for each client and kind of failure in the run."""
     _note_failures(filters, state)  # adds to `state.incidents`
     events = []

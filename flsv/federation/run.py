@@ -174,11 +174,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.local_training.state.remember()
 
-    def run_round(
-        self,
-        write_round: Callable[[Round], None],
-        is_last: bool,
-    ) -> bool:
+    def run_round(self, write_round: Callable[[Round], None], is_last: bool) -> bool:
         """Run a round, pass it to ``write_round``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
@@ -437,10 +433,7 @@ class RunState:
         self.resumed = True
 
     def note_changes(
-        self,
-        settings: dict[str, str],
-        changes_of_optimizers: Sequence[str],
-        round_index: int,
+        self, settings: dict[str, str], changes_of_optimizers: Sequence[str], round_index: int
     ) -> None:
         """Add the settings that change from round ``round_index`` on to :attr:`changes`."""
         earlier_settings = self.changeable or settings  # a new run has none yet
@@ -450,11 +443,7 @@ class RunState:
             self.changes.append(f"{change}, from round {round_index + 1} on")
         self.changeable = settings
 
-    def find_table(
-        self,
-        checkpoint: str | Path | None,
-        seed: int,
-    ) -> None:
+    def find_table(self, checkpoint: str | Path | None, seed: int) -> None:
         """Set :attr:`csv` to the table of the resumed run: next to its checkpoint, else at the recorded path."""
         if self.csv is None or checkpoint is None:
             return

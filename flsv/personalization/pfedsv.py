@@ -56,20 +56,12 @@ _MAX_CHUNK_SIZE = 2**26  # number of elements of the coalition models in memory 
 
 
 def _expected_values(
-    client: RespondingClient,
-    downloads: Sequence[Tensor],
-    extractor: Tensor | None,
-    **settings: Any,
+    client: RespondingClient, downloads: Sequence[Tensor], extractor: Tensor | None, **settings: Any
 ) -> Numbers:
     """Return the type, shape and range of Shapley values of accuracies, the client's own model first."""
     # The signature is that of `collaborate`, whose response is checked. Values are differences of two accuracies.
     num_models = 1 + len(downloads)  # the client's own model, then the downloads
-    return Numbers(
-        torch.float64,
-        shape=(num_models,),
-        lowest=-1 - ROUNDING,
-        highest=1 + ROUNDING,
-    )
+    return Numbers(torch.float64, shape=(num_models,), lowest=-1 - ROUNDING, highest=1 + ROUNDING)
 
 
 def collaborate(
@@ -154,9 +146,7 @@ class _MixtureGame:
 
 
 def _own_unless_better(
-    client_model: Tensor,
-    mixed_model: Tensor,
-    evaluate: Callable[[Tensor], Tensor],
+    client_model: Tensor, mixed_model: Tensor, evaluate: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return the mixture, or the client's own model if that is more accurate."""
     accuracies = evaluate(torch.stack([client_model, mixed_model]))
@@ -176,11 +166,7 @@ def select_personal(vector: Tensor, personal: Tensor | None) -> Tensor:
     return vector[personal.to(vector.device)]
 
 
-def insert_personal(
-    elements: Tensor,
-    base: Tensor,
-    personal: Tensor | None,
-) -> Tensor:
+def insert_personal(elements: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
     """Replace the elements of the vector ``base [P]`` in the mask ``personal [P]`` by ``elements [..., Q]``. Return
     vectors ``[..., P]``. Without a mask these are ``elements``.
     """
@@ -191,10 +177,7 @@ def insert_personal(
     return vectors
 
 
-def layer_mask(
-    space: ParameterSpace,
-    layers: Sequence[str] | None = None,
-) -> Tensor:
+def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
     """Return a mask, bool ``[P]``, of the elements of the named layers, by default the classifier head."""
     if layers is None:
         layers = [_head_of(space)]
@@ -320,12 +303,7 @@ class PFedSV(UploadKeeper):
         initial_elements = select_personal(self._initial.to(model), self._is_personal)
         return insert_personal(initial_elements, model, self._is_personal)
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         if self._is_personal is None:
             return {}
         if start is not None:  # the client receives a whole model

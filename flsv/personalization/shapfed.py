@@ -44,12 +44,7 @@ class ShapFedPersonalizer(Personalizer):
     def __init__(self, metric: str = "cssv") -> None:
         self.metric: str = metric
 
-    def personalize(
-        self,
-        round: Round,
-        contributions: Contributions,
-        models: Starts,
-    ) -> Starts:
+    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         assert round.server_vector is not None
         class_values = contributions[self.metric]  # [n, M]
         cohort_values = class_values[round.client_ids.to(class_values.device)]

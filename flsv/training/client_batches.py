@@ -358,12 +358,7 @@ class LocalSteps:
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
 
-    def lengths(
-        self,
-        client: int,
-        batches: int,
-        round_index: int,
-    ) -> list[int]:
+    def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
         epoch_length = _limit_batches(batches, self._limit_train_batches)

@@ -46,12 +46,7 @@ class ClientValues:
         self._changes = []
 
     def add(
-        self,
-        client: int,
-        num_samples: int,
-        *,
-        initial: ModuleSnapshot,
-        trained: ModuleSnapshot,
+        self, client: int, num_samples: int, *, initial: ModuleSnapshot, trained: ModuleSnapshot
     ) -> None:
         """Store the values that a client's training has changed."""
         changed_values = {}
@@ -148,12 +143,7 @@ class ClientValues:
                 self._paths_without_mean.append(path)
         return merged_values
 
-    def _mean(
-        self,
-        clients_values: list[Any],
-        initial_value: Any,
-        first_value: Any,
-    ) -> Any:
+    def _mean(self, clients_values: list[Any], initial_value: Any, first_value: Any) -> Any:
         """Return the clients' mean of one value, or the first client's value if there is none."""
         weights = [changes.num_samples for changes in self._changes]
         # An attribute that was None before the first batch is merged as if it began with the first client's value.
@@ -207,11 +197,7 @@ def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list
     return changed_paths
 
 
-def _has_no_mean(
-    clients_values: list[Any],
-    first_value: Any,
-    mean: Any,
-) -> bool:
+def _has_no_mean(clients_values: list[Any], first_value: Any, mean: Any) -> bool:
     """Return whether clients have different values, and the first one's is used in place of a mean."""
     if not are_equal(mean, first_value):
         return False
@@ -219,11 +205,7 @@ def _has_no_mean(
 
 
 def merged_value(
-    values: Sequence[Any],
-    weights: Sequence[float],
-    *,
-    initial: Any,
-    default: Any,
+    values: Sequence[Any], weights: Sequence[float], *, initial: Any, default: Any
 ) -> Any:
     """Return the mean of floating-point values, or all items that have been added to a list.
 
@@ -245,12 +227,7 @@ def merged_value(
         return default
 
 
-def _merged_leaf(
-    weights: Sequence[float],
-    default: Any,
-    initial: Any,
-    *values: Any,
-) -> Any:
+def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
     """Merge each client's value of one leaf of a tree: a number, a tensor, an array or a list."""
     if type(default) is list:
         return _merged_list(values, weights, initial=initial, default=default)

@@ -165,12 +165,7 @@ class ModuleSnapshot:
         if attributes:
             self._add_container(attributes, f"{path}.")
 
-    def _add_container(
-        self,
-        owner: Any,
-        prefix: str,
-        unswapped: Set[str] = frozenset(),
-    ) -> None:
+    def _add_container(self, owner: Any, prefix: str, unswapped: Set[str] = frozenset()) -> None:
         items = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
         for name in unswapped & items.keys():
             del items[name]

@@ -347,12 +347,7 @@ def _stepped_in_and_between_rounds(scheduler: Any) -> ConfigurationError:
 class _SchedulersOfLength:
     """Set of schedulers made for the number of steps of the client that trains now."""
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        indices: list[int],
-        steps: LocalSteps,
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, indices: list[int], steps: LocalSteps) -> None:
         # Schedulers may read the trainer's number of batches.
         batch_counts = steps.patch_batch_counts()
         try:

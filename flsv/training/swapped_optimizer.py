@@ -45,12 +45,7 @@ class StoredState(TypedDict):
 class SwappedOptimizer:
     """An optimizer with the state and the options of the client that trains."""
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: Any,
-        outer_optimizer: Any | None = None,
-    ) -> None:
+    def __init__(self, name: str, optimizer: Any, outer_optimizer: Any | None = None) -> None:
         self.name = name
         self.optimizer = optimizer
         self.outer_optimizer = outer_optimizer
@@ -242,10 +237,7 @@ def set_options(group: Group, options: Group) -> None:
 
 
 def _collect_optimizers(
-    name: str,
-    value: Any,
-    outer_optimizer: Any | None,
-    collected: list[SwappedOptimizer],
+    name: str, value: Any, outer_optimizer: Any | None, collected: list[SwappedOptimizer]
 ) -> None:
     """Append an optimizer, and those that it holds, to ``collected``."""
     if isinstance(value, dict):

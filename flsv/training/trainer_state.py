@@ -149,10 +149,7 @@ class TrainerState:
     # ---- a client
 
     def enter(
-        self,
-        client: int,
-        model: Tensor | None = None,
-        private: Mapping[str, Tensor] | None = None,
+        self, client: int, model: Tensor | None = None, private: Mapping[str, Tensor] | None = None
     ) -> None:
         """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
         module. Without ``model`` the module keeps its weights."""
@@ -198,10 +195,7 @@ class TrainerState:
         """Store the client's changes of the module's values outside the vector."""
         assert self._initial_snapshot is not None
         self.values.add(
-            client,
-            num_samples,
-            initial=self._initial_snapshot,
-            trained=ModuleSnapshot(self.module),
+            client, num_samples, initial=self._initial_snapshot, trained=ModuleSnapshot(self.module)
         )
 
     def leave(self, keep: bool) -> None:

@@ -370,10 +370,7 @@ class ClientAlgorithm(Strategy):
         return ()
 
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         """Change the gradients in place, before every optimizer step and before gradient clipping.
 
@@ -397,9 +394,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(
-    local: LocalData,
-    instruction: Instruction,
-    strategies: Mapping[str, Any],
+    local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]
 ) -> Tensor | None:
     """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
     algorithm = strategies.get("client_algorithm")

@@ -77,12 +77,7 @@ class SCAFFOLD(ClientAlgorithm):
                 f"{list(federation.optimizers)}."
             )
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {VARIATE: self._variate.to(state.model())}
 
     def begin_client(self, context: ClientContext) -> None:
@@ -91,10 +86,7 @@ class SCAFFOLD(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         server_variate = context.unflatten(context.received(VARIATE), parameters)
         torch._foreach_add_(gradients, server_variate)
