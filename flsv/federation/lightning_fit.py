@@ -92,9 +92,8 @@ class LightningFit(Rounds):
         if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
             self._cleanup.callback(folder_lock.release)
-        self.loop = FederatedFitLoop(
-            trainer, rounds=self
-        )  # it takes the place of the trainer's loop
+        # This takes the place of the trainer's loop.
+        self.loop = FederatedFitLoop(trainer, rounds=self)
         self._cleanup.callback(self.loop.give_back)
 
     def _local_steps(self) -> LocalSteps:
@@ -158,8 +157,8 @@ class LightningFit(Rounds):
 
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
-        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
+        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         self._patch_until_end(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -381,7 +380,7 @@ class LightningFit(Rounds):
 
         if self.loop.is_in_round and not is_run_over:
             return  # an unfinished round is discarded
-        # An error here does not end the run. The metrics then have no values.
+        # An error here does not end the run, unless these metrics have no values yet.
         with self.metrics.keeping_run(
             self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
         ):

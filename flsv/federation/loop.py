@@ -198,6 +198,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
+
         identity = self.inherited_identity or fit_identity(self._described, data)
         is_new_run = trainer.current_epoch == 0
         if is_new_run:

@@ -73,7 +73,7 @@ class RunReports:
             keeping_run=federation.metrics.keeping_run,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
-        self._events_of_data = self._write_and_check_dictionary()
+        self._events_of_data = self._write_dictionary_and_check_data()
         self._record: Mapping[str, Any] = {}
         self.sinks: list[Sink] = []
         self._add_sinks(run_state)
@@ -115,7 +115,7 @@ class RunReports:
         if loggers:
             self.sinks += self._log_settings_and_make_sinks(loggers, settings)
 
-    def _write_and_check_dictionary(self) -> list[Event]:
+    def _write_dictionary_and_check_data(self) -> list[Event]:
         """Write the tables' data dictionary, and return data-quality warnings, except about private clients."""
         if self._config.is_private or not self._trainer.is_global_zero:
             return []

@@ -260,8 +260,8 @@ class LocalTraining:
         context.trained = trained
         context.sent = vector
         if sent is not vector:
-            if trained is vector:  # which is overwritten
-                context.trained = trained.clone()
+            if trained is vector:
+                context.trained = trained.clone()  # `vector` is overwritten next
             vector.copy_(sent)
         return traffic
 
@@ -307,16 +307,16 @@ class LocalTraining:
         )
 
     def _upload_another_model(
-        self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
+        self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, model_name: str
     ) -> Tensor:
-        """Apply attacks, noise and compression to the client's model ``name``, trained from ``initial_model``."""
+        """Apply attacks, noise and compression to another model of the client, trained from ``initial_model``."""
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state
         state_of_model = {
-            key.removeprefix(name): value
+            key.removeprefix(model_name): value
             for key, value in client_state.items()
-            if key.startswith(name)
+            if key.startswith(model_name)
         }
         sent_vector, _ = upload(
             self._parts.uploads,
@@ -327,7 +327,7 @@ class LocalTraining:
         )
         # The uploads have changed `state_of_model` in place.
         for key, value in state_of_model.items():
-            client_state[name + key] = value
+            client_state[model_name + key] = value
         return sent_vector
 
     def _reports(self, context: ClientContext) -> dict[str, Tensor]:

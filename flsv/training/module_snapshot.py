@@ -78,14 +78,16 @@ class ModuleSnapshot:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # By path: copies of plain values, [flag, description] of each layer and parameter, the objects that have
+        # attributes, (layer, name) of each buffer, and the attributes themselves.
         self.values: Values = {}
         self.structure: dict[str, list[Any]] = {}
         self.owners: dict[str, Any] = {}
         self.buffers: dict[str, Any] = {}
         self.originals: dict[str, Any] = {}
-        self.visited: set[int] = set()
+        self.visited: set[int] = set()  # the ids of these objects
         self._module = module
-        self._module_addresses: set[int] | None = None
+        self._module_addresses: set[int] | None = None  # of its tensors, None until they are needed
         # Each (layer's attributes, its dictionaries and sets by name), since a client may assign new ones.
         self._tables_of_layers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         # Each (dictionary or set of a layer or parameter, copy of it).
@@ -105,7 +107,7 @@ class ModuleSnapshot:
             return
         self._leaves_out_large_values = True
         self.owners[DATA_PATH] = data
-        self._add_container(vars(data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES)
+        self._add_container(vars(data), f"{DATA_PATH}.", names_to_skip=_ATTRIBUTES_OF_DATA_MODULES)
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
         """Record a layer and the layers in it: their tables, hooks, buffers, parameters and attributes."""
@@ -120,7 +122,7 @@ class ModuleSnapshot:
         for name, parameter in layer._parameters.items():
             if parameter is not None and id(parameter) not in self.visited:
                 self._add_parameter(prefix + name, parameter)
-        self._add_container(vars(layer), prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
+        self._add_container(vars(layer), prefix, names_to_skip=_LIGHTNINGS_ATTRIBUTES)
         for name, child in layer._modules.items():
             if child is None or isinstance(child, Metric):
                 continue
@@ -165,12 +167,14 @@ class ModuleSnapshot:
         if attributes:
             self._add_container(attributes, f"{path}.")
 
-    def _add_container(self, owner: Any, prefix: str, unswapped: Set[str] = frozenset()) -> None:
+    def _add_container(
+        self, owner: Any, prefix: str, names_to_skip: Set[str] = frozenset()
+    ) -> None:
         items = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
-        for name in unswapped & items.keys():
+        for name in names_to_skip & items.keys():
             del items[name]
         paths = {name: f"{prefix}{name}" for name in items}
-        self._containers.append(_Container(owner, unswapped, originals=items, paths=paths))
+        self._containers.append(_Container(owner, names_to_skip, originals=items, paths=paths))
         for name, value in items.items():
             if self._leaves_out_large_values and is_large(value):
                 continue
@@ -250,10 +254,10 @@ class ModuleSnapshot:
 
 
 class _Container(NamedTuple):
-    """Items of a dictionary, or attributes of an object, except those named in ``unswapped``."""
+    """Items of a dictionary, or attributes of an object, except those named in ``names_to_skip``."""
 
     owner: Any
-    unswapped: Set[str]
+    names_to_skip: Set[str]
     originals: dict[str, Any]
     paths: dict[str, str]  # by name; the snapshot has plain values by path
 
@@ -269,7 +273,7 @@ class _Container(NamedTuple):
             delete_item = object.__delattr__
         restored = self._restored_items(items_now, values)
 
-        for name in items_now.keys() - restored.keys() - self.unswapped:
+        for name in items_now.keys() - restored.keys() - self.names_to_skip:
             if not is_optimizer(items_now[name]):
                 delete_item(self.owner, name)
         for name, item in restored.items():
@@ -301,7 +305,7 @@ def write_state(module: nn.Module, state: State) -> list[str]:
     _register_buffers(module, state["buffers"])
     snapshot = ModuleSnapshot(module)
     differences = _write_flags(snapshot.structure, state["structure"])
-    new_values = {}
+    new_values = {}  # those that the module does not have yet
     for path, value in {**state["attributes"], **state["buffers"]}.items():
         if path in snapshot.originals or path in snapshot.buffers:
             snapshot.values[path] = value

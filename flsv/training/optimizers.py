@@ -76,7 +76,7 @@ class Optimizers:
         if not self._is_known(optimizer):
             self._add_unnamed_optimizer(optimizer)
         for swapped_optimizer in self._swapped_optimizers:
-            if not swapped_optimizer.is_entered:  # it does not have the client's state yet
+            if not swapped_optimizer.has_client_state:
                 swapped_optimizer.store_federation_options()
                 self._enter_optimizer(swapped_optimizer)
 
@@ -103,19 +103,19 @@ class Optimizers:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
             self._scaler.load_state_dict(self._initial_scale)  # until the next client enters
 
-        entered = [
+        client_optimizers = [
             swapped_optimizer
             for swapped_optimizer in self._swapped_optimizers
-            if swapped_optimizer.is_entered
+            if swapped_optimizer.has_client_state
         ]
         if self._policy == "persist":
             client_state["optimizer"] = {
-                swapped_optimizer.name: swapped_optimizer.state() for swapped_optimizer in entered
+                optimizer.name: optimizer.state() for optimizer in client_optimizers
             }
-        pace = self._leave_schedules(entered)  # the client's schedules and options
+        pace = self._leave_schedules(client_optimizers)  # the client's schedules and options
         if pace:
             client_state["pace"] = pace
-        self._leave_optimizers(entered)
+        self._leave_optimizers(client_optimizers)
         return client_state
 
     def _leave_schedules(self, entered: Iterable[SwappedOptimizer]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Optimizers:
     def write_model(self) -> None:
         """Let schedule-free optimizers write the averaged weights, the client's model, into the module."""
         for swapped_optimizer in self._swapped_optimizers:
-            if swapped_optimizer.is_entered:
+            if swapped_optimizer.has_client_state:
                 swapped_optimizer.switch_to("eval")
 
     def write_upload(self) -> bool:
@@ -364,11 +364,11 @@ class _SchedulersOfLength:
     def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
         # An optimizer's schedulers write into its parameter groups, from now on into those of the fit's optimizer.
-        for optimizer, fit_optimizer, options_of_groups in zip(
+        for optimizer, fit_optimizer, initial_options in zip(
             self._optimizers, self._fit_optimizers, self._initial_options
         ):
             optimizer.param_groups = fit_optimizer.param_groups
-            for group, options in zip(fit_optimizer.param_groups, options_of_groups):
+            for group, options in zip(optimizer.param_groups, initial_options):
                 set_options(group, options)
 
         for fit_scheduler, scheduler, initial_state in zip(

@@ -49,7 +49,7 @@ class SwappedOptimizer:
         self.name = name
         self.optimizer = optimizer
         self.outer_optimizer = outer_optimizer
-        self.is_entered = False
+        self.has_client_state = False
         holds_optimizer = any(map(is_optimizer, _attributes_of(optimizer).values()))
         self._is_unwrapped = outer_optimizer is None and not holds_optimizer
         self._configured_attributes = self._plain_attributes()
@@ -87,7 +87,7 @@ class SwappedOptimizer:
 
     def enter(self, stored: StoredState | None, options: Options) -> None:
         """Load the state and the options that a client has stored, or start without state."""
-        self.is_entered = True
+        self.has_client_state = True
         self._stored_options = options
         for group, values in zip(self._groups, options):
             set_options(group, values)
@@ -129,7 +129,7 @@ class SwappedOptimizer:
 
     def leave(self, scheduled_names: set[str]) -> None:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
-        self.is_entered = False
+        self.has_client_state = False
         self.optimizer.state.clear()
         self._set_attributes(self._configured_attributes)
         for group, federation_options in zip(self._groups, self._federation_options):

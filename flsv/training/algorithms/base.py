@@ -280,7 +280,7 @@ class ClientContext:
             loss = training_loss(training_step(*arguments))
             gradients = torch.autograd.grad(loss, trained_parameters, allow_unused=True)
             buffers = self.space.read(module)[self.num_parameters :]
-            model[self.num_parameters :] = buffers
+            model[self.num_parameters :] = buffers  # in place, such as BatchNorm's statistics
         return loss.detach(), self.flatten(trained_parameters, gradients)
 
     @contextmanager
