@@ -272,14 +272,15 @@ class Round:
         # The rounding error of a sum of k weights is about k times eps.
         rounding = _ROUNDING_MARGIN * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (sum_of_weights - 1).abs() > rounding  # the weights do not sum to 1
+
+        # In an average, each common element is restored. In a partial sum, parameters that all clients have changed
+        # equally are not restored, since the sum changes them by another amount.
         # For each block of b elements, `is_common`, bool [b], is True where all clients' values are equal.
         for block, is_common in common_columns(self.client_vectors):
             common_values = self.client_vectors[0, block]
             is_restored = is_common
             # On an accelerator this is computed even if nothing changes: reading `is_partial` would wait for its value.
             if is_common.device.type != "cpu" or is_partial:
-                # In an average, each common element is restored. In a partial sum, parameters that all clients have
-                # changed equally are not restored, since the sum changes them by another amount.
                 global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
                 is_buffer = columns >= self.space.num_parameters

@@ -97,9 +97,9 @@ def _shared_by_words(
     for word in words:
         names = set(names_of_word(word.removeprefix("!")))
         if not names:
-            matched = f"FederatedLoop(share={share!r}): {word!r} matches"
             raise ConfigurationError(
-                f"{matched} no parameter or buffer of the module. It has {listed(list(state), 3, repr)}."
+                f"FederatedLoop(share={share!r}): {word!r} matches no parameter or buffer of the module. It has "
+                f"{listed(list(state), 3, repr)}."
             )
         if word.startswith("!"):
             included_names -= names

@@ -206,7 +206,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
-            has_values = not self.contribution_metrics.pending_names
+            has_values = (
+                not self.contribution_metrics.pending_names
+            )  # no metric waits for coalitions
             if self.round_index == trainer.max_epochs and has_values:
                 self._has_rounds_left = False  # Lightning does not run a round, either
                 return

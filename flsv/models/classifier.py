@@ -154,8 +154,8 @@ class ClassifierClient(ReadyClient):
     ) -> None:
         super().__init__()
         module = None if isinstance(network, str) else network
-        # The hyper-parameters hold plain types only.
-        network_name = self._checked_name(network)
+        network_name = self._checked_name(network)  # hyper-parameters hold plain types only
+
         # save_hyperparameters reads plain Python values from these names.
         arguments = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes = arguments["num_classes"]
@@ -167,6 +167,7 @@ class ClassifierClient(ReadyClient):
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
         _check_module(module, network_args)
+
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.

@@ -82,8 +82,7 @@ def collaborate(
     # The mask `personal`, bool [P], has the Q elements that are mixed. None: all elements, and Q = P.
     base = local.model
     if personal is not None and extractor is not None:
-        base = base.clone()
-        base[~personal.to(base.device)] = extractor
+        base = _with_extractor(base, extractor, personal)
     own_elements = select_personal(local.model, personal)
     models = torch.stack([own_elements, *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
@@ -101,6 +100,13 @@ def collaborate(
         mixed_model = _own_unless_better(models[0], mixed_model, game.evaluate)
     local.state[OWN_MODEL] = insert_personal(mixed_model, base, personal)
     return values
+
+
+def _with_extractor(model: Tensor, extractor: Tensor, personal: Tensor) -> Tensor:
+    """Copy a model ``[P]``, and replace the elements outside the mask ``personal`` by those of ``extractor``."""
+    new_model = model.clone()
+    new_model[~personal.to(model.device)] = extractor
+    return new_model
 
 
 @dataclass
@@ -322,10 +328,7 @@ class PFedSV(UploadKeeper):
 
         # The elements that are not personal come from the global model.
         assert self._is_personal is not None
-        is_shared = ~self._is_personal.to(model.device)
-        model_with_extractor = model.clone()
-        model_with_extractor[is_shared] = instruction.tensors["extractor"]
-        return model_with_extractor
+        return _with_extractor(model, instruction.tensors["extractor"], self._is_personal)
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Starts

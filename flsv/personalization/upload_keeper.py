@@ -61,9 +61,7 @@ class UploadKeeper(Personalizer):
         for client, row, (peers, values_of_models) in zip(ids, values, responses):
             if values_of_models is not None:
                 columns = [client, *peers]
-                row[columns] = values_of_models.to(
-                    values
-                )  # changes `values`, of which this is a view
+                row[columns] = values_of_models.to(values)  # `row` is a view of `values`
             else:  # the client did not respond, so its model of this round is dropped
                 del self._uploads[client]
                 if client in previous_uploads:
