@@ -206,9 +206,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
-            has_values = (
-                not self.contribution_metrics.pending_names
-            )  # no metric waits for coalitions
+            # No metric waits for coalitions that are trained after the run.
+            has_values = not self.contribution_metrics.pending_names
             if self.round_index == trainer.max_epochs and has_values:
                 self._has_rounds_left = False  # Lightning does not run a round, either
                 return
