@@ -258,10 +258,9 @@ class Round:
         sums = combined[num_parameters:]  # of the clients' weighted buffers
         global_buffers = self.global_vector[num_parameters:]
         averages = torch.where(sum_of_weights != 0, sums / sum_of_weights, global_buffers)
-        is_mean = (
-            sum_of_weights == 1
-        )  # the sums are averages already, and a division would round them
-        # A branch would wait for the value of `sum_of_weights` on an accelerator.
+        # If the sums are averages already, a division would round them. A branch would wait for the value of
+        # `sum_of_weights` on an accelerator.
+        is_mean = sum_of_weights == 1
         combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
     def _restore_common_columns(
