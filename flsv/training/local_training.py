@@ -307,16 +307,16 @@ class LocalTraining:
         )
 
     def _upload_another_model(
-        self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, model_name: str
+        self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
     ) -> Tensor:
         """Apply attacks, noise and compression to another model of the client, trained from ``initial_model``."""
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state
         state_of_model = {
-            key.removeprefix(model_name): value
+            key.removeprefix(name): value
             for key, value in client_state.items()
-            if key.startswith(model_name)
+            if key.startswith(name)
         }
         sent_vector, _ = upload(
             self._parts.uploads,
@@ -327,7 +327,7 @@ class LocalTraining:
         )
         # The uploads have changed `state_of_model` in place.
         for key, value in state_of_model.items():
-            client_state[model_name + key] = value
+            client_state[name + key] = value
         return sent_vector
 
     def _reports(self, context: ClientContext) -> dict[str, Tensor]:
