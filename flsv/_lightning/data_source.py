@@ -41,7 +41,11 @@ class RoundSource(_DataLoaderSource):
         return self._make_loader()
 
 
-def show_data_module(trainer: Any, data: L.LightningDataModule, shown: Any) -> None:
+def show_data_module(
+    trainer: Any,
+    data: L.LightningDataModule,
+    shown: Any,
+) -> None:
     """Set ``shown`` as the data module that modules, callbacks and hooks see. ``data`` still makes the loaders."""
     loops = [
         trainer.fit_loop,

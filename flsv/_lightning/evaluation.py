@@ -35,7 +35,11 @@ def on_device(
         yield x, y
 
 
-def as_module_input(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> Any:
+def as_module_input(
+    trainer: L.Trainer,
+    batch: Any,
+    dataloader_idx: int = 0,
+) -> Any:
     """Convert a batch to the form in which the trainer's module gets it."""
     strategy = trainer.strategy
     converted_batch = strategy.precision_plugin.convert_input(batch)
@@ -45,7 +49,10 @@ def as_module_input(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> 
     return strategy.batch_to_device(batch_to_move, dataloader_idx=dataloader_idx)
 
 
-def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def all_on_device(
+    trainer: L.Trainer,
+    loaders: Any,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of one or several loaders, each as :func:`on_device` does. The loaders' random generators are
     restored.
     """
@@ -77,7 +84,10 @@ def validating(trainer: L.Trainer) -> Iterator[None]:
 
 @torch.no_grad()
 def count_responses(
-    trainer: L.Trainer, module: nn.Module, batches: Iterable[Any], counts: Metric
+    trainer: L.Trainer,
+    module: nn.Module,
+    batches: Iterable[Any],
+    counts: Metric,
 ) -> None:
     """Update the metric ``counts`` with the labels of all batches and the outputs of a module in evaluation mode."""
     counts.to(trainer.strategy.root_device)

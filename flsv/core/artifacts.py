@@ -47,7 +47,11 @@ def _valid_name(name: str) -> str:
     return valid[:_MAX_NAME_LENGTH].strip(" .")
 
 
-def keep_table(local: LocalData, name: str, make_table: MakeTable) -> None:
+def keep_table(
+    local: LocalData,
+    name: str,
+    make_table: MakeTable,
+) -> None:
     """Store the function that makes a table as text at the client. :func:`write_tables` calls it."""
     tables = local.memory.setdefault(_MEMORY_KEY, {})
     tables[plain_name(name, "table")] = make_table

@@ -26,7 +26,11 @@ CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 MIN_PIECE_ENTRIES = 2**12
 
 
-def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
+def empty_rows(
+    count: int,
+    like: Tensor,
+    folder: str | Path = "",
+) -> Tensor:
     """Allocate an uninitialized tensor ``[count, P]`` like the model ``like [P]``. If memory does not suffice, it is a
     memory-mapped file in ``folder``."""
     if like.device.type != "cpu" or not hasattr(os, "posix_fallocate"):
@@ -37,7 +41,11 @@ def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
     return _rows_in_file(count, like, folder)
 
 
-def _rows_in_file(count: int, like: Tensor, folder: str | Path) -> Tensor:
+def _rows_in_file(
+    count: int,
+    like: Tensor,
+    folder: str | Path,
+) -> Tensor:
     """Allocate a tensor ``[count, P]`` like ``like [P]`` in a file that is deleted with it."""
     num_entries = count * like.numel()
     folder_of_file = None

@@ -26,7 +26,10 @@ def fields_of(metric: Any) -> dict[str, Field]:
     return fields
 
 
-def reads_of(part: Any, only_required: bool = False) -> tuple[str, ...]:
+def reads_of(
+    part: Any,
+    only_required: bool = False,
+) -> tuple[str, ...]:
     """Return the names of the attributes of a round that a part reads, in the order of the vocabulary.
 
     They are the part's ``needs`` and, for a metric, the attributes that its ``update`` takes as arguments. With
@@ -44,7 +47,10 @@ def reads_of(part: Any, only_required: bool = False) -> tuple[str, ...]:
     return tuple(name for name in VOCABULARY if name in names)  # in the vocabulary's order
 
 
-def needs_of(part: Any, only_required: bool = False) -> tuple[str, ...]:
+def needs_of(
+    part: Any,
+    only_required: bool = False,
+) -> tuple[str, ...]:
     """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
     # The vocabulary has the needs of each attribute of a round. Attributes of the part declare its other needs.
     keywords: set[str] = set()
@@ -112,7 +118,13 @@ class ReadRound:
 
     __slots__ = ("_needs", "_reader", "_round", "_stage")
 
-    def __init__(self, round: Round, part: Any, stage: Stage, reader: str | None = None) -> None:
+    def __init__(
+        self,
+        round: Round,
+        part: Any,
+        stage: Stage,
+        reader: str | None = None,
+    ) -> None:
         self._round = round
         self._reader = reader or repr(part)
         self._stage = stage
@@ -142,6 +154,11 @@ class ReadRound:
             )
 
 
-def read_by(part: Any, round: Round, stage: Stage, reader: str | None = None) -> Round:
+def read_by(
+    part: Any,
+    round: Round,
+    stage: Stage,
+    reader: str | None = None,
+) -> Round:
     """Return the view of the round for ``part`` after ``stage``. ``reader`` is the part's name in messages."""
     return cast(Round, ReadRound(round, part, stage, reader=reader))

@@ -123,7 +123,9 @@ class ParameterSpace:
         self.head = self._locate_head(module, head)
 
     def _shared_state(
-        self, float_state: Mapping[str, Tensor], private: Sequence[str]
+        self,
+        float_state: Mapping[str, Tensor],
+        private: Sequence[str],
     ) -> dict[str, Tensor]:
         entries = float_state.items()
         shared = {name: tensor for name, tensor in entries if name not in self._excluded}
@@ -171,7 +173,11 @@ class ParameterSpace:
                 names.append(name)
         return tuple(names)
 
-    def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        module: nn.Module,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Copy the module's state into ``out [P]``, by default a new vector, and return it."""
         tensors = self._shared_tensors(module)
         if out is None:
@@ -231,7 +237,11 @@ class ParameterSpace:
         }
 
     @torch.no_grad()
-    def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    def write_private(
+        self,
+        module: nn.Module,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
         """Write the parameters and buffers that the client keeps to itself into the module."""
         if not tensors:
             return
@@ -354,7 +364,9 @@ def _stored_tensor(layer: nn.Module, name: str) -> Tensor | None:
     return None
 
 
-def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_state(
+    module: nn.Module,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of the parameters, floating-point buffers and other persistent buffers."""
     yield from _float_state(module)
     yield from _buffers(module, floating=False)
@@ -365,7 +377,10 @@ def _float_state(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *_buffers(module, floating=True)]
 
 
-def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
+def _buffers(
+    module: nn.Module,
+    floating: bool,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of a module's persistent buffers, either floating-point ones or the others."""
     yielded_ids = set()  # several layers may share a buffer
     for prefix, layer in module.named_modules():

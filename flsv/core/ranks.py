@@ -33,11 +33,21 @@ class Ranks:
         """Return the list of all ranks' values, this rank's own without a copy."""
         return [value]
 
-    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+    def broadcast(
+        self,
+        source: int,
+        value: Any,
+        exchange_name: str,
+    ) -> Any:
         """Return the ``value`` of rank ``source`` on every rank."""
         return value
 
-    def broadcast_rows(self, matrix: Tensor, owners: Sequence[int], exchange_name: str) -> None:
+    def broadcast_rows(
+        self,
+        matrix: Tensor,
+        owners: Sequence[int],
+        exchange_name: str,
+    ) -> None:
         """Overwrite each row i of ``matrix [k, P]`` in place with that of rank ``owners[i]``."""
 
     def abort(self, why: str) -> None:

@@ -116,7 +116,9 @@ Expectation = Callable[..., Numbers]
 
 
 def declare_response(
-    function: Callable[..., Any], expectation: Expectation, numbers: NumbersOfRound = 1
+    function: Callable[..., Any],
+    expectation: Expectation,
+    numbers: NumbersOfRound = 1,
 ) -> None:
     """Declare the type, shape and range of the responses to a function that runs at clients.
 

@@ -14,7 +14,10 @@ from flsv.utilities.declared import Count, checked
 
 
 def conv_stack(
-    channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False
+    channels: Sequence[int],
+    kernel: int,
+    padding: int,
+    batch_norm: bool = False,
 ) -> nn.Sequential:
     """Build a stack of stride-1 convolutions, each followed by ReLU and 2x2 max-pooling."""
     layers: list[nn.Module] = []
@@ -142,7 +145,11 @@ class McMahanCNN(ConvNet):
         1663370
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+    ) -> None:
         layers = [(5, 2)] * 2  # kernel and padding of each convolution
         num_positions = pooled_positions("McMahanCNN", input_shape, layers)
         channels = [input_shape[0], 32, 64]
@@ -190,7 +197,11 @@ class ShapFedCNN(ConvNet):
         102870
     """
 
-    def __init__(self, num_classes: Classes = 2, input_shape: Shape = (1, 28, 28)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 2,
+        input_shape: Shape = (1, 28, 28),
+    ) -> None:
         layers = [(3, 1)] * 3  # kernel and padding of each convolution
         num_positions = pooled_positions("ShapFedCNN", input_shape, layers)
         features = conv_stack([input_shape[0], 16, 32, 64], kernel=3, padding=1)
@@ -231,7 +242,11 @@ class ShapleyFLFashionCNN(ConvNet):
         29034
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (1, 28, 28),
+    ) -> None:
         layers = [(5, 2)] * 2  # kernel and padding of each convolution
         num_positions = pooled_positions("ShapleyFLFashionCNN", input_shape, layers)
         features = conv_stack(
@@ -273,7 +288,11 @@ class ShapleyFLCifarCNN(ConvNet):
         1059306
     """
 
-    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (3, 32, 32)) -> None:
+    def __init__(
+        self,
+        num_classes: Classes = 10,
+        input_shape: Shape = (3, 32, 32),
+    ) -> None:
         layers = [(3, 1)] * 2  # kernel and padding of each convolution
         num_positions = pooled_positions("ShapleyFLCifarCNN", input_shape, layers)
         channels = [input_shape[0], 16, 32]

@@ -89,16 +89,28 @@ class RegressorClient(ReadyClient):
         """Compute predictions ``[B]`` of a batch ``[B, *input_shape]``."""
         return self.network(x.flatten(1)).squeeze(1)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(
+        self,
+        batch: tuple[Tensor, Tensor],
+        batch_idx: int,
+    ) -> Tensor:
         """Return the mean squared error of the batch, a scalar."""
         predicted, y = self._predictions_and_targets(batch)
         return F.mse_loss(predicted, y)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> Tensor:
         """Return predictions ``[B]`` for a batch, whose targets, if any, are ignored."""
         return self(_inputs_of(batch))
 
-    def _predictions_and_targets(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _predictions_and_targets(
+        self,
+        batch: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
         x = batch[0]  # further fields may follow the targets
         y = batch[1]
         predicted = self(x)
@@ -182,7 +194,12 @@ class CharacterModel(ReadyClient):
         loss, _ = self._loss_and_accuracy(batch)
         return loss
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def predict_step(
+        self,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> Tensor:
         """Return probabilities ``[B, L + 1, characters]`` of the character that follows each character of a batch."""
         logits = self(_inputs_of(batch))
         return logits.softmax(-1)

@@ -88,7 +88,10 @@ class SparsifiedReward(Personalizer):
         return next_models
 
 
-def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def layer_ranks(
+    update: Tensor,
+    sizes: Sequence[int],
+) -> list[Tensor]:
     """Rank the elements of each layer of an update by magnitude, the largest first."""
     ranks = []
     for layer in update.split(list(sizes)):
@@ -97,7 +100,11 @@ def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return ranks
 
 
-def largest_elements(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
+def largest_elements(
+    ranks: Sequence[Tensor],
+    sizes: Sequence[int],
+    share: float,
+) -> Tensor:
     """Select the min(ceil(share * size), size - 1) largest elements of each layer, bool ``[P]``."""
     # The largest element of a layer has rank 0.
     masks = []

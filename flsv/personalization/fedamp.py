@@ -75,7 +75,12 @@ class FedAMP(UploadKeeper):
         self_weights = 1 - weights_of_others.sum(1)
         return weights_of_others + torch.diag(self_weights)
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         self.store_uploads(round)
         uploads = [upload.to(round.client_vectors) for upload in self._uploads.values()]
         uploaded_models = torch.stack(uploads)

@@ -128,7 +128,11 @@ class FedFomo(UploadKeeper):
         self._affinity = self._affinity.index_add(0, ids, new_affinity)
         return Personalized(peer_values=values.to(round.client_ids.device))
 
-    def _value_peers(self, client: Client, round: Round) -> tuple[list[int], Tensor | None]:
+    def _value_peers(
+        self,
+        client: Client,
+        round: Round,
+    ) -> tuple[list[int], Tensor | None]:
         peers = self._choose_peers(client.id, round)
         downloads = []
         for peer in peers:
@@ -207,7 +211,11 @@ def _mixture(models: Tensor, signed_weights: Tensor, initial_model: Tensor) -> T
 declare_response(mix_models, _expected_weights, numbers=lambda clients, classes: clients)
 
 
-def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+def first_order_weights(
+    start_loss: Tensor,
+    losses: Tensor,
+    distances: Tensor,
+) -> Tensor:
     """Compute the weights of equation 3 of FedFomo, (L(theta) - L(x_j)) / |x_j - theta|.
 
     Example:

@@ -75,7 +75,12 @@ class IFCA(Personalizer):
     def start(self, client: int, state: FederationState) -> None:
         """Return None, since the client chooses among the clusters' models."""
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         return {"clusters": self._clusters}
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
@@ -88,14 +93,24 @@ class IFCA(Personalizer):
         return {"cluster": local.memory[IFCA]}
 
     def expected_reports(self) -> dict[str, Numbers]:
-        index = Numbers(torch.float64, lowest=0, highest=self.num_clusters - 1, whole=True)
+        index = Numbers(
+            torch.float64,
+            lowest=0,
+            highest=self.num_clusters - 1,
+            whole=True,
+        )
         return {"cluster": index}
 
     def started(self, update: ClientUpdate) -> Tensor:
         cluster = int(update.reports["cluster"])
         return self._clusters[cluster]
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         clusters = round.reports["cluster"].long()
         self._clusters = self._clusters.clone()  # clients hold the former tensor
         for cluster in clusters.unique().tolist():

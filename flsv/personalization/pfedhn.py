@@ -35,7 +35,11 @@ class HyperNetwork(nn.Module):
     """Network that generates a client's model from the client's id."""
 
     def __init__(
-        self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int
+        self,
+        num_clients: int,
+        num_parameters: int,
+        embedding_dim: int,
+        hidden: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_clients, embedding_dim)
@@ -88,7 +92,10 @@ class PFedHN(Personalizer):
     """
 
     def __init__(
-        self, lr: Positive = 0.005, embedding_dim: Count = 32, hidden: Count = 100
+        self,
+        lr: Positive = 0.005,
+        embedding_dim: Count = 32,
+        hidden: Count = 100,
     ) -> None:
         self.lr = lr
         self.embedding_dim = embedding_dim
@@ -112,7 +119,10 @@ class PFedHN(Personalizer):
 
     def _new_network(self, federation: FederationInfo) -> HyperNetwork:
         network = HyperNetwork(
-            federation.num_clients, federation.space.num_parameters, self.embedding_dim, self.hidden
+            federation.num_clients,
+            federation.space.num_parameters,
+            self.embedding_dim,
+            self.hidden,
         )
         return network.to(federation.space.dtype)
 

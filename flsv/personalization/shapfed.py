@@ -44,16 +44,20 @@ class ShapFedPersonalizer(Personalizer):
     def __init__(self, metric: str = "cssv") -> None:
         self.metric: str = metric
 
-    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
+    def personalize(
+        self,
+        round: Round,
+        contributions: Contributions,
+        models: Starts,
+    ) -> Starts:
         assert round.server_vector is not None
         class_values = contributions[self.metric]  # [n, M]
         cohort_values = class_values[round.client_ids.to(class_values.device)]
         server_shares, _ = participant_weights(cohort_values)  # gamma_i of the paper, [k]
-        # A client whose share is NaN gets the mean share, or the server's model if all are NaN.
-        mean_share = server_shares.nanmean().nan_to_num(1.0)
-        finite_shares = server_shares.nan_to_num(float(mean_share)).to(round.client_vectors)
+        mean_share = server_shares.nanmean().nan_to_num(1.0)  # all are NaN: the server's model
+        server_shares = server_shares.nan_to_num(float(mean_share)).to(round.client_vectors)
         next_models = {}
         ids = on_host(round.client_ids)
-        for client, client_model, share in zip(ids, round.client_vectors, finite_shares):
-            next_models[client] = torch.lerp(client_model, round.server_vector, share)
+        for client, vector, share in zip(ids, round.client_vectors, server_shares):
+            next_models[client] = torch.lerp(vector, round.server_vector, share)
         return next_models

@@ -64,7 +64,11 @@ class ClientStore:
         """Return a client's state after its last complete round."""
         return self._committed.get(client, {})
 
-    def stage(self, client: int, state: Mapping[str, Any]) -> None:
+    def stage(
+        self,
+        client: int,
+        state: Mapping[str, Any],
+    ) -> None:
         """Store a client's state until :meth:`commit` keeps it or :meth:`discard` drops it."""
         self._staged.setdefault(client, {}).update(state)
 
@@ -92,12 +96,19 @@ class ClientStore:
         """Return the ids of the clients that have a committed state."""
         return set(self._committed)
 
-    def keep(self, clients: Collection[int]) -> None:
+    def keep(
+        self,
+        clients: Collection[int],
+    ) -> None:
         """Drop the committed state of clients other than ``clients``, since other processes hold it."""
         for client in self._committed.keys() - set(clients):
             del self._committed[client]
 
-    def convert(self, name: str, convert: Callable[[Any], Any]) -> None:
+    def convert(
+        self,
+        name: str,
+        convert: Callable[[Any], Any],
+    ) -> None:
         """Convert one part of every client's committed state."""
         for state in self._committed.values():
             if name in state:
@@ -113,7 +124,10 @@ class ClientStore:
                     states[client][name] = dict(part)
         return states
 
-    def load_state_dict(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+    def load_state_dict(
+        self,
+        states: Mapping[int, Mapping[str, Any]],
+    ) -> None:
         self._committed = {client: dict(states[client]) for client in states}
         self._staged = {}
 

@@ -59,7 +59,10 @@ class FedDyn(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
+        self,
+        context: ClientContext,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
     ) -> None:
         initial_parameters = context.unflatten(context.start, parameters)
         drift = torch._foreach_sub(parameters, initial_parameters)
