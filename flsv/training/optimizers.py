@@ -213,8 +213,9 @@ class Schedules:
         self._check_schedulers()
         # By the numbers of steps and batches for which they are made, and their positions.
         self._schedulers_by_length: dict[Any, _SchedulersOfLength] = {}
-        self._states_before_client: list[Any] | None = None
-        self._round_states_before_client: list[Any] | None = None
+        # While a client trains: the states that its schedulers have between clients, and those of rounds' schedulers.
+        self._fit_states: list[Any] | None = None
+        self._round_scheduler_states: list[Any] | None = None
 
     def _separate_schedulers(self, states: Mapping[int, Any]) -> None:
         """Separate schedulers of clients from those of rounds, given the ``states`` that the present client has stored.
@@ -252,33 +253,33 @@ class Schedules:
         if self._is_manual:  # training_step may step any scheduler
             self._separate_schedulers(self._stored_states)
             self._check_schedulers()
-            self._round_states_before_client = _copy_states(self._round_schedulers)
+            self._round_scheduler_states = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
 
-        self._states_before_client = _copy_states(self._schedulers)  # which `leave` restores
+        self._fit_states = _copy_states(self._schedulers)  # which `leave` restores
         client_schedulers = self._schedulers_for(client)
         if client_schedulers is not None:
             client_schedulers.load_into(self._schedulers)
         for index, scheduler in zip(self._indices, self._schedulers):
             if index in self._stored_states:
                 scheduler.load_state_dict(deepcopy(self._stored_states[index]))
-        self._states_at_entry = _copy_states(self._schedulers)
+        self._client_states_at_start = _copy_states(self._schedulers)
 
     def leave(self) -> dict[int, Any]:
         """Return the client's scheduler states by position, and reset the schedulers."""
         self._check_round_schedulers()
-        if self._states_before_client is None:
+        if self._fit_states is None:
             return {}
         client_states = dict(self._stored_states)
         for index, scheduler, state_at_entry in zip(
-            self._indices, self._schedulers, self._states_at_entry
+            self._indices, self._schedulers, self._client_states_at_start
         ):
             state = deepcopy(scheduler.state_dict())
             if not are_equal(state, state_at_entry):
                 client_states[index] = state
-        self._reset_schedulers(self._states_before_client)
-        self._states_before_client = None
+        self._reset_schedulers(self._fit_states)
+        self._fit_states = None
         return client_states
 
     def _reset_schedulers(self, states: Iterable[Any]) -> None:
@@ -319,10 +320,10 @@ class Schedules:
 
     def _check_round_schedulers(self) -> None:
         """Check that a client's training has not stepped a scheduler that steps once per round."""
-        if self._round_states_before_client is None:
+        if self._round_scheduler_states is None:
             return
-        states_before_client = self._round_states_before_client
-        self._round_states_before_client = None
+        states_before_client = self._round_scheduler_states
+        self._round_scheduler_states = None  # no client trains
         for scheduler, state_before_client in zip(self._round_schedulers, states_before_client):
             if not are_equal(scheduler.state_dict(), state_before_client):
                 raise _stepped_in_and_between_rounds(scheduler)
