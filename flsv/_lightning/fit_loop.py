@@ -88,26 +88,32 @@ class FederatedFitLoop(_FitLoop):
     def begin(self, client_callback: L.Callback) -> None:
         """Begin the fit, in which ``client_callback`` sees the clients' batches before all other callbacks."""
         trainer = self.trainer
-        epoch = self.epoch_loop
+        epoch_loop = self.epoch_loop
         self.remember()
         callback_of_loop = _Memory(self.remember)
-        end_of_batch = partial(self._end_batch, epoch.on_advance_end)
-        changes: list[Patch] = [
+        end_of_batch = partial(self._end_batch, epoch_loop.on_advance_end)
+        patches: list[Patch] = [
             (trainer, "callbacks", [callback_of_loop, client_callback, *trainer.callbacks]),
-            (epoch, "on_advance_end", end_of_batch),
+            (epoch_loop, "on_advance_end", end_of_batch),
         ]
         if trainer.lr_scheduler_configs:
-            step_schedulers = partial(self._step_if_due, epoch.update_lr_schedulers)
-            changes.append((epoch, "update_lr_schedulers", step_schedulers))
+            step_schedulers = partial(self._step_if_due, epoch_loop.update_lr_schedulers)
+            patches.append((epoch_loop, "update_lr_schedulers", step_schedulers))
         for callback in trainer.callbacks:
-            if isinstance(callback, Checkpoint):
-                save = partial(self._save, callback.on_train_batch_end)
-                changes.append((callback, "on_train_batch_end", save))
-            if isinstance(callback, ProgressBar):
-                for name in ("on_train_batch_start", "on_train_batch_end"):
-                    show = partial(self._show, getattr(callback, name))
-                    changes.append((callback, name, show))
-        self._undo.append(PatchedAttributes(changes))
+            patches += self._patches_of_callback(callback)
+        self._undo.append(PatchedAttributes(patches))
+
+    def _patches_of_callback(self, callback: Any) -> list[Patch]:
+        """Return the patches with which checkpoints are saved between rounds, and bars show the round's batches."""
+        patches: list[Patch] = []
+        if isinstance(callback, Checkpoint):
+            save = partial(self._save, callback.on_train_batch_end)
+            patches.append((callback, "on_train_batch_end", save))
+        if isinstance(callback, ProgressBar):
+            for name in ("on_train_batch_start", "on_train_batch_end"):
+                show = partial(self._show, getattr(callback, name))
+                patches.append((callback, name, show))
+        return patches
 
     def give_back(self) -> None:
         """Restore the Trainer's own loop, with the progress of this one."""
@@ -178,11 +184,7 @@ class FederatedFitLoop(_FitLoop):
             self.train_epoch(is_last=epoch is loader.epochs[-1])
         loader.select(None)
 
-    def train_epoch(
-        self,
-        is_last: bool = True,
-        is_idle: bool = False,
-    ) -> None:
+    def train_epoch(self, is_last: bool = True, is_idle: bool = False) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``is_idle``: they are :class:`IdleBatch` only."""
         # These are read by `_end_batch`, `_save` and `_step_if_due` while `advance` runs.
@@ -226,17 +228,17 @@ class FederatedFitLoop(_FitLoop):
             state = deepcopy(self._progress_between_rounds)
             state["state_dict"].pop(_PLATEAU_KEY, None)  # the schedulers have been stepped
             return state
-        loop = deepcopy(super().state_dict(*args, **kwargs))
+        state = deepcopy(super().state_dict(*args, **kwargs))
         # Between two rounds, epochs and batches that have started count as completed.
         for part in ("total", "current"):
-            epochs = loop["epoch_progress"][part]
+            epochs = state["epoch_progress"][part]
             epochs["started"] = epochs["ready"]
             epochs["processed"] = epochs["ready"]
-            batches = loop["epoch_loop.batch_progress"][part]
+            batches = state["epoch_loop.batch_progress"][part]
             batches["started"] = batches["ready"]
             batches["processed"] = batches["ready"]
             batches["completed"] = batches["ready"]
-        return loop
+        return state
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         has_ended_round = self.has_begun_round and not self.is_in_round
@@ -367,8 +369,9 @@ def _copy_of_optimizer_states(trainer: Any) -> dict[str, Any]:
     precision_state = precision.state_dict()
     if precision_state:
         states[type(precision).__qualname__] = precision_state
-    class_names = {type(owner).__name__: None for owner in (*trainer.optimizers, *schedulers)}
-    return _copy_state(states, " or ".join(class_names))
+    class_names = [type(owner).__name__ for owner in (*trainer.optimizers, *schedulers)]
+    distinct_names = dict.fromkeys(class_names)
+    return _copy_state(states, owner=" or ".join(distinct_names))
 
 
 def _copy_state(state: Any, owner: str) -> Any:

@@ -229,10 +229,7 @@ def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:
     return [(profiler, "profile", nullcontext)]
 
 
-def property_patch(
-    trainer: L.Trainer,
-    getters: Mapping[str, Callable[[], Any]],
-) -> Patch:
+def property_patch(trainer: L.Trainer, getters: Mapping[str, Callable[[], Any]]) -> Patch:
     """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``getters``,
     except if they return None."""
     trainer_class = type(trainer)
@@ -244,11 +241,7 @@ def property_patch(
     return trainer, "__class__", patched_class
 
 
-def _property_with_getter(
-    trainer: L.Trainer,
-    original: Any,
-    getter: Callable[[], Any],
-) -> property:
+def _property_with_getter(trainer: L.Trainer, original: Any, getter: Callable[[], Any]) -> property:
     """Return a property that is ``getter()`` for this trainer, or Lightning's value if that is None."""
 
     def get(self: L.Trainer) -> Any:

@@ -46,10 +46,7 @@ def averaging_callback(callbacks: Iterable[L.Callback]) -> Any:
 
 
 @contextmanager
-def averaged_weights(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-) -> Iterator[None]:
+def averaged_weights(trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
     """Put averaged weights into the module, as before a validation, if a callback averages them."""
     callback = averaging_callback(callbacks_of(trainer))
     if callback is None:
@@ -74,12 +71,13 @@ class RoundAverage:
         self._callback = callback
         self._is_due = False
         self._step_at_start = 0
-        self._is_swapped = False
+        self._is_swapped = False  # whether the module holds the average now
         self.last_state: dict[str, Tensor] | None = None
         self.patches: list[Patch] = []
         if callback is None:
             return
 
+        # The callback's own methods, which the patches below replace.
         self._original_swap = callback._swap_models
         self._original_train_end = callback.on_train_end
         self._original_batch_end = callback.on_train_batch_end  # updates the average
@@ -105,11 +103,7 @@ class RoundAverage:
         if trainer.global_step > self._step_at_start:
             self._is_due = callback.should_update(step_idx=trainer.global_step - 1)
 
-    def end_round(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-    ) -> None:
+    def end_round(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Update the average if an update is due."""
         callback = self._callback
         if callback is None:
@@ -134,11 +128,7 @@ class RoundAverage:
             self._swap_models(module)
 
     @contextmanager
-    def averaged_weights(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-    ) -> Iterator[None]:
+    def averaged_weights(self, trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
         """Put the averaged weights into the module within the context, unless a validation has done so."""
         if self._is_swapped:
             yield
@@ -162,11 +152,7 @@ class RoundAverage:
         self._original_swap(module)
         self._is_swapped = not self._is_swapped
 
-    def _end_training_of_callback(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-    ) -> None:
+    def _end_training_of_callback(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.last_state = copy.deepcopy(module.state_dict())
         self._original_train_end(trainer, module)
 
@@ -231,11 +217,7 @@ def install_checkpoint_io(trainer: L.Trainer, check: Check) -> None:
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
-def mark_as_refused(
-    trainer: L.Trainer,
-    checkpoint: dict[str, Any],
-    failed_round: str,
-) -> None:
+def mark_as_refused(trainer: L.Trainer, checkpoint: dict[str, Any], failed_round: str) -> None:
     """Mark a checkpoint as invalid, since ``failed_round`` has failed. A warning is then shown instead of writing
     it."""
     reason = (

@@ -29,19 +29,17 @@ class Rounding(NamedTuple):
         return min(0.01, 10 * self.number)
 
     def unexplained_distance(
-        self,
-        model: Tensor,
-        reference: Tensor,
-        initial_model: Tensor,
+        self, model: Tensor, reference: Tensor, initial_model: Tensor
     ) -> float | None:
         """Return the distance of two models that should be equal, relative to the distance of ``reference`` from
         ``initial_model``. None: rounding can explain it."""
         model = model.double()
         reference = reference.double()
         initial_model = initial_model.double()
-        if not reference.isfinite().all():
-            if model.isfinite().equal(reference.isfinite()):
-                return None
+        is_finite = reference.isfinite()
+        if not is_finite.all():
+            if model.isfinite().equal(is_finite):
+                return None  # the same elements are not finite
             return 1.0  # their distance is as large as the update
 
         distance = (model - reference).norm()
@@ -96,7 +94,7 @@ def tf32_of() -> list[str]:
     }
     operations = []
     for operation, backend in backends.items():
-        settings = getattr(backend, "conv", backend)
+        settings = getattr(backend, "conv", backend)  # cuDNN's settings of convolutions
         precision = getattr(settings, "fp32_precision", None)
         if precision is None:  # an earlier torch
             precision = "tf32" if backend.allow_tf32 else "ieee"

@@ -88,21 +88,19 @@ class LoggedValues:
 
     def _merge(self) -> None:
         # Each rank sends its records and its metrics' states. An idle rank has trained no client.
-        records: list[Record] = []
-        states: dict[str, Any] = {}
+        own_records: list[Record] = []
+        own_states: dict[str, Any] = {}
         if not self._is_idle():
-            records = self._records
-            states = {key: _state(metric) for key, metric in self._metrics.items()}
-        exchanged = self._exchange((records, states), "logged values")
+            own_records = self._records
+            own_states = {key: _state(metric) for key, metric in self._metrics.items()}
+        sent_by_ranks = self._exchange((own_records, own_states), "logged values")
 
         records_of_all: list[Record] = []
-        for records_of_rank, _ in exchanged:
-            records_of_all += records_of_rank
+        for records, _ in sent_by_ranks:
+            records_of_all += records
         self._replace_logged_values(records_of_all)
         for key, metric in self._metrics.items():
-            states_of_metric = [
-                states_of_rank[key] for _, states_of_rank in exchanged if key in states_of_rank
-            ]
+            states_of_metric = [states[key] for _, states in sent_by_ranks if key in states]
             _merge_states(metric, states_of_metric)
         self._records = []
         self._metrics = {}
@@ -117,11 +115,7 @@ class LoggedValues:
         logged_values = self._results.metrics(on_step=True)["callback"]
         self._connector._callback_metrics.update(logged_values)
 
-    def _log_again(
-        self,
-        call: dict[str, Any],
-        batch_size: int | None,
-    ) -> None:
+    def _log_again(self, call: dict[str, Any], batch_size: int | None) -> None:
         """Log a value of any process in this process."""
         strategy = self._trainer.strategy
         arguments = {
@@ -145,10 +139,7 @@ def _state(metric: Metric) -> dict[str, Any]:
     return state
 
 
-def _merge_states(
-    metric: Metric,
-    states: list[dict[str, Any]],
-) -> None:
+def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
     """Set the metric's state to the merged ``states`` of all processes."""
     if not states:
         metric.reset()
@@ -164,11 +155,7 @@ def _merge_states(
     metric._computed = None
 
 
-def _reduced(
-    metric: Metric,
-    name: str,
-    values: list[Tensor],
-) -> Tensor:
+def _reduced(metric: Metric, name: str, values: list[Tensor]) -> Tensor:
     """Apply the reduction of a metric's state ``name`` to the state's values in all processes."""
     reduction = metric._reductions[name]
     if not callable(reduction):
@@ -235,7 +222,7 @@ def _add_to(progress: Any, count: int) -> None:
 class IdleBatch:
     """Placeholder for the batches of a round that are trained outside of this Trainer's loop."""
 
-    local_epochs: Sequence[Any] = ()
+    batches_of_clients: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return 1

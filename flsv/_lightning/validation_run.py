@@ -203,9 +203,9 @@ class _Loop(_EvaluationLoop):
             meta = result.meta
             loader_index = meta.dataloader_idx
             if loader_index is None or not meta.add_dataloader_idx:
-                continue
+                continue  # the value is of all loaders
             if not meta.on_epoch:
-                continue
+                continue  # the value is of a step
             if result.is_tensor and meta.is_mean_reduction:
                 weight = float(result.cumulated_batch_size)
             else:

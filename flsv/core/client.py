@@ -204,10 +204,7 @@ class Client:
         self.__data = data
 
     def request(
-        self,
-        function: Callable[Concatenate[LocalData, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, function: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run ``function(local_data, *args, **kwargs)`` at the client and return its result.
 
@@ -244,18 +241,18 @@ class Client:
 
     def _response(self, function: Callable[..., T], args: Any, kwargs: Any) -> T | None:
         """Run the function in the process that has the client."""
-        owners = self._owners
-        is_in_this_process = owners is None or owners.has(self.id)
+        placement = self._owners
+        is_in_this_process = placement is None or placement.has(self.id)
         response = None  # remains None if another process has the client
         if is_in_this_process:
             response = self._local_response(function, args, kwargs)
 
         # This process is the only one.
-        if owners is None:
+        if placement is None:
             return response
 
         # Within map_clients each process sends requests only to its own clients.
-        if owners.in_map_clients:
+        if placement.in_map_clients:
             if not is_in_this_process:
                 raise RuntimeError(
                     f"{_name(function)!r} was requested from client {self.id} while map_clients runs for another one."
@@ -263,9 +260,9 @@ class Client:
             return response
 
         # Outside of map_clients all processes call `request`, and get the result of the client's process.
-        owner_rank = owners[self.id]
+        rank_of_client = placement[self.id]
         description = f"client {self.id}'s response to {_name(function)!r}"
-        shared_response: T | None = owners.ranks.broadcast(owner_rank, response, description)
+        shared_response: T | None = placement.ranks.broadcast(rank_of_client, response, description)
         return shared_response
 
     def _local_response(self, function: Callable[..., T], args: Any, kwargs: Any) -> T:
@@ -283,12 +280,7 @@ class Client:
         """Undo the changes that the last :meth:`request` made to the client's state."""
         # In one process no response can be lost, so there is nothing to undo. A remote site may have changed its state.
 
-    def _count(
-        self,
-        function: Callable[..., Any],
-        arguments: Any,
-        response: Any,
-    ) -> None:
+    def _count(self, function: Callable[..., Any], arguments: Any, response: Any) -> None:
         if self._channel is not None:
             name = _name(function)
             self._channel.send(self.id, "down", name, arguments)
@@ -343,37 +335,35 @@ def map_clients(
     hold_conversations = map or clients[0].map_conversations
     channel = clients[0]._channel or Channel()  # without one, messages are not counted
     num_earlier_messages = len(channel.messages)
-    owners = clients[0]._owners
-    if owners is None or owners.in_map_clients:
+    placement = clients[0]._owners
+    if placement is None or placement.in_map_clients:  # all of them respond in this process
         results = _by_id(clients, hold_conversations(conversation, clients))
         messages = channel.messages[num_earlier_messages:]
     else:
-        clients_here = [client for client in clients if owners.has(client.id)]
-        with _within_map(owners):  # the clients of other processes respond there
+        clients_here = [client for client in clients if placement.has(client.id)]
+        with _within_map(placement):  # the clients of other processes respond there
             results_here = _by_id(clients_here, hold_conversations(conversation, clients_here))
         messages_here = channel.messages[num_earlier_messages:]
-        results, messages = _of_all_ranks(owners, results_here, messages_here)
+        results, messages = _of_all_ranks(placement, results_here, messages_here)
     channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
     return [results[client.id] for client in clients]
 
 
 @contextmanager
-def _within_map(owners: ClientPlacement) -> Iterator[None]:
-    owners.in_map_clients = True
+def _within_map(placement: ClientPlacement) -> Iterator[None]:
+    placement.in_map_clients = True
     try:
         yield
     finally:
-        owners.in_map_clients = False
+        placement.in_map_clients = False
 
 
 def _of_all_ranks(
-    owners: ClientPlacement,
-    results: dict[int, T],
-    messages: list[Message],
+    placement: ClientPlacement, results: dict[int, T], messages: list[Message]
 ) -> tuple[dict[int, T], list[Message]]:
     all_results: dict[int, T] = {}
     all_messages: list[Message] = []
-    exchanged = owners.ranks.all_gather((results, messages), "conversations")
+    exchanged = placement.ranks.all_gather((results, messages), "conversations")
     for results_of_rank, messages_of_rank in exchanged:
         all_results |= results_of_rank
         all_messages += messages_of_rank
@@ -384,10 +374,7 @@ def _by_id(clients: Sequence[Client], results: Iterable[T]) -> dict[int, T]:
     return {client.id: result for client, result in zip(clients, results)}
 
 
-def _in_order_of(
-    clients: Sequence[Client],
-    messages: Iterable[Message],
-) -> list[Message]:
+def _in_order_of(clients: Sequence[Client], messages: Iterable[Message]) -> list[Message]:
     """Sort messages by client, since threads send them in any order."""
     positions = {client.id: position for position, client in enumerate(clients)}
     return sorted(messages, key=lambda message: positions[message.client])

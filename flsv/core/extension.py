@@ -58,11 +58,7 @@ class RunExtension:
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def prepare(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-    ) -> None:
+    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Store the required state before the fit, and check by a dry run that the work after it is possible."""
 
     def begin(self, run: MeasuredRun) -> None:

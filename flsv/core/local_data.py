@@ -244,8 +244,7 @@ class LocalData:
         if not batches:
             raise ConfigurationError(f"{self._name} has no {split} samples.")
         for batch in batches:
-            is_pair = isinstance(batch, list | tuple) and len(batch) >= 2
-            if not is_pair or not all(isinstance(part, Tensor) for part in batch[:2]):
+            if not _is_pair_of_tensors(batch):
                 raise ConfigurationError(
                     f"the {split} batches of {self._name} are not pairs of tensors (x, y), which FedBary and other "
                     "values of samples need. Return pairs from the data set, or use ShadowShapley, which works with "
@@ -261,12 +260,7 @@ class LocalData:
         self._check_is_open()
         return self._training_batches(generator)
 
-    def evaluate(
-        self,
-        vectors: Tensor,
-        split: Split = "val",
-        keep: bool = False,
-    ) -> ModelScores:
+    def evaluate(self, vectors: Tensor, split: Split = "val", keep: bool = False) -> ModelScores:
         """Compute the scores of K models, ``vectors [K, P]``, on a split of this participant's samples. With ``keep``
         the result holds the models' outputs, too."""
         evaluate = self._classifiers(split)
@@ -328,6 +322,11 @@ class LocalData:
 
     def __repr__(self) -> str:
         return f"LocalData({self._name})"
+
+
+def _is_pair_of_tensors(batch: Any) -> bool:
+    is_pair = isinstance(batch, list | tuple) and len(batch) >= 2  # further items are not read
+    return is_pair and all(isinstance(part, Tensor) for part in batch[:2])
 
 
 @contextmanager

@@ -97,11 +97,7 @@ class ParameterSpace:
         constant: Collection[str] = (),
         non_finite: Collection[str] = (),
     ) -> None:
-        if next(module.parameters(), None) is None:
-            raise ConfigurationError(
-                f"{type(module).__name__} has no parameters, so there is nothing to train or to average. Give it a "
-                "parameter, or evaluate it without a federation: Trainer.validate."
-            )
+        _check_has_parameters(module)
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
@@ -114,12 +110,14 @@ class ParameterSpace:
         self.shapes = tuple(tensor.shape for tensor in shared.values())
         self._sizes = [tensor.numel() for tensor in shared.values()]
         self.size = sum(self._sizes)
+        # Parameters come first in the vector, then buffers.
         self._num_parameter_tensors = sum(name in shared for name, _ in module.named_parameters())
         self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
         dtypes = [tensor.dtype for tensor in shared.values()]
         self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
 
+        # If there is no head, `_locate_head` sets the reason.
         self.unshared_head: str | None = None
         self.why_no_head = ""
         self.head = self._locate_head(module, head)
@@ -163,18 +161,15 @@ class ParameterSpace:
         self.constant_names = tuple(name for name in names if name in self._constant_set)
 
     def _frozen_not_finite(
-        self,
-        state: Mapping[str, Tensor],
-        former_names: Collection[str],
+        self, state: Mapping[str, Tensor], former_names: Collection[str]
     ) -> tuple[str, ...]:
         """Return the names of tensors that are neither private, constant nor trained, and are or were not finite."""
         names = []
         for name, tensor in state.items():
             if name in self._private_set or name in self._constant_set:
                 continue
-            was_infinite = name in former_names
-            is_trained = tensor.requires_grad
-            if was_infinite or (not is_trained and not tensor.isfinite().all()):
+            is_frozen = not tensor.requires_grad
+            if name in former_names or (is_frozen and not tensor.isfinite().all()):
                 names.append(name)
         return tuple(names)
 
@@ -329,20 +324,21 @@ class ParameterSpace:
             self.unshared_head = layer_name
             self.why_no_head = f"its head {layer_name!r} is not shared"
             return None
+
         shape_by_name = dict(zip(self.names, self.shapes))
-        if weight_name is None or len(shape_by_name[weight_name]) < 2:
+        if weight_name is None or len(shape_by_name[weight_name]) < 2:  # no matrix
             if requested is not None:
                 raise _no_weight_matrix(layer_name, layer)
-            # A layer that is found without a request is linear, so its weight is a matrix but computed, as by
-            # weight_norm.
+            # A layer that is found without a request is linear. Its weight is computed, as by weight_norm.
             self.why_no_head = (
                 f"the weight of its head {layer_name!r} is computed from other tensors"
             )
             return None
+
         num_classes = shape_by_name[weight_name][0]
-        slices = self._slices()
-        bias = None if bias_name is None else slices.get(bias_name)
-        return Head(layer_name, num_classes, weight=slices[weight_name], bias=bias)
+        slice_by_name = self._slices()
+        bias = None if bias_name is None else slice_by_name.get(bias_name)
+        return Head(layer_name, num_classes, weight=slice_by_name[weight_name], bias=bias)
 
 
 def _no_weight_matrix(layer_name: str, layer: nn.Module) -> ConfigurationError:
@@ -397,6 +393,14 @@ def _buffers(
                 yielded_ids.add(id(buffer))
                 full_name = f"{prefix}.{name}" if prefix else name
                 yield full_name, buffer
+
+
+def _check_has_parameters(module: nn.Module) -> None:
+    if next(module.parameters(), None) is None:
+        raise ConfigurationError(
+            f"{type(module).__name__} has no parameters, so there is nothing to train or to average. Give it a "
+            "parameter, or evaluate it without a federation: Trainer.validate."
+        )
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:

@@ -163,11 +163,7 @@ class Round:
         """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._required_games.utility()
 
-    def game(
-        self,
-        metric: Any = "accuracy",
-        weighting: Any = "uniform",
-    ) -> Any:
+    def game(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
         """Return a coalition game of this round's clients. Games of a round evaluate a model only once.
 
         Args:
@@ -235,12 +231,12 @@ class Round:
                 f"{list(weights.shape)}."
             )
         weights = weights.to(self.client_vectors)
-        total = weights.sum()
+        sum_of_weights = weights.sum()
         # sum_i w_i x_i + (1 - sum_i w_i) x. The methods change it in place.
         combined = weights @ self.client_vectors
-        self._add_global_parameters(combined, 1 - total)
-        self._normalize_buffers(combined, total)
-        self._restore_common_columns(combined, weights, total)
+        self._add_global_parameters(combined, 1 - sum_of_weights)
+        self._normalize_buffers(combined, sum_of_weights)
+        self._restore_common_columns(combined, weights, sum_of_weights)
         return combined
 
     def _add_global_parameters(self, combined: Tensor, share: Tensor) -> None:
@@ -254,39 +250,43 @@ class Round:
         for block, global_block in zip(blocks, global_blocks):
             block += share * global_block
 
-    def _normalize_buffers(self, combined: Tensor, total: Tensor) -> None:
-        """Divide the buffers in a weighted sum ``[P]`` by ``total``, in place."""
+    def _normalize_buffers(self, combined: Tensor, sum_of_weights: Tensor) -> None:
+        """Divide the buffers in a weighted sum ``[P]`` by ``sum_of_weights``, in place."""
         num_parameters = self.space.num_parameters
         if num_parameters == self.space.size:
             return
         sums = combined[num_parameters:]  # of the clients' weighted buffers
         global_buffers = self.global_vector[num_parameters:]
-        averages = torch.where(total != 0, sums / total, global_buffers)
-        is_mean = total == 1  # the sums are averages already, and a division would round them
-        # A branch would wait for the value of `total` on an accelerator.
+        averages = torch.where(sum_of_weights != 0, sums / sum_of_weights, global_buffers)
+        # If the sums are averages already, a division would round them. A branch would wait for the value of
+        # `sum_of_weights` on an accelerator.
+        is_mean = sum_of_weights == 1
         combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
-    def _restore_common_columns(self, combined: Tensor, weights: Tensor, total: Tensor) -> None:
+    def _restore_common_columns(
+        self, combined: Tensor, weights: Tensor, sum_of_weights: Tensor
+    ) -> None:
         """Set the elements that are equal in all clients' models to exactly this value, in place."""
         # Elements that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         # The rounding error of a sum of k weights is about k times eps.
         rounding = _ROUNDING_MARGIN * len(weights) * torch.finfo(weights.dtype).eps
-        is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
+        is_partial = (sum_of_weights - 1).abs() > rounding  # the weights do not sum to 1
+
+        # In an average, each common element is restored. In a partial sum, parameters that all clients have changed
+        # equally are not restored, since the sum changes them by another amount.
         # For each block of b elements, `is_common`, bool [b], is True where all clients' values are equal.
         for block, is_common in common_columns(self.client_vectors):
             common_values = self.client_vectors[0, block]
             is_restored = is_common
             # On an accelerator this is computed even if nothing changes: reading `is_partial` would wait for its value.
             if is_common.device.type != "cpu" or is_partial:
-                # In an average, each common element is restored. In a partial sum, parameters that all clients have
-                # changed equally are not restored, since the sum changes them by another amount.
                 global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
                 is_buffer = columns >= self.space.num_parameters
                 is_unmoved = common_values == global_values
                 is_restored = is_common & (~is_partial | is_unmoved | is_buffer)
                 # If all weights are 0, the combination is the global model.
-                common_values = torch.where(total != 0, common_values, global_values)
+                common_values = torch.where(sum_of_weights != 0, common_values, global_values)
             combined[block] = common_values.where(is_restored, combined[block])
 
     def get(self, name: str) -> Any:
@@ -313,16 +313,15 @@ class Round:
             if client not in self.unmeasured
         ]
 
-        # The fields that have a row for each client.
-        selected_fields: dict[str, Any] = {}
+        fields_per_client: dict[str, Any] = {}  # they have a row for each client
         for field_of_round in fields(self):
             name = field_of_round.name
             if VOCABULARY[name].per_client:
-                selected_fields[name] = _selected(getattr(self, name), measured_rows)
+                fields_per_client[name] = _selected(getattr(self, name), measured_rows)
         reports = {name: report[measured_rows] for name, report in self.reports.items()}
         return replace(
             self,
-            **selected_fields,
+            **fields_per_client,
             reports=reports,
             excluded=[*self.excluded, *self.unmeasured],
             unmeasured=(),
@@ -358,9 +357,7 @@ class Round:
         return self.client_ids.new_tensor(list(ids))
 
     def _counted(
-        self,
-        count: Callable[[Sequence[int], Direction], Tensor],
-        direction: Direction,
+        self, count: Callable[[Sequence[int], Direction], Tensor], direction: Direction
     ) -> Tensor:
         """Return a count of the channel for the :attr:`reached` clients, ``[r]``."""
         counts = count(self.reached.tolist(), direction)
@@ -378,10 +375,7 @@ class Round:
         """Return a copy of this round with other models: ``client_vectors [k, P]``, which started from
         ``global_vector [P]``."""
         return replace(
-            self,
-            client_vectors=client_vectors,
-            global_vector=global_vector,
-            starts=None,
+            self, client_vectors=client_vectors, global_vector=global_vector, starts=None
         )
 
     def _with(self, **changes: Any) -> Round:
@@ -453,10 +447,7 @@ def started_from(local: LocalData) -> Tensor:
 declare_response(started_from, _model_of_the_round, numbers=0)
 
 
-def _selected(
-    values: Tensor | Sequence[Any] | None,
-    rows: list[int],
-) -> Any:
+def _selected(values: Tensor | Sequence[Any] | None, rows: list[int]) -> Any:
     if values is None:
         return None
     if isinstance(values, Tensor):

@@ -64,7 +64,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
     frozen_names = {name for name, parameter in parameters if not parameter.requires_grad}
 
     excluded_names: set[str] = set()
-    if not isinstance(share, str) and callable(share):
+    if not isinstance(share, str) and callable(share):  # a function of a tensor and its name
         included_names = {name for name, tensor in state.items() if share(name, tensor)}
     else:
         names_of_word = partial(
@@ -97,9 +97,9 @@ def _shared_by_words(
     for word in words:
         names = set(names_of_word(word.removeprefix("!")))
         if not names:
-            matched = f"FederatedLoop(share={share!r}): {word!r} matches"
             raise ConfigurationError(
-                f"{matched} no parameter or buffer of the module. It has {listed(list(state), 3, repr)}."
+                f"FederatedLoop(share={share!r}): {word!r} matches no parameter or buffer of the module. It has "
+                f"{listed(list(state), 3, repr)}."
             )
         if word.startswith("!"):
             included_names -= names
@@ -110,11 +110,7 @@ def _shared_by_words(
     return included_names, excluded_names
 
 
-def warn_of_sharing(
-    space: ParameterSpace,
-    module: nn.Module,
-    clients_are_evaluated: bool,
-) -> None:
+def warn_of_sharing(space: ParameterSpace, module: nn.Module, clients_are_evaluated: bool) -> None:
     """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
 
     ``clients_are_evaluated``: each client is evaluated with its own tensors.
@@ -189,10 +185,7 @@ def _is_norm_layer(layer: nn.Module) -> bool:
     return any(_NORM_CLASS.search(class_name) for class_name in class_names)
 
 
-def _names_in_layers(
-    layers: Iterable[nn.Module],
-    state: Mapping[str, Tensor],
-) -> list[str]:
+def _names_in_layers(layers: Iterable[nn.Module], state: Mapping[str, Tensor]) -> list[str]:
     """Return the names in ``state`` of the layers' own parameters and buffers."""
     ids_in_layers = set()
     for layer in layers:

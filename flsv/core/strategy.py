@@ -185,11 +185,7 @@ class Strategy(Component):
         """
         return {}
 
-    def before_filters(
-        self,
-        updates: Sequence[ClientUpdate],
-        clients: Sequence[Client],
-    ) -> None:
+    def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         """Inspect the finite updates before filters change them. Requests may be sent to any of the n clients."""
 
     def end_round(self, round: Round) -> None:

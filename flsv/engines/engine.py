@@ -190,7 +190,7 @@ class Engine:
     def train(self, instructions: dict[int, Instruction]) -> bool:
         """Train the clients by their ``instructions``, and return whether all of them have trained."""
         batches = self._batches()
-        self._client_batches = batches.local_epochs  # one for each client of the cohort
+        self._client_batches = batches.batches_of_clients  # one for each client of the cohort
         self._instructions = instructions
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(

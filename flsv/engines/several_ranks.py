@@ -110,7 +110,7 @@ class SeveralRanks(Engine):
             round_index=self._state.round_index,
             lengths=lambda *_: [1],
         )
-        loader_of_one_batch.local_epochs = []  # no client trains on this rank
+        loader_of_one_batch.batches_of_clients = []  # no client trains on this rank
         return loader_of_one_batch
 
     def _is_idle(self) -> bool:

@@ -41,27 +41,29 @@ def _undefined_score(run: FederationRun, name: str) -> ConfigurationError:
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
+    # Several measures may be scores of one evaluator, which evaluates the model once.
     scores_by_evaluator: dict[Any, Any] = {}
-    entries = {}
-    for name, measure in run.metrics.performances.items():
-        key = None  # of the evaluator of a classifier's scores
+    performance_by_metric = {}
+    for metric_name, measure in run.metrics.performances.items():
+        evaluator_key = None  # the evaluator of a classifier's scores
         score_name = measure
         if isinstance(measure, ModelScore):
-            key = measure.evaluator_key
+            evaluator_key = measure.evaluator_key
             score_name = measure.name
-        if key not in scores_by_evaluator:
+        if evaluator_key not in scores_by_evaluator:
             assert run.server.games is not None
-            score_models = run.server.games.evaluator_of(measure)
-            scores_by_evaluator[key] = score_models(run.state.model()[None])
+            evaluate = run.server.games.evaluator_of(measure)
+            models = run.state.model()[None]  # one model, [1, P]
+            scores_by_evaluator[evaluator_key] = evaluate(models)
 
-        scores = scores_by_evaluator[key]
+        scores = scores_by_evaluator[evaluator_key]
         value = float(scores.value(score_name).mean())
-        entries[name] = {
+        performance_by_metric[metric_name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
             **_majority(measure, scores.support),
         }
-    return entries
+    return performance_by_metric
 
 
 def _majority(measure: ModelScore | str, support: Tensor | None) -> dict[str, Any]:

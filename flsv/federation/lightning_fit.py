@@ -85,12 +85,14 @@ class LightningFit(Rounds):
         self.average = RoundAverage()
         self.steps = self._local_steps()
 
+        # What is undone when the fit ends, the last first.
         self._cleanup = ExitStack()
         self._cleanup.callback(extension.close)
         self._writes_files = config.reporting.files and leaves_files(trainer)
         if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
             self._cleanup.callback(folder_lock.release)
+        # This takes the place of the trainer's loop.
         self.loop = FederatedFitLoop(trainer, rounds=self)
         self._cleanup.callback(self.loop.give_back)
 
@@ -155,8 +157,8 @@ class LightningFit(Rounds):
 
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
-        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
+        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         self._patch_until_end(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -165,10 +167,13 @@ class LightningFit(Rounds):
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
-        self._cleanup.callback(self.steps.patch_step_counts().restore)
+        step_counts = self.steps.patch_step_counts()
+        self._cleanup.callback(step_counts.restore)
+        # After the fit the trainer has a loader of all clients' samples.
         self._cleanup.callback(lambda: self.loop.leave(self.steps.loader_of(None)))
-        self._lengths = self.steps.patch_batch_counts()
-        self._cleanup.callback(self._lengths.restore)
+        # Until the trainer has the rounds' loader, see `start`.
+        self._batch_counts = self.steps.patch_batch_counts()
+        self._cleanup.callback(self._batch_counts.restore)
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
@@ -203,22 +208,24 @@ class LightningFit(Rounds):
         self.federation = federation
         self.extension.begin(self._measured_run())
 
-        self._lengths.restore()
-        self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
-        self._note_changes(engine)
+        self._batch_counts.restore()
+        restore_loaders = self.loop.take_loaders_from(federation.loader)
+        self._cleanup.callback(restore_loaders)
+        self._check_and_note_changes(engine)
         federation.begin(resumed=self.run_state.resumed)
         if self._has_rounds_left or self._awaits_coalitions:
             self.reports = RunReports(
                 self.trainer, federation, self.run_state, writes_files=self._writes_files
             )
 
-    def _note_changes(self, engine: Engine) -> None:
+    def _check_and_note_changes(self, engine: Engine) -> None:
         """Check that a resumed run has suitable optimizers and shared parameters, and note changed settings."""
         run_state = self.run_state
         changes_of_optimizers: list[str] = []
-        if run_state.configured_options is not None:
-            engine.options.check(run_state.configured_options)
-            changes_of_optimizers = engine.options.changes(run_state.configured_options)
+        saved_options = run_state.configured_options
+        if saved_options is not None:
+            engine.options.check(saved_options)
+            changes_of_optimizers = engine.options.changes(saved_options)
             check_sharing(run_state.shared, engine.space.described())
         settings = changeable_settings_of(self.config, self.data)
         run_state.note_changes(settings, changes_of_optimizers, self.state.round_index)
@@ -329,7 +336,8 @@ class LightningFit(Rounds):
         except StopIteration:  # Lightning would interpret this error as the end of the fit
             is_complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
-            self.loop.is_in_round = self.state.round_index == index
+            is_over = self.state.round_index != index
+            self.loop.is_in_round = not is_over
         if not is_complete:
             self._discard_interrupted_round()
             return
@@ -370,16 +378,17 @@ class LightningFit(Rounds):
         client_values = self.running.engine.local_training.state.values
         client_values.describe_once(module, self.loop.names_logged_in("on_train_epoch_end"))
 
-        # At the end the module holds the run's final model. An unfinished round is discarded.
-        keeping_run = self.metrics.keeping_run(
+        if self.loop.is_in_round and not is_run_over:
+            return  # an unfinished round is discarded
+        # An error here does not end the run, unless these metrics have no values yet.
+        with self.metrics.keeping_run(
             self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
-        )
-        if is_run_over:
-            with keeping_run:
+        ):
+            if is_run_over:  # the module holds the run's final model
                 self.extension.end_round(last_round, is_run_over=True)
-        elif not self.loop.is_in_round:
-            with keeping_run, self.average.averaged_weights(self.trainer, module):
-                self.extension.end_round(last_round, is_run_over=False)
+            else:
+                with self.average.averaged_weights(self.trainer, module):
+                    self.extension.end_round(last_round, is_run_over=False)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -394,16 +403,17 @@ class LightningFit(Rounds):
     def end_validation(self) -> None:
         """Compare the values that the run's own validation has logged with those of a copy of the module."""
         own_validation = self._own_validation()
-        difference = "" if own_validation is None else own_validation.difference()
+        if own_validation is None:
+            return
+        difference = own_validation.difference()
         if difference:
-            self.running.coalition_differences.append(
-                f"in round {self.state.round_index}, {difference}"
-            )
+            difference_in_round = f"in round {self.state.round_index}, {difference}"
+            self.running.coalition_differences.append(difference_in_round)
             module_name = type(self.trainer.lightning_module).__name__
             warnings.warn(
-                f"models are scored in copies of {module_name}, but in round {self.state.round_index}, {difference}. A "
-                "part of the module is missing in its copies, such as layers in a list of their class, so values may "
-                "be wrong. Keep this part in an attribute of the module.",
+                f"models are scored in copies of {module_name}, but {difference_in_round}. A part of the module is "
+                "missing in its copies, such as layers in a list of their class, so values may be wrong. Keep this "
+                "part in an attribute of the module.",
                 stacklevel=2,
             )
 
@@ -550,8 +560,8 @@ class LightningFit(Rounds):
     def _add_note(self, exception: BaseException) -> None:
         """Add a note to an error with the client, the round and, for type errors, the batch's types."""
         batch = self.steps.batch
-        if not self.loop.is_in_round and is_type_error(exception):
-            # The error came from a validation.
+        is_from_validation = not self.loop.is_in_round
+        if is_from_validation and is_type_error(exception):
             with suppress(Exception):  # only the first error is reported
                 batch = next(iter(self.data.val_dataloader()))
         note = note_on_types(exception, batch)

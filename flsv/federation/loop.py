@@ -131,16 +131,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         metrics_of_run = {**config.metrics}
         if config.privacy is not None:
-            privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
-            metrics_of_run["epsilon"] = privacy_loss(config.privacy)
-        self.contribution_metrics = ContributionMetrics(
-            metrics_of_run, check_names(config.strategies)
-        )
-        self._is_prepared = False
+            make_privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
+            metrics_of_run["epsilon"] = make_privacy_loss(config.privacy)
+        names_read = check_names(config.strategies)
+        self.contribution_metrics = ContributionMetrics(metrics_of_run, names_read)
         for update_filter in config.filters:
             update_filter.check(config.personalizer, list(self.contribution_metrics.evaluating))
+
+        self._is_prepared = False
         self._reset()
-        self._read_only = frozenset(_ARGUMENT_NAMES)
+        self._read_only = frozenset(_ARGUMENT_NAMES)  # from now on
 
     @cached_property
     def _described(self) -> dict[str, str]:
@@ -198,6 +198,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
+
         identity = self.inherited_identity or fit_identity(self._described, data)
         is_new_run = trainer.current_epoch == 0
         if is_new_run:
@@ -205,6 +206,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
+            # No metric waits for coalitions that are trained after the run.
             has_values = not self.contribution_metrics.pending_names
             if self.round_index == trainer.max_epochs and has_values:
                 self._has_rounds_left = False  # Lightning does not run a round, either
@@ -245,43 +247,23 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state = self.run_state.copy(last_engine)
         self.run_state.resumed = True
 
-    def on_fit_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._fit.is_fitting:
             self.run_state.find_table(trainer.ckpt_path, self.state.seed)
             self._fit.start(pl_module)
 
-    def on_train_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.begin_training(pl_module)
 
-    def on_validation_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
 
-    def on_validation_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.end_validation()
 
-    def on_fit_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._fit.is_fitting:
             self._fit.end()
 
@@ -292,12 +274,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._lightning_fit.fail(pl_module, exception)
             self._hash_model(pl_module)
 
-    def teardown(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        stage: str,
-    ) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._lightning_fit is not None and self._lightning_fit.is_fitting:
             self._lightning_fit.tear_down(pl_module)
             self._hash_model(pl_module)
@@ -333,11 +310,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
 
-    def check_state(
-        self,
-        state_dict: dict[str, Any],
-        max_epochs: int | None = None,
-    ) -> None:
+    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Check that this fit can resume from a saved ``state_dict`` of a loop.
 
         Raises:

@@ -73,7 +73,7 @@ class RunReports:
             keeping_run=federation.metrics.keeping_run,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
-        self._events_of_data = self._write_and_check_dictionary()
+        self._events_of_data = self._write_dictionary_and_check_data()
         self._record: Mapping[str, Any] = {}
         self.sinks: list[Sink] = []
         self._add_sinks(run_state)
@@ -84,7 +84,8 @@ class RunReports:
         loggers = [logger for logger in trainer.loggers if not isinstance(logger, SilentLogger)]
         # A coalition's fit has none of these, so nobody reads its result.
         self._has_readers = bool(self._writes_files or prints_table or loggers)
-        # From now on, run_state.csv is the path of this fit's table. None: the fit writes none.
+
+        # The path of the table of the resumed run becomes that of this fit's table, or None if the fit writes none.
         earlier_csv = run_state.csv
         run_state.csv = None
         if self._has_readers:
@@ -112,9 +113,9 @@ class RunReports:
         if self._writes_files:
             self.sinks.append(ClientTables(self._federation.engine, self._folder / "clients"))
         if loggers:
-            self.sinks += self._sinks_of_loggers(loggers, settings)
+            self.sinks += self._log_settings_and_make_sinks(loggers, settings)
 
-    def _write_and_check_dictionary(self) -> list[Event]:
+    def _write_dictionary_and_check_data(self) -> list[Event]:
         """Write the tables' data dictionary, and return data-quality warnings, except about private clients."""
         if self._config.is_private or not self._trainer.is_global_zero:
             return []
@@ -158,26 +159,24 @@ class RunReports:
         """Return the sink of ``contributions.csv``, which continues a resumed run's file."""
         csv = CSV(path)
         first_round = self._state.round_index
-        full_path = path.resolve()
-        earlier_path = full_path
+        path_of_this_fit = path.resolve()
+        path_of_last_fit = path_of_this_fit
         if earlier_csv is not None:
-            earlier_path = Path(earlier_csv)
-        is_resumed = first_round > 0 and earlier_path.is_file()
-        if is_resumed:
+            path_of_last_fit = Path(earlier_csv)
+        is_resumed = first_round > 0 and path_of_last_fit.is_file()
+        if is_resumed:  # rows are written for values that differ from the last fit's
             self.results.compare_with(self._federation.metrics.contributions)
 
-        if earlier_path != full_path:
+        if path_of_last_fit != path_of_this_fit:
             # In another folder the loggers start from zero, but the file gets copies of the earlier rows.
-            csv.keep_rows_before(first_round, earlier_path)
+            csv.keep_rows_before(first_round, path_of_last_fit)
             return csv
         earlier_rows = csv.keep_rows_before(first_round)
         self._logged_keys = {_row_key(row) for row in earlier_rows}
         return csv
 
     def _describe_run(
-        self,
-        identity: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        self, identity: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         options = self._federation.engine.options.configured_options
         record = record_of(
@@ -197,7 +196,9 @@ class RunReports:
             record["run"] = self._state.run
         return record
 
-    def _sinks_of_loggers(self, loggers: Sequence[Any], settings: Mapping[str, Any]) -> list[Sink]:
+    def _log_settings_and_make_sinks(
+        self, loggers: Sequence[Any], settings: Mapping[str, Any]
+    ) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
         logger_sinks = import_module("flsv.results.tensorboard")
         all_settings = {
@@ -279,9 +280,9 @@ class RunReports:
         ``scores`` of clients' own models after the last round, if they were computed then.
         """
         results = self._late_results(values_by_round, scores)
-        # A logger cannot replace values, so it gets each round's values once. The file is written last, so that the
-        # loggers have all its rounds after a crash.
+        # A logger cannot replace values, so it gets each round's values once.
         unlogged_results = [result for result in results if not self._is_logged(result)]
+        # The file is written last, so that the loggers have all its rounds after a crash.
         sinks_with_file_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
         for sink in sinks_with_file_last:
             if sink.is_logger:
@@ -296,19 +297,19 @@ class RunReports:
         self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
     ) -> list[RoundResult]:
         self.results.begin_late_results()
-        scores_by_round = {self._state.round_index - 1: scores}
+        last_round = self._state.round_index - 1
         results = []
         next_round = 0
         for index in sorted(values_by_round):
             # The values of a round also represent the rounds before it without values.
-            due_rounds = map(self._draws_pictures, range(next_round, index + 1))
+            represented_rounds = range(next_round, index + 1)
             next_round = index + 1
             result = self.results.round_result(
                 index,
                 values_by_round[index],
-                scores=scores_by_round.get(index, {}),
+                scores=scores if index == last_round else {},
                 has_new_scores=True,
-                draws_pictures=any(due_rounds),
+                draws_pictures=any(map(self._draws_pictures, represented_rounds)),
             )
             results.append(result)
         return results
@@ -455,17 +456,12 @@ def current_table(
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
     results = ResultBuilder(
-        metrics.metrics,
-        client_names or _client_names(metrics, state),
-        missing=metrics.missing,
+        metrics.metrics, client_names or _client_names(metrics, state), missing=metrics.missing
     )
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(
-        last_round,
-        metrics.contributions,
-        weight=state.weights,
-        **state.client_scores,
+        last_round, metrics.contributions, weight=state.weights, **state.client_scores
     )
     return tidy(frame(rows))
 
@@ -478,10 +474,7 @@ def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[
     return [str(client) for client in range(len(state.participations))]
 
 
-def events_of(
-    filters: Sequence[UpdateFilter],
-    state: FederationState,
-) -> list[Event]:
+def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
     """Return one event for each client and kind of failure in the run."""
     _note_failures(filters, state)  # adds to `state.incidents`
     events = []

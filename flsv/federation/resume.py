@@ -113,10 +113,7 @@ def check_rounds(trainer: L.Trainer, rounds: int) -> None:
 
 
 def check_same_run(
-    identity: Identity,
-    last_identity: Identity,
-    module: L.LightningModule,
-    last_model: ModelHash,
+    identity: Identity, last_identity: Identity, module: L.LightningModule, last_model: ModelHash
 ) -> None:
     """Check that a further fit of a Trainer has the settings, samples and weights with which its last one ended."""
     changes = identity.differences(last_identity)
@@ -178,10 +175,7 @@ def refuse_incomplete() -> Iterator[None]:
         ) from error
 
 
-def check_sharing(
-    saved: Mapping[str, str] | None,
-    present: Mapping[str, str],
-) -> None:
+def check_sharing(saved: Mapping[str, str] | None, present: Mapping[str, str]) -> None:
     """Check that the same parameters and buffers are shared as in the checkpoint."""
     if not saved:
         return
@@ -195,11 +189,7 @@ def check_sharing(
         )
 
 
-def check_module(
-    module: L.LightningModule,
-    checkpoint: dict[str, Any],
-    path: Any,
-) -> None:
+def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
     """Check that a checkpoint was saved with this network, not with another one of the same shapes."""
     saved_options = checkpoint.get("hyper_parameters", {})
     options = module.hparams

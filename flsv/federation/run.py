@@ -174,11 +174,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.local_training.state.remember()
 
-    def run_round(
-        self,
-        write_round: Callable[[Round], None],
-        is_last: bool,
-    ) -> bool:
+    def run_round(self, write_round: Callable[[Round], None], is_last: bool) -> bool:
         """Run a round, pass it to ``write_round``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
@@ -193,7 +189,8 @@ class FederationRun:
         else:
             round = self._finish(received_round)  # metrics, aggregation, personalization
             write_round(round)
-        self._complete(is_last or self.why_budget_is_spent() is not None)
+        ends_run = is_last or self.why_budget_is_spent() is not None
+        self._complete(is_last=ends_run)
         return True
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
@@ -239,7 +236,8 @@ class FederationRun:
         if self.state.round_index == 0 and is_head_sent:
             check_head_is_trained(round, self.metrics.head_metrics)
         senders = {update.client_id for update in engine.updates}
-        engine.exclude(senders.difference(on_host(round.client_ids)))
+        refused_senders = senders.difference(on_host(round.client_ids))
+        engine.exclude(refused_senders)
         return round
 
     def _count_messages(self, instructions: dict[int, Instruction]) -> None:
@@ -435,23 +433,17 @@ class RunState:
         self.resumed = True
 
     def note_changes(
-        self,
-        settings: dict[str, str],
-        changes_of_optimizers: Sequence[str],
-        round_index: int,
+        self, settings: dict[str, str], changes_of_optimizers: Sequence[str], round_index: int
     ) -> None:
         """Add the settings that change from round ``round_index`` on to :attr:`changes`."""
-        earlier = Identity(self.changeable or settings, {})
-        differences = [*changes_of_optimizers, *Identity(settings, {}).other_settings(earlier)]
-        for difference in differences:
-            self.changes.append(f"{difference}, from round {round_index + 1} on")
+        earlier_settings = self.changeable or settings  # a new run has none yet
+        earlier_identity = Identity(earlier_settings, {})
+        changes_of_settings = Identity(settings, {}).other_settings(earlier_identity)
+        for change in [*changes_of_optimizers, *changes_of_settings]:
+            self.changes.append(f"{change}, from round {round_index + 1} on")
         self.changeable = settings
 
-    def find_table(
-        self,
-        checkpoint: str | Path | None,
-        seed: int,
-    ) -> None:
+    def find_table(self, checkpoint: str | Path | None, seed: int) -> None:
         """Set :attr:`csv` to the table of the resumed run: next to its checkpoint, else at the recorded path."""
         if self.csv is None or checkpoint is None:
             return

@@ -154,8 +154,8 @@ class ClassifierClient(ReadyClient):
     ) -> None:
         super().__init__()
         module = None if isinstance(network, str) else network
-        # The hyper-parameters hold plain types only.
-        name = self._checked_name(network)
+        network_name = self._checked_name(network)  # hyper-parameters hold plain types only
+
         # save_hyperparameters reads plain Python values from these names.
         arguments = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes = arguments["num_classes"]
@@ -167,14 +167,15 @@ class ClassifierClient(ReadyClient):
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
         _check_module(module, network_args)
+
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
             # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
             self.save_hyperparameters()
         else:
-            self._add_hyperparameters(network=name, class_weights=class_weights)
+            self._add_hyperparameters(network=network_name, class_weights=class_weights)
 
-        self._network_name = name
+        self._network_name = network_name
         self._network_args = dict(network_args or {})
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
@@ -184,9 +185,10 @@ class ClassifierClient(ReadyClient):
         if isinstance(class_weights, list):
             weights = torch.tensor(class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
+
+        # `configure_model` builds the network if only the data module knows its classes, shape or class weights.
         self._num_classes = num_classes
         self._input_shape = None if input_shape is None else tuple(input_shape)
-
         self.network: nn.Module = NotBuilt() if module is None else module
         can_build = module is not None or input_shape is not None
         if num_classes is not None and can_build and not self.is_balanced:

@@ -66,7 +66,7 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         network = make(num_classes=num_classes, **options)
     except TypeError as error:
         unknown = _UNKNOWN_OPTION.search(str(error))
-        if unknown is None:
+        if unknown is None:  # another error than Python's for an unexpected argument
             raise
         option = unknown["name"]
         hint = nearest(option, inspect.signature(make).parameters)

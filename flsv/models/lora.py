@@ -42,11 +42,7 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(
-    network: nn.Module,
-    rank: int,
-    alpha: float,
-    targets: Sequence[str] | str,
-    **kwargs: Any,
+    network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any
 ) -> nn.Module:
     """Insert LoRA layers into a network, in place, and freeze all other parameters.
 

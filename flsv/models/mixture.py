@@ -93,11 +93,7 @@ class MixtureClient(ClassifierClient):
         self.num_components = arguments["num_components"]
         super().__init__(**kwargs)
 
-    def training_step(
-        self,
-        batch: tuple[Tensor, Tensor],
-        batch_idx: int,
-    ) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of the mixture, and add up the batch's responsibilities."""
         x, y = batch
         assert isinstance(self.network, Mixture)
@@ -109,22 +105,14 @@ class MixtureClient(ClassifierClient):
             self.network.responsibility += responsibilities.sum(1)
         return self._loss(joint.logsumexp(0), y)
 
-    def _make_network(
-        self,
-        num_classes: int,
-        input_shape: tuple[int, ...],
-    ) -> nn.Module:
+    def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         components = []
         for _ in range(self.num_components):
             component = super()._make_network(num_classes, input_shape)
             components.append(component)
         return Mixture(components)
 
-    def _build(
-        self,
-        num_classes: int,
-        input_shape: tuple[int, ...] | None,
-    ) -> None:
+    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         is_single_network = not isinstance(self.network, NotBuilt | Mixture)
         if is_single_network:
             components = [self.network]

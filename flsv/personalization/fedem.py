@@ -41,12 +41,7 @@ class FedEM(Personalizer):
             if _is_weight(name):
                 local.private[name] = counts / counts.sum()
 
-    def personalize(
-        self,
-        round: Round,
-        contributions: Contributions,
-        models: Starts,
-    ) -> Starts:
+    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         return {}
 
 

@@ -191,7 +191,8 @@ def mix_models(
     losses = -local.utility(evaluated_models, performance)  # [1 + s]
     updates = models - initial_model
     distances = torch.linalg.vector_norm(updates[:, :num_parameters], dim=1)  # [s]
-    signed_weights = first_order_weights(losses[0], losses[1:], distances.to(losses))
+    initial_loss = losses[0]
+    signed_weights = first_order_weights(initial_loss, losses[1:], distances.to(losses))
     local.state[OWN_MODEL] = _mixture(models, signed_weights, initial_model)
     tiny = torch.finfo(signed_weights.dtype).tiny  # avoids 0 / 0
     sum_of_magnitudes = signed_weights.abs().sum().clamp_min(tiny)

@@ -63,8 +63,7 @@ class IFCA(Personalizer):
         deviations = torch.cat(deviations_of_tensors)
         deviations[federation.space.num_parameters :] = 0  # BatchNorm's statistics
 
-        # The first cluster has the initial model, the others the initial model with noise: of each layer's weights, it
-        # has their standard deviation.
+        # The first cluster keeps the initial model. The others get noise with each tensor's standard deviation.
         self._clusters = model.repeat(self.num_clusters, 1)
         for cluster_model in self._clusters[1:]:
             noise = torch.randn(len(model), generator=generator, dtype=model.dtype)

@@ -56,20 +56,12 @@ _MAX_CHUNK_SIZE = 2**26  # number of elements of the coalition models in memory 
 
 
 def _expected_values(
-    client: RespondingClient,
-    downloads: Sequence[Tensor],
-    extractor: Tensor | None,
-    **settings: Any,
+    client: RespondingClient, downloads: Sequence[Tensor], extractor: Tensor | None, **settings: Any
 ) -> Numbers:
     """Return the type, shape and range of Shapley values of accuracies, the client's own model first."""
     # The signature is that of `collaborate`, whose response is checked. Values are differences of two accuracies.
     num_models = 1 + len(downloads)  # the client's own model, then the downloads
-    return Numbers(
-        torch.float64,
-        shape=(num_models,),
-        lowest=-1 - ROUNDING,
-        highest=1 + ROUNDING,
-    )
+    return Numbers(torch.float64, shape=(num_models,), lowest=-1 - ROUNDING, highest=1 + ROUNDING)
 
 
 def collaborate(
@@ -87,18 +79,20 @@ def collaborate(
     return the values. If only the elements in the mask ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
+    # The mask `personal`, bool [P], has the Q elements that are mixed. None: all elements, and Q = P.
     base = local.model
     if personal is not None and extractor is not None:
-        base = base.clone()
-        base[~personal.to(base.device)] = extractor
-    models = torch.stack([select_personal(local.model, personal), *downloads])  # [s, Q]
+        base = _with_extractor(base, extractor, personal)
+    own_elements = select_personal(local.model, personal)
+    models = torch.stack([own_elements, *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
     values = game.values(generator)
 
+    num_mixed = num_parameters  # without buffers
     if personal is not None:
-        num_parameters = int(personal[:num_parameters].sum())
+        num_mixed = int(personal[:num_parameters].sum())
     differences = models - models[0]  # to the client's own model
-    distances = differences[:, :num_parameters].norm(dim=1)
+    distances = differences[:, :num_mixed].norm(dim=1)
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed_model = keep_common(weights.to(models) @ models, models)
 
@@ -106,6 +100,13 @@ def collaborate(
         mixed_model = _own_unless_better(models[0], mixed_model, game.evaluate)
     local.state[OWN_MODEL] = insert_personal(mixed_model, base, personal)
     return values
+
+
+def _with_extractor(model: Tensor, extractor: Tensor, personal: Tensor) -> Tensor:
+    """Copy a model ``[P]``, and replace the elements outside the mask ``personal`` by those of ``extractor``."""
+    new_model = model.clone()
+    new_model[~personal.to(model.device)] = extractor
+    return new_model
 
 
 @dataclass
@@ -151,9 +152,7 @@ class _MixtureGame:
 
 
 def _own_unless_better(
-    client_model: Tensor,
-    mixed_model: Tensor,
-    evaluate: Callable[[Tensor], Tensor],
+    client_model: Tensor, mixed_model: Tensor, evaluate: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return the mixture, or the client's own model if that is more accurate."""
     accuracies = evaluate(torch.stack([client_model, mixed_model]))
@@ -173,11 +172,7 @@ def select_personal(vector: Tensor, personal: Tensor | None) -> Tensor:
     return vector[personal.to(vector.device)]
 
 
-def insert_personal(
-    elements: Tensor,
-    base: Tensor,
-    personal: Tensor | None,
-) -> Tensor:
+def insert_personal(elements: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
     """Replace the elements of the vector ``base [P]`` in the mask ``personal [P]`` by ``elements [..., Q]``. Return
     vectors ``[..., P]``. Without a mask these are ``elements``.
     """
@@ -188,19 +183,16 @@ def insert_personal(
     return vectors
 
 
-def layer_mask(
-    space: ParameterSpace,
-    layers: Sequence[str] | None = None,
-) -> Tensor:
+def layer_mask(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
     """Return a mask, bool ``[P]``, of the elements of the named layers, by default the classifier head."""
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
-    unknown_layers = [
-        layer
-        for layer, prefix in zip(layers, prefixes)
-        if not any(name.startswith(prefix) for name in space.names)
-    ]
+    unknown_layers = []
+    for layer, prefix in zip(layers, prefixes):
+        is_known = any(name.startswith(prefix) for name in space.names)
+        if not is_known:
+            unknown_layers.append(layer)
     if unknown_layers or not layers:
         raise ConfigurationError(
             f"classifier={list(layers)}: the module has no layers {unknown_layers} with parameters. Name layers as in "
@@ -317,12 +309,7 @@ class PFedSV(UploadKeeper):
         initial_elements = select_personal(self._initial.to(model), self._is_personal)
         return insert_personal(initial_elements, model, self._is_personal)
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         if self._is_personal is None:
             return {}
         if start is not None:  # the client receives a whole model
@@ -341,18 +328,14 @@ class PFedSV(UploadKeeper):
 
         # The elements that are not personal come from the global model.
         assert self._is_personal is not None
-        is_shared = ~self._is_personal.to(model.device)
-        model_with_extractor = model.clone()
-        model_with_extractor[is_shared] = instruction.tensors["extractor"]
-        return model_with_extractor
+        return _with_extractor(model, instruction.tensors["extractor"], self._is_personal)
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Starts
     ) -> Personalized:
         assert round.server_vector is not None
-        previous_uploads = self.store_uploads(
-            round, lambda vector: select_personal(vector, self._is_personal)
-        )
+        select_elements = partial(select_personal, personal=self._is_personal)
+        previous_uploads = self.store_uploads(round, select_elements)
         value_peers = partial(
             self._value_peers,
             round=round,
@@ -380,15 +363,16 @@ class PFedSV(UploadKeeper):
         generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
         has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
         has_upload[list(self._uploads)] = True
-        peers = top_k_download(
+        chosen_peers = top_k_download(
             relevance[client.id],
             has_upload,
             own=client.id,
             k=self.k,
             explore=self.explore,
             generator=generator,
-        ).tolist()
+        )
 
+        peers = chosen_peers.tolist()
         # The models are moved to the device and dtype of the round's models.
         models = [self._uploads[peer].to(round.client_vectors) for peer in peers]
         compute = self.client_function(round.space.num_parameters)

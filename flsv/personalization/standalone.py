@@ -42,12 +42,7 @@ class Standalone(Personalizer):
         assert local.model is not None
         local.state[OWN_MODEL] = local.model.clone()
 
-    def personalize(
-        self,
-        round: Round,
-        contributions: Contributions,
-        models: Starts,
-    ) -> Starts:
+    def personalize(self, round: Round, contributions: Contributions, models: Starts) -> Starts:
         visited = set(self._visited)
         visited.update(on_host(round.client_ids))
         self._visited = sorted(visited)

@@ -58,10 +58,10 @@ class UploadKeeper(Personalizer):
         ids = on_host(round.client_ids)
         # Each response has the client's peers, and the values of its own model and of theirs.
         responses = map_clients(round.clients, request_values)
-        for client, row_of_values, (peers, model_values) in zip(ids, values, responses):
-            if model_values is not None:
+        for client, row, (peers, values_of_models) in zip(ids, values, responses):
+            if values_of_models is not None:
                 columns = [client, *peers]
-                row_of_values[columns] = model_values.to(values)  # changes `values`
+                row[columns] = values_of_models.to(values)  # `row` is a view of `values`
             else:  # the client did not respond, so its model of this round is dropped
                 del self._uploads[client]
                 if client in previous_uploads:

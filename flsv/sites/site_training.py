@@ -267,7 +267,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def _client_batches(self) -> Any:
         """Return the batches of the site's only client."""
-        return self._loader.local_epochs[0]
+        return self._loader.batches_of_clients[0]
 
     def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
         """Make the training of the site's only client, with the seed and the secret key of its noise."""

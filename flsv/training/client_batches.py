@@ -71,7 +71,7 @@ class CohortLoader(Iterable[Any]):
             epochs, given the number in its loader.
 
     Attributes:
-        local_epochs: each client's local epochs, in the cohort's order.
+        batches_of_clients: each client's batches, in the cohort's order.
         epochs: the local epochs of all clients.
         left_out: ``{client: (rows, samples)}`` of the clients in whose batches ``collate_fn`` has left samples out.
     """
@@ -88,12 +88,12 @@ class CohortLoader(Iterable[Any]):
         self.round_index = round_index
         self._seed = seed
         self._data = data
-        self.left_out: dict[int, tuple[int, int]] = {}
-        self.local_epochs = [self._batches_of_client(client, lengths) for client in cohort]
+        self.left_out: dict[int, tuple[int, int]] = {}  # (rows, samples) by client
+        self.batches_of_clients = [self._batches_of_client(client, lengths) for client in cohort]
         self.epochs: list[LocalEpoch] = []
-        for client_batches in self.local_epochs:
+        for client_batches in self.batches_of_clients:
             self.epochs += client_batches.epochs
-        self.select(None)
+        self._epochs_to_yield = self.epochs
 
     def _batches_of_client(
         self, client: int, lengths: Callable[[int, int, int], list[int]]
@@ -123,7 +123,7 @@ class CohortLoader(Iterable[Any]):
             num_yielded = 0
             batches = self._batches_of(epoch)
             if _may_leave_out_samples(epoch.loader):
-                batches = self._counted(epoch, batches)
+                batches = self._note_left_out_samples(epoch, batches)
             for batch in batches:
                 num_yielded += 1
                 yield batch
@@ -135,16 +135,18 @@ class CohortLoader(Iterable[Any]):
                     "StopIteration, or it has fewer samples than its __len__ returns."
                 )
 
-    def _counted(self, epoch: LocalEpoch, batches: Iterator[Any]) -> Iterator[Any]:
+    def _note_left_out_samples(self, epoch: LocalEpoch, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches, and store their number of rows if it is less than that of their samples."""
         loader = epoch.loader
         # A sampler may draw fewer samples than the client has, and the last batch may be smaller.
         num_samples = min(epoch.num_batches * loader.batch_size, len(loader.sampler))
         num_rows = 0
         for batch_number, batch in enumerate(batches, start=1):
-            rows = rows_of_batch(batch)
-            num_rows += loader.batch_size if rows is None else rows
-            # After its last batch an epoch is not asked for another one.
+            rows_in_batch = rows_of_batch(batch)
+            if rows_in_batch is None:  # its form does not tell
+                rows_in_batch = loader.batch_size
+            num_rows += rows_in_batch
+            # Code after this loop would not run, since nobody asks for more than the epoch's last batch.
             if batch_number == epoch.num_batches and num_rows < num_samples:
                 self.left_out[epoch.client] = (num_rows, num_samples)
             yield batch
@@ -169,16 +171,16 @@ class CohortLoader(Iterable[Any]):
         if isinstance(dataset, Stream):
             dataset.set_epoch(self.round_index)
 
-        # The loader reads the first batch before the client begins. If clients train as one batched model, the random
+        # The first batch is read before the client begins. If clients train as one batched model, the global random
         # state is another client's at that time, so the batch's augmentation has a separate random state.
-        purpose = self.round_index, epoch.client, epoch.index
-        with isolated_rngs(self._seed, "first batch", *purpose):
-            iterator = iter(epoch.loader)
-            first_batch = list(islice(iterator, 1))
-        # Then transfer hooks run on it, which may augment it, too.
+        with isolated_rngs(self._seed, "first batch", self.round_index, epoch.client, epoch.index):
+            batches = iter(epoch.loader)
+            first_batches = list(islice(batches, 1))  # one, or none of an empty loader
+        # Then Lightning's transfer hooks run on it, which may augment it, too.
         if epoch.index == 0:
             seed_global_rngs(self._seed, "transfer", self.round_index, epoch.client)
-        return chain(first_batch, islice(iterator, epoch.num_batches - 1))
+        further_batches = islice(batches, epoch.num_batches - 1)
+        return chain(first_batches, further_batches)
 
 
 def _may_leave_out_samples(loader: Any) -> bool:
@@ -237,14 +239,17 @@ class LocalSteps:
     def patch_step_counts(self) -> PatchedAttributes:
         """Make the trainer report the present client's number of steps, last batch and samples. Undo it by ``restore``
         of the result."""
+        num_steps_of_present_client = partial(
+            self._count_of_present_client, self.num_steps, name="estimated_stepping_batches"
+        )
+        # Properties of the trainer, with the functions that compute them instead.
         getters: dict[str, Callable[[], Any]] = {
-            "estimated_stepping_batches": partial(
-                self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
-            ),
+            "estimated_stepping_batches": num_steps_of_present_client,
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
             "train_dataloader": self.shown_loader,
         }
+        # Each change is an object, the name of an attribute, and its new value.
         changes: list[tuple[Any, str, Any]] = [property_patch(self._trainer, getters)]
         if isinstance(self._data, FederatedDataModule):  # not at a site
             changes.append((self._data, "loader_in_fit", self.shown_loader))
@@ -311,7 +316,7 @@ class LocalSteps:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = hook_of(self._trainer.lightning_module)
         if hook == CONFIGURE_HOOK:
-            self.length_was_read = True
+            self.length_was_read = True  # so each client gets schedules of its own
         if self.client is not None:
             return count(self.client)
 
@@ -353,12 +358,7 @@ class LocalSteps:
         window = self._window(round_index)
         return sum(math.ceil(length / window) for length in lengths)
 
-    def lengths(
-        self,
-        client: int,
-        batches: int,
-        round_index: int,
-    ) -> list[int]:
+    def lengths(self, client: int, batches: int, round_index: int) -> list[int]:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
         epoch_length = _limit_batches(batches, self._limit_train_batches)
@@ -388,6 +388,7 @@ class LocalSteps:
         if depends_on_earlier_rounds:
             return range(num_clients)  # any client may be drawn
         generator = generator_for(self._state.seed, "cohort", round_index)
+        # The sampler reads no contributions, so none are passed.
         return self._sampler.sample(num_clients, {}, generator, round_index).tolist()
 
 

@@ -23,12 +23,12 @@ _MISSING = object()
 
 
 class ClientChanges(NamedTuple):
-    """The values that a client has changed, by path. ``whole`` is the complete state of the cohort's first client."""
+    """The values that a client has changed, by path, and if it is the cohort's first client, its complete state."""
 
     client: int
     num_samples: int
     values: Values
-    whole: ModuleSnapshot | State | None
+    complete_state: ModuleSnapshot | State | None
 
 
 class ClientValues:
@@ -46,12 +46,7 @@ class ClientValues:
         self._changes = []
 
     def add(
-        self,
-        client: int,
-        num_samples: int,
-        *,
-        initial: ModuleSnapshot,
-        trained: ModuleSnapshot,
+        self, client: int, num_samples: int, *, initial: ModuleSnapshot, trained: ModuleSnapshot
     ) -> None:
         """Store the values that a client's training has changed."""
         changed_values = {}
@@ -62,8 +57,13 @@ class ClientValues:
             is_unchanged = value is initial_value or are_equal(value, initial_value)
             if not is_unchanged:
                 changed_values[path] = value
-        whole = None if self._changes else trained
-        changes = ClientChanges(client, num_samples, values=changed_values, whole=whole)
+        is_first_client = not self._changes
+        changes = ClientChanges(
+            client,
+            num_samples,
+            values=changed_values,
+            complete_state=trained if is_first_client else None,
+        )
         self._changes.append(changes)
 
     def exclude(self, clients: Collection[int]) -> None:
@@ -74,8 +74,9 @@ class ClientValues:
         """Return changes for other processes."""
         sent_changes = []
         for changes in self._changes:
-            state = changes.whole.state() if isinstance(changes.whole, ModuleSnapshot) else None
-            sent_changes.append(changes._replace(whole=state))
+            state = changes.complete_state
+            sent_state = state.state() if isinstance(state, ModuleSnapshot) else None
+            sent_changes.append(changes._replace(complete_state=sent_state))
         return sent_changes
 
     def merge(self, parts: Sequence[list[ClientChanges]], clients: Sequence[int]) -> None:
@@ -87,8 +88,9 @@ class ClientValues:
         for client in clients:
             if client in changes_by_client:
                 changes = changes_by_client[client]
-                whole = None if self._changes else changes.whole
-                self._changes.append(changes._replace(whole=whole))
+                if self._changes:  # only the first client's state is kept
+                    changes = changes._replace(complete_state=None)
+                self._changes.append(changes)
 
     def write(self, module: nn.Module, initial: ModuleSnapshot) -> ModuleSnapshot:
         """Write the values after a round into a module, given the snapshot with which clients have begun.
@@ -96,19 +98,24 @@ class ClientValues:
         Returns:
             A snapshot with the structure that the module has now.
         """
-        first_state = self._changes[0].whole if self._changes else None
-        # A dictionary is from another process. A snapshot is from this one, and None if no client has trained.
-        if not isinstance(first_state, dict):
-            snapshot = first_state or initial
-            self._warn_once(module, _changed_structure(initial, snapshot))
-            snapshot.values = self._merged(snapshot.values, initial)
-            snapshot.restore()
-            return snapshot
+        state_of_first_client = self._changes[0].complete_state if self._changes else None
+        if isinstance(state_of_first_client, dict):  # this client has trained in another process
+            return self._write_sent_state(module, initial, state_of_first_client)
 
+        snapshot = state_of_first_client or initial  # None: no client has trained
+        self._warn_once(module, _changed_structure(initial, snapshot))
+        snapshot.values = self._merged(snapshot.values, initial)
+        snapshot.restore()
+        return snapshot
+
+    def _write_sent_state(
+        self, module: nn.Module, initial: ModuleSnapshot, sent_state: State
+    ) -> ModuleSnapshot:
+        """Write the values after a round, given the first client's state that another process has sent."""
         initial.restore()
-        merged_state = dict(first_state)
+        merged_state = dict(sent_state)
         for part in ("buffers", "attributes"):
-            merged_state[part] = self._merged(first_state[part], initial)
+            merged_state[part] = self._merged(sent_state[part], initial)
         missing = write_state(module, merged_state)
         if missing:
             raise ConfigurationError(
@@ -117,14 +124,17 @@ class ClientValues:
             )
         return ModuleSnapshot(module)
 
-    def _merged(self, values: Values, initial: ModuleSnapshot) -> Values:
-        """Return the first client's ``values`` by path, with all clients' means where these exist."""
-        merged_values = dict(values)
-        changed_paths = set(chain.from_iterable(changes.values for changes in self._changes))
+    def _merged(self, first_client_values: Values, initial: ModuleSnapshot) -> Values:
+        """Return the first client's values by path, with all clients' means where these exist."""
+        merged_values = dict(first_client_values)
+        changed_paths: set[str] = set()
+        for changes in self._changes:
+            changed_paths.update(changes.values)
         self._paths_without_mean = []
-        for path in sorted(changed_paths & values.keys()):
-            first_value = values[path]
+        for path in sorted(changed_paths & first_client_values.keys()):
+            first_value = first_client_values[path]
             initial_value = initial.values.get(path)
+            # A client that has not changed the value still has the initial one.
             clients_values = [changes.values.get(path, initial_value) for changes in self._changes]
             mean = self._mean(clients_values, initial_value, first_value)
             merged_values[path] = mean
@@ -133,12 +143,7 @@ class ClientValues:
                 self._paths_without_mean.append(path)
         return merged_values
 
-    def _mean(
-        self,
-        clients_values: list[Any],
-        initial_value: Any,
-        first_value: Any,
-    ) -> Any:
+    def _mean(self, clients_values: list[Any], initial_value: Any, first_value: Any) -> Any:
         """Return the clients' mean of one value, or the first client's value if there is none."""
         weights = [changes.num_samples for changes in self._changes]
         # An attribute that was None before the first batch is merged as if it began with the first client's value.
@@ -178,24 +183,21 @@ class ClientValues:
 
 def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list[str]:
     """Return the paths of layers, parameters and functions that training has replaced."""
-    paths = []
+    changed_paths = []
+    # A snapshot describes each layer and parameter by a flag and a text, such as "Linear with 0 hooks".
     for path, (_, description) in trained.structure.items():
         _, initial_description = initial.structure.get(path, [None, "missing"])
-        is_same_object = trained.owners[path] is initial.owners.get(path)
-        if not is_same_object or description != initial_description:
-            paths.append(path or "the module")
-    for path, value in trained.originals.items():
-        is_function = callable(value) and path not in trained.values
-        if is_function and value is not initial.originals.get(path):
-            paths.append(path)
-    return paths
+        is_replaced = trained.owners[path] is not initial.owners.get(path)
+        if is_replaced or description != initial_description:
+            changed_paths.append(path or "the module")
+    for path, attribute in trained.originals.items():
+        is_function = callable(attribute) and path not in trained.values
+        if is_function and attribute is not initial.originals.get(path):
+            changed_paths.append(path)
+    return changed_paths
 
 
-def _has_no_mean(
-    clients_values: list[Any],
-    first_value: Any,
-    mean: Any,
-) -> bool:
+def _has_no_mean(clients_values: list[Any], first_value: Any, mean: Any) -> bool:
     """Return whether clients have different values, and the first one's is used in place of a mean."""
     if not are_equal(mean, first_value):
         return False
@@ -203,11 +205,7 @@ def _has_no_mean(
 
 
 def merged_value(
-    values: Sequence[Any],
-    weights: Sequence[float],
-    *,
-    initial: Any,
-    default: Any,
+    values: Sequence[Any], weights: Sequence[float], *, initial: Any, default: Any
 ) -> Any:
     """Return the mean of floating-point values, or all items that have been added to a list.
 
@@ -229,15 +227,10 @@ def merged_value(
         return default
 
 
-def _merged_leaf(
-    weights: Sequence[float],
-    default: Any,
-    initial: Any,
-    *values: Any,
-) -> Any:
+def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
     """Merge each client's value of one leaf of a tree: a number, a tensor, an array or a list."""
     if type(default) is list:
-        return _merged_list(default, initial, *values, weights=weights)
+        return _merged_list(values, weights, initial=initial, default=default)
     formats = {_format_of(value) for value in (default, initial, *values)}
     has_mean = len(formats) == 1 and has_floats(default)
     if not has_mean:
@@ -254,22 +247,25 @@ def _merged_leaf(
 
 
 def _merged_list(
-    default: list[Any], initial: Any, *lists: Any, weights: Sequence[float]
+    lists: Sequence[Any], weights: Sequence[float], *, initial: Any, default: list[Any]
 ) -> list[Any]:
     """Merge each client's list: all added items if lists have only grown, else item by item."""
     if not all(_is_list(items) for items in (initial, *lists)):
         return default
     num_initial = len(initial)
-    has_only_grown = all(are_equal(items[:num_initial], initial) for items in lists)
-    if has_only_grown:
+    have_only_grown = all(are_equal(items[:num_initial], initial) for items in lists)
+    if have_only_grown:
         added_items = chain.from_iterable(items[num_initial:] for items in lists)
         return [*initial, *added_items]
 
     if any(len(items) != num_initial for items in (default, *lists)):
         return default
     merged_items = []
-    for default_item, initial_item, *items in zip(default, initial, *lists):
-        merged_item = merged_value(items, weights, initial=initial_item, default=default_item)
+    for index, default_item in enumerate(default):
+        clients_items = [items[index] for items in lists]
+        merged_item = merged_value(
+            clients_items, weights, initial=initial[index], default=default_item
+        )
         merged_items.append(merged_item)
     return merged_items
 

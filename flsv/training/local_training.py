@@ -72,8 +72,8 @@ class LocalTraining:
         self.state = TrainerState(
             trainer, space, policy=parts.optimizer_state, store=store, steps=steps
         )
-        kind_of_steps = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
-        self.client_steps = kind_of_steps(trainer, self.state, steps, self._algorithm)
+        steps_class = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
+        self.client_steps = steps_class(trainer, self.state, steps, self._algorithm)
 
         self.upload_seed: int | None = None
         self.upload_secret = b""
@@ -129,10 +129,10 @@ class LocalTraining:
 
     def _enter(self, instruction: Instruction, local: LocalData, initial_model: Tensor) -> None:
         """Put the client's model and state into the Trainer."""
-        private_tensors: Mapping[str, Tensor] = {}
+        unshared_tensors: Mapping[str, Tensor] = {}
         if self.state.space.private_names:
-            private_tensors = local.private
-        self.state.enter(instruction.client_id, initial_model, private_tensors)
+            unshared_tensors = local.private
+        self.state.enter(instruction.client_id, initial_model, unshared_tensors)
         self.client_steps.seed(instruction)
         if self.checks_shared_objects:
             self._shared_object_check = SharedObjectCheck(self.trainer)
@@ -185,23 +185,28 @@ class LocalTraining:
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
-        vector, trained_model, private_tensors = self.state.read(out)
-        if self._parts.is_private:  # an error would reveal something about the data
+        vector, trained_model, unshared_tensors = self.state.read(out)
+        has_differential_privacy = self._parts.is_private
+        if has_differential_privacy:  # an error would reveal something about the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained_model)
-        context.broken |= self.state.is_broken(private_tensors)
+        context.broken |= self.state.is_broken(unshared_tensors)
 
         if not context.broken:
-            return self._make_update(context, vector, trained_model, private_tensors)
-        if not self._parts.is_private:
-            return None
+            return self._make_update(context, vector, trained_model, unshared_tensors)
+        if has_differential_privacy:
+            return self._make_update_without_training(context, vector)
+        return None
 
-        # With differential privacy the client sends the global model plus noise. Its staged state is dropped before
-        # the uploads run, since these store in it what they do not send.
+    def _make_update_without_training(
+        self, context: ClientContext, vector: Tensor
+    ) -> ClientUpdate | None:
+        """Make the update of a client whose failure must not be seen: the global model plus noise."""
+        # The client's staged state is dropped before the uploads run, since these store in it what they do not send.
         self._store.discard(context.instruction.client_id)
         vector.copy_(self.state.global_vector)
-        return self._make_update(context, vector, vector, private_tensors={})
+        return self._make_update(context, vector, vector, unshared_tensors={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
         """Check that a client without an optimizer step has not changed its model."""
@@ -220,7 +225,7 @@ class LocalTraining:
         context: ClientContext,
         vector: Tensor,
         trained: Tensor,
-        private_tensors: Mapping[str, Tensor],
+        unshared_tensors: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
         """Apply attacks, noise and compression, and make the update, None if it is not finite."""
         instruction = context.instruction
@@ -233,7 +238,8 @@ class LocalTraining:
         reported_loss = sanitize_report(self._parts.uploads, upload_context, "loss", loss)
         self._store_models(context, upload_context)
         reports = self._reports(context)
-        self._keep_private_state(context.local, private_tensors)
+        self._keep_unshared_state(context.local, unshared_tensors)
+
         update = ClientUpdate(instruction.client_id, context.samples, vector, traffic=traffic)
         if self._parts.is_private:  # no other field may reveal something about the data
             num_steps = self._steps.steps_in_round(context.lengths, instruction.round_index)
@@ -255,7 +261,7 @@ class LocalTraining:
         context.sent = vector
         if sent is not vector:
             if trained is vector:
-                context.trained = trained.clone()
+                context.trained = trained.clone()  # `vector` is overwritten next
             vector.copy_(sent)
         return traffic
 
@@ -263,15 +269,17 @@ class LocalTraining:
         """Store the models for strategies that read the client's data, and the module's values for the round's end."""
         assert context.trained is not None
         uploads = self._parts.uploads
-        context.upload = partial(self._upload, upload_context)
+        context.upload = partial(self._upload_another_model, upload_context)
         tell = partial(sanitize_report, uploads, upload_context) if uploads else None
         context.local.set_models(context.start, context.trained, sent=context.sent, tell=tell)
         self._store_first_update(context, context.trained - context.start)
         self.state.keep_values(context.instruction.client_id, context.samples)
 
-    def _keep_private_state(self, local: LocalData, private_tensors: Mapping[str, Tensor]) -> None:
+    def _keep_unshared_state(
+        self, local: LocalData, unshared_tensors: Mapping[str, Tensor]
+    ) -> None:
         """Store what the client does not send: unshared parameters, and what the personalizer keeps."""
-        local.private.update(private_tensors)
+        local.private.update(unshared_tensors)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
@@ -298,10 +306,10 @@ class LocalTraining:
             secret=self.upload_secret,
         )
 
-    def _upload(
+    def _upload_another_model(
         self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
     ) -> Tensor:
-        """Apply attacks, noise and compression to the client's model ``name``, trained from ``initial_model``."""
+        """Apply attacks, noise and compression to another model of the client, trained from ``initial_model``."""
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state

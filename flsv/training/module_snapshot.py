@@ -78,22 +78,25 @@ class ModuleSnapshot:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # By path: copies of plain values, [flag, description] of each layer and parameter, the objects that have
+        # attributes, (layer, name) of each buffer, and the attributes themselves.
         self.values: Values = {}
         self.structure: dict[str, list[Any]] = {}
         self.owners: dict[str, Any] = {}
         self.buffers: dict[str, Any] = {}
         self.originals: dict[str, Any] = {}
-        self.visited: set[int] = set()
+        self.visited: set[int] = set()  # the ids of these objects
         self._module = module
-        self._addresses: set[int] | None = None
+        self._module_addresses: set[int] | None = None  # of its tensors, None until they are needed
         # Each (layer's attributes, its dictionaries and sets by name), since a client may assign new ones.
         self._tables_of_layers: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        # Dictionaries and sets of layers and parameters, with copies of them.
-        self._tables: list[Any] = []
+        # Each (dictionary or set of a layer or parameter, copy of it).
+        self._table_copies: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
         self._hooks: list[Any] = []
         self._containers: list[_Container] = []
-        self._leaves_out_data = False
+        self._leaves_out_large_values = False
+        # These fill the collections above.
         self._add_layer("", module)
         self._add_data_module()
 
@@ -102,9 +105,9 @@ class ModuleSnapshot:
         data = getattr(trainer_of(self._module), "datamodule", None)
         if data is None or isinstance(data, FederatedDataModule):
             return
-        self._leaves_out_data = True
+        self._leaves_out_large_values = True
         self.owners[DATA_PATH] = data
-        self._add_container(vars(data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES)
+        self._add_container(vars(data), f"{DATA_PATH}.", names_to_skip=_ATTRIBUTES_OF_DATA_MODULES)
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
         """Record a layer and the layers in it: their tables, hooks, buffers, parameters and attributes."""
@@ -119,7 +122,7 @@ class ModuleSnapshot:
         for name, parameter in layer._parameters.items():
             if parameter is not None and id(parameter) not in self.visited:
                 self._add_parameter(prefix + name, parameter)
-        self._add_container(vars(layer), prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
+        self._add_container(vars(layer), prefix, names_to_skip=_LIGHTNINGS_ATTRIBUTES)
         for name, child in layer._modules.items():
             if child is None or isinstance(child, Metric):
                 continue
@@ -136,7 +139,7 @@ class ModuleSnapshot:
             # A scripted layer has some of them in its compiled code, where they never change.
             if isinstance(table, dict | set):
                 tables[name] = table
-                self._tables.append((table, table.copy()))
+                self._table_copies.append((table, table.copy()))
                 if name.endswith("_hooks"):
                     num_hooks += len(table)
         return num_hooks
@@ -160,28 +163,24 @@ class ModuleSnapshot:
         self.structure[path] = [parameter.requires_grad, description]
         self.owners[path] = parameter
         attributes = vars(parameter)
-        self._tables.append((attributes, attributes.copy()))
+        self._table_copies.append((attributes, attributes.copy()))
         if attributes:
             self._add_container(attributes, f"{path}.")
 
     def _add_container(
-        self,
-        owner: Any,
-        prefix: str,
-        unswapped: Set[str] = frozenset(),
+        self, owner: Any, prefix: str, names_to_skip: Set[str] = frozenset()
     ) -> None:
-        originals = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
-        for name in unswapped & originals.keys():
-            del originals[name]
-        paths: dict[str, str] = {}
-        self._containers.append(_Container(owner, unswapped, originals, paths))
-        for name, value in originals.items():
-            path = f"{prefix}{name}"
-            paths[name] = path
-            if self._leaves_out_data and is_large(value):
+        items = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
+        for name in names_to_skip & items.keys():
+            del items[name]
+        paths = {name: f"{prefix}{name}" for name in items}
+        self._containers.append(_Container(owner, names_to_skip, originals=items, paths=paths))
+        for name, value in items.items():
+            if self._leaves_out_large_values and is_large(value):
                 continue
+            path = paths[name]
             self.originals[path] = value
-            if type(value) in _CONSTANTS:  # mostly
+            if type(value) in _CONSTANTS:  # as most values are
                 self.values[path] = value
             else:
                 self._add_value(path, value)
@@ -204,11 +203,11 @@ class ModuleSnapshot:
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         if not tensors:
             return False
-        if self._addresses is None:
+        if self._module_addresses is None:
             parameters = self._module.parameters()
             module_tensors = chain(parameters, self._module.buffers())
-            self._addresses = set(map(_memory_address, module_tensors))
-        return any(_memory_address(tensor) in self._addresses for tensor in tensors)
+            self._module_addresses = set(map(_memory_address, module_tensors))
+        return any(_memory_address(tensor) in self._module_addresses for tensor in tensors)
 
     def state(self) -> State:
         """Return values and structure by path, without copying them."""
@@ -219,42 +218,46 @@ class ModuleSnapshot:
     def _restore_tables(self) -> None:
         for attributes, tables in self._tables_of_layers:
             attributes.update(tables)
-        for table, original in self._tables:
-            is_unchanged = list(table) == list(original)
+        for table, table_copy in self._table_copies:
+            is_unchanged = list(table) == list(table_copy)
             if is_unchanged and isinstance(table, dict):
-                is_unchanged = all(table[name] is item for name, item in original.items())
+                is_unchanged = all(table[name] is item for name, item in table_copy.items())
             if not is_unchanged:
                 table.clear()
-                table.update(original)
+                table.update(table_copy)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
         self._restore_tables()
-        for parameter, name, hooks in self._hooks:
-            present = getattr(parameter, name, None)
-            if present is not None:
-                present.clear()
-                present.update(hooks)
+        for parameter, name, initial_hooks in self._hooks:
+            hooks = getattr(parameter, name, None)
+            if hooks is not None:
+                hooks.clear()
+                hooks.update(initial_hooks)
         for container in self._containers:
             container.restore(self.values)
-        for path, (flag, _) in self.structure.items():
-            owner = self.owners[path]
-            if isinstance(owner, torch.jit.ScriptModule):
-                owner.training = flag
-            elif isinstance(owner, nn.Module):
-                vars(owner)["training"] = flag
-            elif owner.requires_grad != flag:
-                owner.requires_grad = flag
+        self._restore_flags()
         for path, (layer, name) in self.buffers.items():
             layer._buffers[name] = _copied_into(layer._buffers[name], self.values[path])
 
+    def _restore_flags(self) -> None:
+        """Restore layers' training modes, and whether parameters require gradients."""
+        for path, (flag, _) in self.structure.items():
+            part = self.owners[path]
+            if isinstance(part, torch.jit.ScriptModule):
+                part.training = flag
+            elif isinstance(part, nn.Module):
+                vars(part)["training"] = flag
+            elif part.requires_grad != flag:
+                part.requires_grad = flag
+
 
 class _Container(NamedTuple):
-    """Items of a dictionary, or attributes of an object, except those named in ``unswapped``."""
+    """Items of a dictionary, or attributes of an object, except those named in ``names_to_skip``."""
 
     owner: Any
-    unswapped: Set[str]
+    names_to_skip: Set[str]
     originals: dict[str, Any]
     paths: dict[str, str]  # by name; the snapshot has plain values by path
 
@@ -270,7 +273,7 @@ class _Container(NamedTuple):
             delete_item = object.__delattr__
         restored = self._restored_items(items_now, values)
 
-        for name in items_now.keys() - restored.keys() - self.unswapped:
+        for name in items_now.keys() - restored.keys() - self.names_to_skip:
             if not is_optimizer(items_now[name]):
                 delete_item(self.owner, name)
         for name, item in restored.items():
@@ -283,7 +286,7 @@ class _Container(NamedTuple):
         for name, original in self.originals.items():
             item_now = items_now.get(name, _MISSING)
             saved_value = values.get(self.paths[name], _MISSING)
-            if saved_value is _MISSING:
+            if saved_value is _MISSING:  # the snapshot has no copy of it
                 is_new_optimizer = item_now is not original and is_optimizer(item_now)
                 # Optimizers are swapped by name elsewhere.
                 restored[name] = item_now if is_new_optimizer else original
@@ -302,7 +305,7 @@ def write_state(module: nn.Module, state: State) -> list[str]:
     _register_buffers(module, state["buffers"])
     snapshot = ModuleSnapshot(module)
     differences = _write_flags(snapshot.structure, state["structure"])
-    new_values = {}
+    new_values = {}  # those that the module does not have yet
     for path, value in {**state["attributes"], **state["buffers"]}.items():
         if path in snapshot.originals or path in snapshot.buffers:
             snapshot.values[path] = value

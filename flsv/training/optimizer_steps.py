@@ -89,11 +89,7 @@ class ClientSteps(L.Callback):
     # ---- Lightning's hooks
 
     def on_train_batch_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         context = self.context
         if context is None:
@@ -139,11 +135,7 @@ class ClientSteps(L.Callback):
     # ---- torch's hooks
 
     def _before_step(
-        self,
-        context: ClientContext,
-        optimizer: Any,
-        args: Any,
-        kwargs: Any,
+        self, context: ClientContext, optimizer: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Any] | None:
         # torch takes the step with the returned arguments, or after None with its own.
         if optimizer not in self._client_optimizers:
@@ -156,13 +148,7 @@ class ClientSteps(L.Callback):
         context.optimizer = self._stepping[0]
         return None
 
-    def _after_step(
-        self,
-        context: ClientContext,
-        optimizer: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> None:
+    def _after_step(self, context: ClientContext, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._stepping or self._stepping[-1] is not optimizer:
             return
         self._stepping.pop()
@@ -188,21 +174,14 @@ class GradientSteps(ClientSteps):
         super().on_train_batch_start(*hook_arguments)
 
     def on_before_optimizer_step(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        optimizer: Any,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
         # Before Lightning clips the gradients.
         if self.context is not None:
             self._show_gradients(self.context, optimizer)
 
     def _before_step(
-        self,
-        context: ClientContext,
-        optimizer: Any,
-        args: Any,
-        kwargs: Any,
+        self, context: ClientContext, optimizer: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Any] | None:
         super()._before_step(context, optimizer, args, kwargs)
         if self._stepping != [optimizer]:
@@ -220,23 +199,12 @@ class GradientSteps(ClientSteps):
         wrapped_closure = self._wrap_closure(context, closure, optimizer)
         return _with_closure(wrapped_closure, args, kwargs)
 
-    def _after_step(
-        self,
-        context: ClientContext,
-        optimizer: Any,
-        args: Any,
-        kwargs: Any,
-    ) -> None:
+    def _after_step(self, context: ClientContext, optimizer: Any, args: Any, kwargs: Any) -> None:
         super()._after_step(context, optimizer, args, kwargs)
         if not self._stepping:
             self._has_shown_gradients = False
 
-    def _wrap_closure(
-        self,
-        context: ClientContext,
-        closure: Closure,
-        optimizer: Any,
-    ) -> Closure:
+    def _wrap_closure(self, context: ClientContext, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         if context.num_steps == 0:
             closure = self._closure_with_check(closure, optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -57,7 +57,7 @@ class Optimizers:
         for swapped_optimizer in self._swapped_optimizers:
             swapped_optimizer.store_federation_options()
         # The schedules first: they set options that the client's stored options then overwrite.
-        pace = stored.get("pace") or {}
+        pace = stored.get("pace") or {}  # see `leave`
         self._schedules.load(client, pace.get("schedulers"))
         for swapped_optimizer in self._swapped_optimizers:
             self._enter_optimizer(swapped_optimizer)
@@ -76,7 +76,7 @@ class Optimizers:
         if not self._is_known(optimizer):
             self._add_unnamed_optimizer(optimizer)
         for swapped_optimizer in self._swapped_optimizers:
-            if not swapped_optimizer.is_entered:  # without the client's state
+            if not swapped_optimizer.has_client_state:
                 swapped_optimizer.store_federation_options()
                 self._enter_optimizer(swapped_optimizer)
 
@@ -103,42 +103,44 @@ class Optimizers:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
             self._scaler.load_state_dict(self._initial_scale)  # until the next client enters
 
-        entered = [
+        client_optimizers = [
             swapped_optimizer
             for swapped_optimizer in self._swapped_optimizers
-            if swapped_optimizer.is_entered
+            if swapped_optimizer.has_client_state
         ]
         if self._policy == "persist":
             client_state["optimizer"] = {
-                swapped_optimizer.name: swapped_optimizer.state() for swapped_optimizer in entered
+                optimizer.name: optimizer.state() for optimizer in client_optimizers
             }
-        pace = self._leave_schedules(entered)
+        pace = self._leave_schedules(client_optimizers)  # the client's schedules and options
         if pace:
             client_state["pace"] = pace
-        self._leave_optimizers(entered)
+        self._leave_optimizers(client_optimizers)
         return client_state
 
     def _leave_schedules(self, entered: Iterable[SwappedOptimizer]) -> dict[str, Any]:
         """Reset the schedules. Return the client's schedules and options, empty if they are the federation's."""
         options_by_name = {}
-        has_options = False
+        has_client_options = False
         for swapped_optimizer in entered:
-            is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+            has_round_scheduler = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
             options_of_groups = swapped_optimizer.client_options(
-                scheduled=not is_by_round, policy=self._policy
+                scheduled=not has_round_scheduler, policy=self._policy
             )
             options_by_name[swapped_optimizer.name] = options_of_groups
-            has_options = has_options or any(options_of_groups)
+            has_client_options |= any(options_of_groups)
         scheduler_states = self._schedules.leave()
-        if not scheduler_states and not has_options:
-            return {}
-        return {"schedulers": scheduler_states, "options": options_by_name}
+        if scheduler_states or has_client_options:
+            return {"schedulers": scheduler_states, "options": options_by_name}
+        return {}
 
     def _leave_optimizers(self, entered: Iterable[SwappedOptimizer]) -> None:
         """Restore the federation's optimizers, and forget those without a name."""
         for swapped_optimizer in entered:
-            is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
-            swapped_optimizer.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
+            has_round_scheduler = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+            swapped_optimizer.leave(
+                scheduled_names=SCHEDULED_OPTIONS if has_round_scheduler else set()
+            )
         # An optimizer without a name is found again at its next first step.
         self._swapped_optimizers = [
             swapped_optimizer
@@ -159,7 +161,7 @@ class Optimizers:
     def write_model(self) -> None:
         """Let schedule-free optimizers write the averaged weights, the client's model, into the module."""
         for swapped_optimizer in self._swapped_optimizers:
-            if swapped_optimizer.is_entered:
+            if swapped_optimizer.has_client_state:
                 swapped_optimizer.switch_to("eval")
 
     def write_upload(self) -> bool:
@@ -184,11 +186,11 @@ class Optimizers:
             swapped_optimizer.name: swapped_optimizer
             for swapped_optimizer in self._swapped_optimizers
         }
-        for swapped_optimizer in find_optimizers(self._trainer):
-            namesake = swapped_by_name.get(swapped_optimizer.name)
+        for optimizer_now in find_optimizers(self._trainer):
+            known_optimizer = swapped_by_name.get(optimizer_now.name)
             # If the module makes an optimizer again, the new one replaces the old one.
-            if namesake is None or namesake.optimizer is not swapped_optimizer.optimizer:
-                swapped_by_name[swapped_optimizer.name] = swapped_optimizer
+            if known_optimizer is None or known_optimizer.optimizer is not optimizer_now.optimizer:
+                swapped_by_name[optimizer_now.name] = optimizer_now
         self._swapped_optimizers = list(swapped_by_name.values())
 
     def _enter_optimizer(self, swapped_optimizer: SwappedOptimizer) -> None:
@@ -207,14 +209,15 @@ class Schedules:
         self._trainer = trainer
         self._steps = steps
         self._is_manual = not trainer.lightning_module.automatic_optimization
-        self._sort({})
+        self._separate_schedulers({})
         self._check_schedulers()
         # By the numbers of steps and batches for which they are made, and their positions.
         self._schedulers_by_length: dict[Any, _SchedulersOfLength] = {}
-        self._states_before_client: list[Any] | None = None
-        self._round_states_before_client: list[Any] | None = None
+        # While a client trains: the states that its schedulers have between clients, and those of rounds' schedulers.
+        self._fit_states: list[Any] | None = None
+        self._round_scheduler_states: list[Any] | None = None
 
-    def _sort(self, states: Mapping[int, Any]) -> None:
+    def _separate_schedulers(self, states: Mapping[int, Any]) -> None:
         """Separate schedulers of clients from those of rounds, given the ``states`` that the present client has stored.
 
         With manual optimization a module steps its schedulers itself, whatever their interval is. A scheduler that has
@@ -226,12 +229,13 @@ class Schedules:
         self._round_optimizers: list[Optimizer] = []  # the optimizers of these
         for index, config in enumerate(self._trainer.lr_scheduler_configs):
             scheduler: Any = config.scheduler
-            is_stepped_between_rounds = _has_stepped(scheduler)
-            is_stepped_by_client = config.interval != "step" and index in states
-            if is_stepped_by_client and is_stepped_between_rounds:
+            is_per_batch = config.interval == "step"
+            has_stepped_between_rounds = _has_stepped(scheduler)  # now no client trains
+            has_stepped_in_client = index in states and not is_per_batch
+            if has_stepped_in_client and has_stepped_between_rounds:
                 raise _stepped_in_and_between_rounds(scheduler)
-            is_stepped_by_hand = self._is_manual and not is_stepped_between_rounds
-            if config.interval == "step" or is_stepped_by_hand:
+            is_stepped_by_hand = self._is_manual and not has_stepped_between_rounds
+            if is_per_batch or is_stepped_by_hand:
                 self._schedulers.append(scheduler)
                 self._indices.append(index)
             else:
@@ -245,44 +249,44 @@ class Schedules:
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or to the first step if None."""
-        self._stored = states or {}
-        if self._is_manual:
-            self._sort(self._stored)
+        self._stored_states = states or {}  # by position
+        if self._is_manual:  # training_step may step any scheduler
+            self._separate_schedulers(self._stored_states)
             self._check_schedulers()
-            self._round_states_before_client = _copy_states(self._round_schedulers)
+            self._round_scheduler_states = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
 
-        # `leave` restores these states.
-        self._states_before_client = _copy_states(self._schedulers)
+        self._fit_states = _copy_states(self._schedulers)  # which `leave` restores
         client_schedulers = self._schedulers_for(client)
         if client_schedulers is not None:
             client_schedulers.load_into(self._schedulers)
         for index, scheduler in zip(self._indices, self._schedulers):
-            if index in self._stored:
-                scheduler.load_state_dict(deepcopy(self._stored[index]))
-        self._states_at_entry = _copy_states(self._schedulers)
+            if index in self._stored_states:
+                scheduler.load_state_dict(deepcopy(self._stored_states[index]))
+        self._client_states_at_start = _copy_states(self._schedulers)
 
     def leave(self) -> dict[int, Any]:
         """Return the client's scheduler states by position, and reset the schedulers."""
         self._check_round_schedulers()
-        if self._states_before_client is None:
+        if self._fit_states is None:
             return {}
-        client_states = dict(self._stored)
+        client_states = dict(self._stored_states)
         for index, scheduler, state_at_entry in zip(
-            self._indices, self._schedulers, self._states_at_entry
+            self._indices, self._schedulers, self._client_states_at_start
         ):
             state = deepcopy(scheduler.state_dict())
             if not are_equal(state, state_at_entry):
                 client_states[index] = state
-        for scheduler, attributes, state in zip(
-            self._schedulers, self._attributes, self._states_before_client
-        ):
+        self._reset_schedulers(self._fit_states)
+        self._fit_states = None
+        return client_states
+
+    def _reset_schedulers(self, states: Iterable[Any]) -> None:
+        for scheduler, attributes, state in zip(self._schedulers, self._attributes, states):
             # `load` may have given the scheduler the attributes of another one.
             scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
-        self._states_before_client = None
-        return client_states
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
         """Return schedulers for the client's numbers of steps and batches. None: use the fit's schedulers."""
@@ -316,12 +320,12 @@ class Schedules:
 
     def _check_round_schedulers(self) -> None:
         """Check that a client's training has not stepped a scheduler that steps once per round."""
-        if self._round_states_before_client is None:
+        if self._round_scheduler_states is None:
             return
-        round_states = self._round_states_before_client
-        self._round_states_before_client = None
-        for scheduler, state in zip(self._round_schedulers, round_states):
-            if not are_equal(scheduler.state_dict(), state):
+        states_before_client = self._round_scheduler_states
+        self._round_scheduler_states = None  # no client trains
+        for scheduler, state_before_client in zip(self._round_schedulers, states_before_client):
+            if not are_equal(scheduler.state_dict(), state_before_client):
                 raise _stepped_in_and_between_rounds(scheduler)
 
 
@@ -344,12 +348,7 @@ def _stepped_in_and_between_rounds(scheduler: Any) -> ConfigurationError:
 class _SchedulersOfLength:
     """Set of schedulers made for the number of steps of the client that trains now."""
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        indices: list[int],
-        steps: LocalSteps,
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, indices: list[int], steps: LocalSteps) -> None:
         # Schedulers may read the trainer's number of batches.
         batch_counts = steps.patch_batch_counts()
         try:
@@ -365,11 +364,12 @@ class _SchedulersOfLength:
 
     def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
-        for optimizer, fit_optimizer, options_of_groups in zip(
+        # An optimizer's schedulers write into its parameter groups, from now on into those of the fit's optimizer.
+        for optimizer, fit_optimizer, initial_options in zip(
             self._optimizers, self._fit_optimizers, self._initial_options
         ):
             optimizer.param_groups = fit_optimizer.param_groups
-            for group, options in zip(fit_optimizer.param_groups, options_of_groups):
+            for group, options in zip(optimizer.param_groups, initial_options):
                 set_options(group, options)
 
         for fit_scheduler, scheduler, initial_state in zip(
@@ -423,22 +423,19 @@ class OptimizerOptions:
         self._options: Options = []
         optimizer_descriptions = []
         for optimizer in trainer.optimizers:
-            self._options += options_of(optimizer.param_groups)
-            optimizer_descriptions.append(
-                f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)"
-            )
+            groups = optimizer.param_groups
+            self._options += options_of(groups)
+            optimizer_descriptions.append(f"{type(optimizer).__name__} ({len(groups)} groups)")
 
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._scheduler_names = [type(scheduler).__name__ for scheduler in schedulers]
         scheduler_states = [scheduler.state_dict() for scheduler in schedulers]
-        options_to_compare = [*self._options, *scheduler_states]
-        texts = [
-            {name: _option_text(value) for name, value in options.items()}
-            for options in options_to_compare
-        ]
+        texts_by_name = []
+        for options in [*self._options, *scheduler_states]:
+            texts_by_name.append({name: _option_text(value) for name, value in options.items()})
         self.configured_options: dict[str, Any] = {
             "kinds": ", ".join(optimizer_descriptions + self._scheduler_names),
-            "options": texts,
+            "options": texts_by_name,
         }
 
     def check(self, saved: dict[str, Any]) -> None:
@@ -474,11 +471,9 @@ class OptimizerOptions:
         for optimizer in self._optimizers:
             groups += optimizer.param_groups
         # The groups now have the checkpoint's options. `self._options` are what configure_optimizers has set.
-        for group, configured_options, saved_options in zip(
-            groups, self._options, saved["options"]
-        ):
+        for group, configured_options, saved_texts in zip(groups, self._options, saved["options"]):
             for name, value in configured_options.items():
-                was_changed = name in saved_options and _option_text(value) != saved_options[name]
+                was_changed = name in saved_texts and _option_text(value) != saved_texts[name]
                 if was_changed:  # by the user since the run was started
                     group[name] = value
 
@@ -497,18 +492,22 @@ def _check_optimizers(
     is_restricted = policy == "persist" or trainer.accumulate_grad_batches != 1
     for swapped_optimizer in swapped_optimizers:
         optimizer = swapped_optimizer.optimizer
-        foreign_shapes = []
-        if optimizer.state_dict():  # Lightning's mock optimizer has an empty one
-            for tensor in parameters_of(optimizer):
-                if id(tensor) not in parameter_ids:
-                    foreign_shapes.append(list(tensor.shape))
+        foreign_shapes = _foreign_shapes(optimizer, parameter_ids)
         if foreign_shapes:
             raise ConfigurationError(
                 f"{type(optimizer).__name__} trains tensors of shape {foreign_shapes} that are not parameters of the "
                 "module, so all clients would share them. Make them nn.Parameter attributes of the module."
             )
-        if is_restricted and hasattr(optimizer, "upload_parameters"):
+        if is_restricted and hasattr(optimizer, "upload_parameters"):  # such as pFedMe's
             raise ConfigurationError(
                 f"{type(optimizer).__name__} starts without state at every client and takes several steps per batch. "
                 'Set FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'
             )
+
+
+def _foreign_shapes(optimizer: Any, parameter_ids: Container[int]) -> list[list[int]]:
+    """Return the shapes of an optimizer's tensors that are not among the module's parameters."""
+    if not optimizer.state_dict():  # Lightning's mock optimizer has an empty one
+        return []
+    tensors = parameters_of(optimizer)
+    return [list(tensor.shape) for tensor in tensors if id(tensor) not in parameter_ids]

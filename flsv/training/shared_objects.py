@@ -95,14 +95,14 @@ class SharedObjectCheck:
 
     def _warn_of_averages(self) -> None:
         """Warn of callbacks that have got copies of all weights which are not the initial ones, such as an average."""
-        sizes = Counter(size for _, size in self._initial_weights)
+        # How many tensors have each size.
+        weight_sizes = Counter(size for _, size in self._initial_weights)
         for callback in self._callbacks:
-            new_sizes = Counter[int]()
-            for memory in _memory_of(vars(callback), self._swapped_ids):
-                if memory not in self._initial_memory:
-                    _, size = memory
-                    new_sizes[size] += 1
-            if sizes <= new_sizes:
+            memory_now = _memory_of(vars(callback), self._swapped_ids)
+            new_memory = [memory for memory in memory_now if memory not in self._initial_memory]
+            new_sizes = Counter(size for _, size in new_memory)
+            has_changed_weights = weight_sizes <= new_sizes  # a new tensor for each weight
+            if has_changed_weights:
                 name = type(callback).__name__
                 rank_zero_warn(
                     f"flsv: {name} changes weights of its own while a client trains, such as an average. They are one "

@@ -45,16 +45,11 @@ class StoredState(TypedDict):
 class SwappedOptimizer:
     """An optimizer with the state and the options of the client that trains."""
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: Any,
-        outer_optimizer: Any | None = None,
-    ) -> None:
+    def __init__(self, name: str, optimizer: Any, outer_optimizer: Any | None = None) -> None:
         self.name = name
         self.optimizer = optimizer
         self.outer_optimizer = outer_optimizer
-        self.is_entered = False
+        self.has_client_state = False
         holds_optimizer = any(map(is_optimizer, _attributes_of(optimizer).values()))
         self._is_unwrapped = outer_optimizer is None and not holds_optimizer
         self._configured_attributes = self._plain_attributes()
@@ -92,7 +87,7 @@ class SwappedOptimizer:
 
     def enter(self, stored: StoredState | None, options: Options) -> None:
         """Load the state and the options that a client has stored, or start without state."""
-        self.is_entered = True
+        self.has_client_state = True
         self._stored_options = options
         for group, values in zip(self._groups, options):
             set_options(group, values)
@@ -114,28 +109,27 @@ class SwappedOptimizer:
 
     def client_options(self, scheduled: bool, policy: Policy) -> Options:
         """Return the options that the client's training has changed, in this round or before."""
-        changed_options = []
+        options_of_groups = []
         for index, options in enumerate(options_of(self._groups)):
             options_at_entry = _options_of_group(self._options_at_entry, index)
-            stored_options = _options_of_group(self._stored_options, index)
-            changed = {}
+            options_before_round = _options_of_group(self._stored_options, index)
+            client_options = {}
             for name, value in options.items():
+                belongs_to_client = policy == "persist"
                 if name in SCHEDULED_OPTIONS:
                     belongs_to_client = scheduled
-                else:
-                    belongs_to_client = policy == "persist"
                 if not belongs_to_client:
                     continue
                 value_at_entry = options_at_entry.get(name, _MISSING)
                 is_unchanged = value is value_at_entry or are_equal(value, value_at_entry)
-                if name in stored_options or not is_unchanged:
-                    changed[name] = value
-            changed_options.append(changed)
-        return changed_options
+                if name in options_before_round or not is_unchanged:
+                    client_options[name] = value
+            options_of_groups.append(client_options)
+        return options_of_groups
 
     def leave(self, scheduled_names: set[str]) -> None:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
-        self.is_entered = False
+        self.has_client_state = False
         self.optimizer.state.clear()
         self._set_attributes(self._configured_attributes)
         for group, federation_options in zip(self._groups, self._federation_options):
@@ -243,10 +237,7 @@ def set_options(group: Group, options: Group) -> None:
 
 
 def _collect_optimizers(
-    name: str,
-    value: Any,
-    outer_optimizer: Any | None,
-    collected: list[SwappedOptimizer],
+    name: str, value: Any, outer_optimizer: Any | None, collected: list[SwappedOptimizer]
 ) -> None:
     """Append an optimizer, and those that it holds, to ``collected``."""
     if isinstance(value, dict):

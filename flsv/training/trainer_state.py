@@ -149,10 +149,7 @@ class TrainerState:
     # ---- a client
 
     def enter(
-        self,
-        client: int,
-        model: Tensor | None = None,
-        private: Mapping[str, Tensor] | None = None,
+        self, client: int, model: Tensor | None = None, private: Mapping[str, Tensor] | None = None
     ) -> None:
         """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
         module. Without ``model`` the module keeps its weights."""
@@ -198,10 +195,7 @@ class TrainerState:
         """Store the client's changes of the module's values outside the vector."""
         assert self._initial_snapshot is not None
         self.values.add(
-            client,
-            num_samples,
-            initial=self._initial_snapshot,
-            trained=ModuleSnapshot(self.module),
+            client, num_samples, initial=self._initial_snapshot, trained=ModuleSnapshot(self.module)
         )
 
     def leave(self, keep: bool) -> None:
@@ -231,17 +225,18 @@ class TrainerState:
             initial_value = self._initial_data_values.get(path, _MISSING)
             if are_equal(value, initial_value):
                 del state["attributes"][path]
+        return saved_state({**state, "structure": self._structure_after_round(snapshot)})
 
+    def _structure_after_round(self, snapshot: ModuleSnapshot) -> dict[str, list[Any]]:
+        """Return the structure of ``snapshot`` with the layers' modes from the end of the last round."""
         structure = {}
         for path, (flag, description) in snapshot.structure.items():
+            structure[path] = [flag, description]
             is_layer = isinstance(snapshot.owners[path], nn.Module)
-            if is_layer and path in self._structure:
-                # A validation may be changing the layers' modes, so those from the end of the last round are saved.
+            if is_layer and path in self._structure:  # a validation may be changing its mode
                 mode_after_round, _ = self._structure[path]
                 structure[path] = [mode_after_round, description]
-            else:
-                structure[path] = [flag, description]
-        return saved_state({**state, "structure": structure})
+        return structure
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""

@@ -18,11 +18,7 @@ _TYPE_MESSAGE = re.compile(
 )
 
 
-def step_arguments(
-    module: nn.Module,
-    batch: Any,
-    batch_idx: Any,
-) -> tuple[Any, ...]:
+def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
     """Return the arguments of ``training_step``, with ``batch_idx`` if it takes it."""
     hook: Any = module.training_step
     if is_param_in_hook_signature(hook, "batch_idx", min_args=2):

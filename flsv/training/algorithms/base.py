@@ -212,12 +212,15 @@ class ClientContext:
             ConfigurationError: the module steps its optimizers itself. In the batch: ``training_step`` does not call
                 the layer, or returns no loss.
         """
+        self._check_optimization("adds a term to the loss")
+        self.loss_terms.append(LossTerm(term, layer))
+
+    def _check_optimization(self, use: str) -> None:
         if not getattr(self.module, "automatic_optimization", True):
             raise ConfigurationError(
-                f"the client algorithm adds a term to the loss, which needs automatic optimization, but "
-                f"{type(self.module).__name__} steps its optimizers itself. Set automatic_optimization = True."
+                f"the client algorithm {use}, which needs automatic optimization, but {type(self.module).__name__} "
+                "steps its optimizers itself. Set automatic_optimization = True."
             )
-        self.loss_terms.append(LossTerm(term, layer))
 
     def own_batches(self, name: str) -> Iterator[Any]:
         """Return an endless iterator over the client's training batches, as ``training_step`` gets them.
@@ -239,10 +242,10 @@ class ClientContext:
             for batch_index in count():
                 # Augmentation draws random numbers.
                 with isolated_rngs(seed, *purpose, epoch, batch_index):
-                    next_batch = next(batches, _END_OF_BATCHES)
-                if next_batch is _END_OF_BATCHES:
+                    batch = next(batches, _END_OF_BATCHES)
+                if batch is _END_OF_BATCHES:
                     break
-                yield next_batch
+                yield batch
 
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
@@ -261,12 +264,8 @@ class ClientContext:
         Raises:
             ConfigurationError: the module steps its optimizers itself, or ``training_step`` returns no loss.
         """
+        self._check_optimization("runs training_step with a second model")
         module: Any = self.module
-        if not getattr(module, "automatic_optimization", True):
-            raise ConfigurationError(
-                f"the client algorithm runs training_step with a second model, which needs automatic optimization, but "
-                f"{type(module).__name__} steps its optimizers itself. Set automatic_optimization = True."
-            )
         trainer = trainer_of(module)
         if trainer is None:
             training_step = module.training_step
@@ -281,7 +280,7 @@ class ClientContext:
             loss = training_loss(training_step(*arguments))
             gradients = torch.autograd.grad(loss, trained_parameters, allow_unused=True)
             buffers = self.space.read(module)[self.num_parameters :]
-            model[self.num_parameters :] = buffers
+            model[self.num_parameters :] = buffers  # in place, such as BatchNorm's statistics
         return loss.detach(), self.flatten(trained_parameters, gradients)
 
     @contextmanager
@@ -371,10 +370,7 @@ class ClientAlgorithm(Strategy):
         return ()
 
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         """Change the gradients in place, before every optimizer step and before gradient clipping.
 
@@ -398,9 +394,7 @@ class ClientAlgorithm(Strategy):
 
 
 def used_model(
-    local: LocalData,
-    instruction: Instruction,
-    strategies: Mapping[str, Any],
+    local: LocalData, instruction: Instruction, strategies: Mapping[str, Any]
 ) -> Tensor | None:
     """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
     algorithm = strategies.get("client_algorithm")

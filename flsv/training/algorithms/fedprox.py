@@ -40,12 +40,7 @@ class FedProx(ClientAlgorithm):
         self.mu = mu
         self.anchor = anchor
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         # A client that starts from the global model has it already.
         client_has_anchor = self.anchor == "start" or start is state.global_vector
         if client_has_anchor:
@@ -53,10 +48,7 @@ class FedProx(ClientAlgorithm):
         return {"anchor": state.model()}
 
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         anchor = context.instruction.tensors.get("anchor", context.start)
         anchors = context.unflatten(anchor, parameters)

@@ -57,10 +57,7 @@ class PerFedAvg(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         model = context.space.read(context.module)
         further_batches = context.own_batches("per_fedavg")
@@ -82,12 +79,7 @@ class PerFedAvg(ClientAlgorithm):
         torch._foreach_copy_(gradients, context.unflatten(meta_gradient, parameters))
 
 
-def _gradient_at(
-    context: ClientContext,
-    model: Tensor,
-    offset: Tensor,
-    batch: object,
-) -> Tensor:
+def _gradient_at(context: ClientContext, model: Tensor, offset: Tensor, batch: object) -> Tensor:
     # model [P + buffers], offset and the gradient [P]
     moved_model = model.clone()
     moved_model[: context.num_parameters] += offset

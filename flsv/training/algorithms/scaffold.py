@@ -77,12 +77,7 @@ class SCAFFOLD(ClientAlgorithm):
                 f"{list(federation.optimizers)}."
             )
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {VARIATE: self._variate.to(state.model())}
 
     def begin_client(self, context: ClientContext) -> None:
@@ -91,10 +86,7 @@ class SCAFFOLD(ClientAlgorithm):
 
     @torch.no_grad()
     def gradients(
-        self,
-        context: ClientContext,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
+        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         server_variate = context.unflatten(context.received(VARIATE), parameters)
         torch._foreach_add_(gradients, server_variate)
@@ -106,12 +98,12 @@ class SCAFFOLD(ClientAlgorithm):
         num_parameters = context.num_parameters
         # All learning rates may be 0, as at the start of a warm-up. Then the model has not changed.
         if context.lr_sum != 0:
-            # c_i <- c_i - c + (x - y_i) / (K lr), with x the model that the client started from, and y_i the one that
-            # it sends.
-            descent = context.start[:num_parameters] - context.sent[:num_parameters]  # x - y_i
-            mean_gradient = descent / context.lr_sum  # K lr
-            variate = context.state[VARIATE] + mean_gradient
-            context.state[VARIATE] = variate - context.received(VARIATE)
+            # The variate c_i <- c_i - c + (x - y_i) / (K lr), with c the server's variate, x the model that the client
+            # started from, y_i the one that it sends, and K lr the sum of its learning rates.
+            descent = context.start[:num_parameters] - context.sent[:num_parameters]
+            mean_gradient = descent / context.lr_sum
+            sum_of_terms = context.state[VARIATE] + mean_gradient
+            context.state[VARIATE] = sum_of_terms - context.received(VARIATE)
         return {LEARNING_RATE_SUM: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
