@@ -195,6 +195,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._is_prepared or is_fitting:
             return  # a callback sets up the data again
         self._is_prepared = True
+        self._has_rounds_left = True
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)

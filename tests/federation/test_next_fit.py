@@ -107,6 +107,17 @@ def test_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     assert loop.contributions["cosine"].equal(values)
 
 
+def test_fit_with_more_rounds_runs_them_after_a_fit_without_rounds(tmp_path):
+    trainer, module, loop = fit_once(tmp_path)
+    with warns("2 rounds have been run already"):
+        trainer.fit(module, make_three_clients())
+
+    plan_more_rounds(trainer)
+    trainer.fit(module, make_three_clients())
+
+    assert loop.round_index == 2 * ROUNDS
+
+
 @pytest.mark.slow
 def test_further_rounds_on_the_same_data_continue_the_values(tmp_path):
     at_once = make_loop_without_coalitions()
