@@ -222,8 +222,10 @@ class FitCase(Case):
             num_sanity_val_steps=0,
             **quiet_options,
         )
-        module = self.module() if module is None else module
-        data = tiny_data() if data is None else data
+        if module is None:
+            module = self.module()
+        if data is None:
+            data = tiny_data()
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return fit
 
