@@ -317,19 +317,13 @@ class FederatedCLI(LightningCLI):
             purpose = "Resuming" if self.subcommand == "fit" else "Weights"
             if not self.quiet:
                 print(f"{purpose} from {checkpoint}")
-        elif path is None and self.subcommand != "fit":
+        elif path is not None:
+            _check_checkpoint(path)
+        elif self.subcommand != "fit":
             warnings.warn(
                 f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
                 stacklevel=2,
             )
-        elif path is not None:
-            is_url = ":" in path
-            if not is_url and not Path(path).exists():
-                checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
-                raise ConfigurationError(
-                    f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last uses the newest one "
-                    "in the run's folder."
-                )
 
     def _prepare_run_folder(self, checkpoint: str | None) -> None:
         # mypy: set by Lightning's connectors
@@ -385,6 +379,17 @@ class FederatedCLI(LightningCLI):
     def after_predict(self) -> None:
         if self.prediction_writer is not None and not self.quiet and self.trainer.is_global_zero:
             print(f"Predictions: {self.prediction_writer.where}")
+
+
+def _check_checkpoint(path: str) -> None:
+    is_url = ":" in path
+    if is_url or Path(path).exists():
+        return
+    checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
+    raise ConfigurationError(
+        f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last uses the newest one "
+        "in the run's folder."
+    )
 
 
 def _with_default_checkpoints(callbacks: Any) -> list[L.Callback]:
