@@ -88,7 +88,8 @@ def _appendix_for_one(
     bases = bases_beside(run, basis)
     # Columns that are not classes may be other clients.
     class_metrics = filter(run.columns_are_classes, run.metrics)
-    shows_means = _may_see_means(run, [0.0] * run.num_clients)
+    values_as_if_each_had_one = [0.0] * run.num_clients
+    shows_means = _may_see_means(run, values_as_if_each_had_one)
     return {
         "Other measurements": [
             _other_measurements(run, client, bases),

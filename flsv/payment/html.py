@@ -128,17 +128,12 @@ def heatmap_table(values: DataFrame, caption: str) -> Table:
         largest = 1.0
 
     rows = []
-    for name, row_numbers, texts in zip(
-        values.index, numbers.tolist(), format_rows(values, digits=2)
-    ):
+    texts_of_rows = format_rows(values, digits=2)
+    for name, row_numbers, texts in zip(values.index, numbers.tolist(), texts_of_rows):
         row: list[str | Cell] = [name]
-        for column, value, text in zip(columns, row_numbers, texts):
-            cell = Cell(
-                text,
-                style=_heat_style(value, largest),
-                title=f"{name}, {column}: {format_number(value)}",
-            )
-            row.append(cell)
+        for column, number, text in zip(columns, row_numbers, texts):
+            title = f"{name}, {column}: {format_number(number)}"
+            row.append(Cell(text, _heat_style(number, largest), title))
         rows.append(row)
     return Table(["", *columns], rows, caption=caption, css="heat")
 

@@ -309,6 +309,20 @@ def _settings_section(
     clients: Sequence[int],
 ) -> list[str | Table | None]:
     """Return settings, commands and some clients' hashes, by which a run and its values can be repeated."""
+    hashes = run.record["hashes"]
+    owner_by_key = {"server": "the server"}
+    for client in clients:
+        owner_by_key[str(client)] = run.label(client)
+    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
+    return [
+        *_commands_to_repeat(run, basis),
+        table_of_texts({**run.record["settings"], **packages(run), **logged(run)}),
+        MESSAGES["hashes"],
+        table_of_texts(shown_hashes),
+    ]
+
+
+def _commands_to_repeat(run: Run, basis: Basis | None) -> list[str]:
     commands = []
     config = run.folder / "config.yaml"
     if config.is_file():
@@ -317,16 +331,7 @@ def _settings_section(
         folder = shlex.quote(str(run.folder))
         command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
         commands.append(f"To repeat the values: {command}")
-    hashes = run.record["hashes"]
-    owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
-    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
-
-    return [
-        *commands,
-        table_of_texts({**run.record["settings"], **packages(run), **logged(run)}),
-        MESSAGES["hashes"],
-        table_of_texts(shown_hashes),
-    ]
+    return commands
 
 
 def _values_table(
