@@ -184,6 +184,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 def _reduction_of_python(value: Any, kind: type) -> Any:
     """Return how an object of Python's own types is pickled, None if as usual."""
+    # As __reduce__ of an object: a function and its arguments, then a state and the function that sets it.
     if kind is FunctionType:
         cells = value.__closure__ or ()
         state = value.__defaults__, value.__kwdefaults__, vars(value)
@@ -307,13 +308,16 @@ class Pickled:
         unpickler = _Unpickler(self, data, copies_memory)
         value = unpickler.load()
         if redirected is not None and self.references:
-            copied_values = unpickler.load()
-            for reference, copied_value in zip(self.references, copied_values):
-                # A member of an enumeration is its own copy, and cannot be written.
-                if copied_value is not reference.value:
-                    reference.write(copied_value)
-                    redirected.append((reference._replace(value=copied_value), reference.value))
+            copied_values = unpickler.load()  # the second object in the pickle
+            redirected += self._redirect(copied_values)
         return value
+
+    def _redirect(self, copied_values: Sequence[Any]) -> Iterator[Redirection]:
+        for reference, copied_value in zip(self.references, copied_values):
+            # A member of an enumeration is its own copy, and cannot be written.
+            if copied_value is not reference.value:
+                reference.write(copied_value)
+                yield reference._replace(value=copied_value), reference.value
 
 
 def pickled(
