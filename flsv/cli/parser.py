@@ -335,11 +335,10 @@ class FederatedCLI(LightningCLI):
         folder = run_folder(self.trainer)
         if leaves_files(self.trainer) and not self.starts_anew:
             check_unused(folder, checkpoint)
-
-        # Lightning's CSVLogger deletes the file, also of a run that goes on.
-        logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
         has_csv_logger = any(isinstance(logger, CSVLogger) for logger in self.trainer.loggers)
+        logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
         if has_csv_logger and logged_values.is_file():
+            # The logger deletes the file, also of a run that goes on.
             new_path = set_aside(logged_values)
             warnings.warn(f"{logged_values} existed and was moved to {new_path}.", stacklevel=2)
 

@@ -304,13 +304,13 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             performances[metric_name] = metric.performance
     performances |= loop.contribution_metrics.performances
 
-    # Names and modes, without repetitions.
-    choices = list(dict.fromkeys(map(_performance_and_mode, performances.values())))
-    if not choices:
+    repeated = map(_performance_and_mode, performances.values())
+    names_and_modes = list(dict.fromkeys(repeated))
+    if not names_and_modes:
         return "accuracy", None
-    name, mode = choices[0]
-    if len(choices) > 1 or not isinstance(name, str):
-        names = ", ".join(str(name) for name, _mode in choices)
+    name, mode = names_and_modes[0]
+    if len(names_and_modes) > 1 or not isinstance(name, str):
+        names = ", ".join(str(name) for name, _mode in names_and_modes)
         raise ConfigurationError(f"the run's metrics value by {names}: choose one with --metric.")
     return name, mode
 

@@ -55,8 +55,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         out_folder = options.out.parent
     check_writable(out_folder)
 
-    has_several_runs = len(options.run) > 1
-    if has_several_runs:
+    if len(options.run) > 1:
         if options.client or options.budget is not None:
             parser.error("--client and --budget are for the report of one run")
         _compare(options.run, options.out or run / "compare.html")

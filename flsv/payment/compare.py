@@ -35,22 +35,33 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     Raises:
         ConfigurationError: a folder has no run.
     """
-    by_run = {str(path): _by_seed(open_run(path)) for path in paths}
+    by_run = {}
+    for path in paths:
+        by_run[str(path)] = _by_seed(open_run(path))
     numbers = pandas.concat(by_run, axis=1)
-    names = numbers.index.unique("what")
-    numbers = numbers.loc[names]  # what only a later run has is beside its like
+    # What only a later run has is beside its like.
+    numbers = numbers.loc[numbers.index.unique("what")]
 
     first_run = numbers[str(paths[0])]
-    columns_by_run = {run: _columns_of_run(numbers[run], first_run) for run in by_run}
+    columns_by_run = {}
+    for run in by_run:
+        columns_by_run[run] = _columns_of_run(numbers[run], first_run)
     comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
-    return comparison.stack("run", future_stack=True).reset_index()
+    rows = comparison.stack("run", future_stack=True)
+    return rows.reset_index()
 
 
-def _columns_of_run(numbers: DataFrame, numbers_of_first_run: DataFrame) -> DataFrame:
+def _columns_of_run(
+    numbers: DataFrame,
+    numbers_of_first_run: DataFrame,
+) -> DataFrame:
     differences = numbers - numbers_of_first_run  # a column for each seed
     seeds_and_rows = torch.tensor(differences.to_numpy().T)
     estimates = mean_with_interval(seeds_and_rows)
-    columns = {"mean": numbers.mean(axis=1), **estimates._asdict()}
+    columns = {
+        "mean": numbers.mean(axis=1),
+        **estimates._asdict(),
+    }
     return DataFrame(columns, index=numbers.index)
 
 
@@ -65,15 +76,16 @@ def _by_seed(run: Run) -> DataFrame:
         numbers = _scores_of(seed_run)
         if basis is not None:
             numbers |= _values_of(seed_run, basis)
-        seed = seed_run.record["settings"].get("federation_seed")
-        by_seed[seed] = numbers
+        settings = seed_run.record["settings"]
+        by_seed[settings.get("federation_seed")] = numbers
     table = DataFrame(by_seed, dtype=float)
     return table.rename_axis(["what", "client"])
 
 
 def _scores_of(run: Run) -> dict[Row, float]:
     scores = {}
-    for name, number in run.record.get("logged", {}).items():
+    logged = run.record.get("logged", {})
+    for name, number in logged.items():
         scores[f"last {name}", ""] = number
     for performance in run.performances.values():
         scores[titled(performance["by"]), ""] = performance["end"]
@@ -84,7 +96,8 @@ def _values_of(run: Run, basis: Basis) -> dict[Row, float]:
     numbers = {}
     source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
     values = run.final(basis.key)
-    for client_name, value, share in zip(run.client_names, values, shares_in(values)):
+    shares = shares_in(values)
+    for client_name, value, share in zip(run.client_names, values, shares):
         numbers[f"value by {source}", client_name] = value
         numbers[f"share by {source}", client_name] = share
     return numbers
@@ -104,7 +117,7 @@ def cells(comparison: DataFrame) -> dict[str, list[str]]:
 def write_comparison(comparison: DataFrame, page: Path) -> None:
     """Write a comparison as a page, with a picture of the differences, and as a table in a CSV file beside it."""
     bars = []
-    for _what, rows_on_one_scale in comparison.groupby("what", sort=False):
+    for _title, rows_on_one_scale in comparison.groupby("what", sort=False):
         bars += bar_cells(rows_on_one_scale)
     columns = cells(comparison)
     rows = zip(comparison["what"], *columns.values(), bars)
@@ -112,11 +125,9 @@ def write_comparison(comparison: DataFrame, page: Path) -> None:
     write_page(
         page,
         title="Runs side by side",
-        subtitle="",
         heading="Differences",
         front=[table, MESSAGES["compare"]],
         verdict=None,
-        appendix={},
     )
     differences = comparison.rename(columns={"value": "difference"})
     save_table(page.with_suffix(".csv"), differences)

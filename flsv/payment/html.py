@@ -91,7 +91,8 @@ def write_page(path: Path, **content: Any) -> None:
     if path.suffix != ".html":
         raise ConfigurationError(f"out={str(path)!r}: expected a file that ends with .html.")
     template = _templates.get_template("report.html")
-    html = template.render({"messages": MESSAGES, **content})
+    defaults = {"messages": MESSAGES, "subtitle": "", "appendix": {}}
+    html = template.render(defaults | content)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(html.encode())

@@ -109,18 +109,18 @@ def changed_numbers(
             continue
         is_changed = tensor != earlier_tensor
         if part == OVERALL and (name, ENDS) in tensors:
-            ends = tensors[name, ENDS]
-            is_changed |= _have_other_ends(ends, earlier_tensors.get((name, ENDS)))
+            bounds = tensors[name, ENDS]
+            is_changed |= _have_other_ends(bounds, earlier_tensors.get((name, ENDS)))
         changed_tensors[name, part] = tensor.where(is_changed, NAN)
     return changed_tensors
 
 
-def _have_other_ends(ends: Tensor, earlier_ends: Tensor | None) -> Tensor:
+def _have_other_ends(bounds: Tensor, earlier_bounds: Tensor | None) -> Tensor:
     """Return which clients have an interval, and another than before. Intervals are ``[n, 2]``."""
-    if earlier_ends is None:
-        earlier_ends = torch.full_like(ends, NAN)
-    has_interval = ~ends.isnan().any(1)
-    has_other_end = (ends != earlier_ends).any(1)
+    if earlier_bounds is None:
+        earlier_bounds = torch.full_like(bounds, NAN)
+    has_interval = ~bounds.isnan().any(1)
+    has_other_end = (bounds != earlier_bounds).any(1)
     return has_interval & has_other_end
 
 

@@ -266,6 +266,7 @@ def equal_clients_are_equal(case: MetricCase) -> None:
     are_equal = equal(twins[0], twins[1], rtol=1e-4)
     ensure(are_equal, f"{twins.tolist()} for two equal clients")
 
+    # One more client, who never takes part, changes no value.
     metric = case.new(NUM_CLIENTS + 1)
     try:
         case.updated(metric=metric, kind="learning")

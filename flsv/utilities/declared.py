@@ -224,6 +224,7 @@ def _is_list(hint: Any) -> bool:
 
 def _choices(hint: Any) -> list[_Choice]:
     """Return a converter and its description for each kind of values that an annotation allows."""
+    # A choice is a function that converts or refuses a value, and a description.
     kind = get_origin(hint)
     type_arguments = get_args(hint)
     if kind is Annotated:
@@ -245,6 +246,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 def _single_choice(hint: Any) -> _Choice:
     """Return a converter and its description for an annotation that allows one kind of values."""
+    # A function that converts or refuses a value, and a description of what is expected.
     kind = get_origin(hint)
     require_object = _require(lambda value: not isinstance(value, str | Number | None))
     if kind is dict:
@@ -330,8 +332,8 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
             raise TypeError  # a text is no list
         converted = [_convert_by_first(choices, entry) for entry in entries]
         if isinstance(values, list | tuple):
-            are_same = all(new is old for new, old in zip(converted, values))
-            if are_same:
+            needs_no_change = all(new is old for new, old in zip(converted, values))
+            if needs_no_change:
                 return values
         return converted
 

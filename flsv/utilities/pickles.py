@@ -108,6 +108,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return references
 
     def persistent_id(self, value: Any) -> Any:
+        # What the pickle has in place of an object, None for the object itself.
         kind = type(value)
         if kind is str:
             return self._persistent_path(value)
@@ -382,6 +383,7 @@ class _Unpickler(pickle.Unpickler):
         self._copied_storages: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, name: Any) -> Any:
+        # A text, or a tuple that begins with SHARED, with PATH, or with the position of memory.
         if name == "data":
             return self._run_data
         if name == "users data":

@@ -151,8 +151,10 @@ def copied(value: Any) -> Any:
                 result[key] = copied(entry)
         return result
 
+    entries = value
     has_constants_only = _CONSTANTS.issuperset(map(type, value))
-    entries = value if has_constants_only else map(copied, value)
+    if not has_constants_only:
+        entries = map(copied, value)
     if isinstance(value, deque):
         return deque(entries, maxlen=value.maxlen)
     is_named_tuple = hasattr(value, "_fields")
