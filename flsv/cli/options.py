@@ -151,7 +151,9 @@ def _data_section(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_federation_section(sections: dict[str, Any]) -> dict[str, Any]:
     """Return sections in which the loop is no callback of the Trainer, but the section ``federation``."""
     trainer: Any = sections.get("trainer")
-    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+    callbacks: Any = None
+    if isinstance(trainer, dict):
+        callbacks = trainer.get("callbacks")
     if isinstance(callbacks, dict | str):
         callbacks = [callbacks]
     loops = [callback for callback in callbacks or [] if _is_loop(callback)]

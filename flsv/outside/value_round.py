@@ -147,7 +147,7 @@ def value_round(
     for metric in measuring_metrics:
         if num_clients is None:
             num_clients = metric.num_clients
-    clients = client_names
+    clients = client_names  # of the federation. Some may not be in the round
     if clients is None:
         clients = range(num_clients or len(updates))
     names = _checked_names(clients, num_clients)

@@ -194,6 +194,7 @@ class FitCase(Case):
             "seed": SEED,
         }
         arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
+        # The case's arguments replace defaults, and changes replace all others.
         arguments = {
             **defaults,
             **copy.deepcopy(arguments_of_case),
