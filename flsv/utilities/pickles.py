@@ -396,13 +396,17 @@ class _Unpickler(pickle.Unpickler):
             relative_path = location.removeprefix(os.sep)
             return os.path.join(os.getcwd(), relative_path).rstrip(os.sep)
         position, device, dtype = name
+        storage = self._storage(position, device)
+        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+    def _storage(self, position: int, device: torch.device) -> torch.UntypedStorage:
+        """Return the copy of memory, made when it is first asked for."""
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position]
             if self._copies_memory and position not in self._pickled.blank_positions:
                 raw_bytes = raw_bytes.clone()
             self._copied_storages[position] = raw_bytes.to(device).untyped_storage()
-        storage = self._copied_storages[position]
-        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return self._copied_storages[position]
 
 
 class NotCopied(ConfigurationError):
