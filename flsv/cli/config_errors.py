@@ -302,7 +302,8 @@ def origin_of(
             continue
         places = []
         for line, value_texts in _lines_with(word, files):
-            if all(text in message for text in value_texts):
+            has_value_of_message = all(text in message for text in value_texts)
+            if has_value_of_message:
                 places.append(line)
         if len(places) == 1:
             return places[0]
