@@ -221,14 +221,14 @@ class WritePredictions(BasePredictionWriter):
             return
         data: FederatedDataModule = data_of(trainer)
         outputs = torch.cat([batch.detach().cpu() for batch in predictions])
-        frame = _columns_of_outputs(outputs, data)
-        num_samples = len(frame)
+        predictions_of_rows = _columns_of_outputs(outputs, data)
+        num_samples = len(predictions_of_rows)
 
-        columns: dict[str, Any] = {"index": range(num_samples)}
-        for name, texts in _row_names(trainer, data).items():
-            columns[name] = list(texts)[:num_samples]
+        names_of_rows: dict[str, Any] = {"index": range(num_samples)}
+        for column, texts in _row_names(trainer, data).items():
+            names_of_rows[column] = list(texts)[:num_samples]
         path = folder / "predictions.csv"
-        save_table(path, DataFrame(columns).join(frame))
+        save_table(path, DataFrame(names_of_rows).join(predictions_of_rows))
         self.where = f"{display_path(path)} ({num_samples} samples)"
 
     def _write_batches(self, path: Path, predictions: Sequence[Any]) -> None:

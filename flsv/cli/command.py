@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import io
 import os
 import re
@@ -171,13 +170,13 @@ def command_parser(
     parser = CommandParser(
         prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
     )
-    described = FLSV_COMMANDS.get(prog.removeprefix("flsv "), {})
-    options: dict[str, dict[str, Any]] = copy.deepcopy(described.get("options", {}))
-    for name, arguments in options.items():
+    command = FLSV_COMMANDS.get(prog.removeprefix("flsv "), {})
+    for name, description_of_option in command.get("options", {}).items():
+        arguments = dict(description_of_option)
         if "type" in arguments:
             arguments["type"] = TYPES[arguments["type"]]
         choices = arguments.get("choices")
-        if isinstance(choices, str):
+        if isinstance(choices, str):  # the path of a Literal that has them
             arguments["choices"] = get_args(resolve_name(choices))
         parser.add_argument(name, **arguments)
     return parser

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -82,46 +82,60 @@ def explain(
     """
     message = str(error).strip()
     texts = [path.read_text("utf-8") for path in files]
-    option, problem, may_be_misspelt = _shortened(message)
-    wrong_word = suggestion = ""
-    if may_be_misspelt:
-        wrong_word, suggestion = _suggestion(message, error.names, texts=[*words, *texts])
-    if not wrong_word:
-        wrong_word = _last_part(option)
+    problem = _problem_in(message)
+    misspelt_word = suggestion = ""
+    if problem.may_be_misspelt:
+        misspelt_word, suggestion = _suggestion(message, error.names, texts=[*words, *texts])
+    wrong_word = misspelt_word or _last_part(problem.option)
 
     if _stands_in(words, wrong_word):
-        # On the command line options leave init_args out.
-        options = suggestion.replace(".init_args.", ".")
-        with_dashes = re.sub(r"(mean|or) (?=\w+\.)", r"\1 --", options)
-        return f"{option and '--'}{option}{problem}{with_dashes}"
+        return _text_for_command_line(problem, suggestion)
     line_of_word = ""
     for line, _value_texts in _lines_with(wrong_word, files):
-        line_of_word = line
-    return f"{line_of_word}{option}{problem}{suggestion}"
+        line_of_word = line  # a later file overrides earlier ones
+    return f"{line_of_word}{problem.option}{problem.text}{suggestion}"
 
 
-def _shortened(message: str) -> tuple[str, str, bool]:
-    """Return the option of a message, the problem with it, and whether a name may be misspelt."""
+class _Problem(NamedTuple):
+    """A problem with an option, and whether a name may be misspelt."""
+
+    option: str
+    text: str
+    may_be_misspelt: bool
+
+
+def _text_for_command_line(problem: _Problem, suggestion: str) -> str:
+    # On the command line options begin with dashes, and leave init_args out.
+    suggestion = suggestion.replace(".init_args.", ".")
+    suggestion = re.sub(r"(mean|or) (?=\w+\.)", r"\1 --", suggestion)
+    dashes = "--" if problem.option else ""
+    return f"{dashes}{problem.option}{problem.text}{suggestion}"
+
+
+def _problem_in(message: str) -> _Problem:
     # jsonargparse lists all types that it has tried, beginning with those of the innermost option.
     keys = [key for key in dict.fromkeys(_KEY_IN_MESSAGE.findall(message)) if key != "config"]
     if not keys:
-        return "", message, True
+        return _Problem("", message, may_be_misspelt=True)
+    option = ".".join(keys)
     nested_option = _NESTED_OPTION_IN_MESSAGE.search(message)
-    option = f"{keys[0]}.{nested_option[1]}" if nested_option else ".".join(keys)
+    if nested_option is not None:
+        option = f"{keys[0]}.{nested_option[1]}"
     problems = _problems_in_classes(message)
     if problems:
-        return option, problems[-1], True
+        return _Problem(option, problems[-1], may_be_misspelt=True)
+    value_match = _VALUE_GIVEN.search(message)
+
     ambiguous_name = _AMBIGUOUS_NAME.search(message)
     if ambiguous_name is not None:
-        return option, f": {ambiguous_name[0]}", False
-    if "is abstract" in message:
-        return option, f": expected the name of a class in {keys[0]} first.", False
-
-    value_match = _VALUE_GIVEN.search(message)
-    if value_match is None:
-        return option, ": expected a section of options.", False
-    problem, may_be_misspelt = _problem_with_value(message, value_match)
-    return option, problem, may_be_misspelt
+        text = f": {ambiguous_name[0]}"
+    elif "is abstract" in message:
+        text = f": expected the name of a class in {keys[0]} first."
+    elif value_match is None:
+        text = ": expected a section of options."
+    else:
+        return _problem_with_value(option, message, value_match)
+    return _Problem(option, text, may_be_misspelt=False)
 
 
 def _problems_in_classes(message: str) -> list[str]:
@@ -132,24 +146,26 @@ def _problems_in_classes(message: str) -> list[str]:
     ]
 
 
-def _problem_with_value(
-    message: str,
-    value_match: re.Match[str],
-) -> tuple[str, bool]:
-    """Return what was expected instead of a value, and whether that may be a name."""
+def _problem_with_value(option: str, message: str, value_match: re.Match[str]) -> _Problem:
+    """Say what was expected instead of a value. A name may be misspelt if that is one."""
     value = value_match[1]
     kinds = []
     names = []
-    for kind, choices, name in _EXPECTED_IN_MESSAGE.findall(message, endpos=value_match.end()):
+    # Each match has one of the three texts.
+    for kind, choices, class_name in _EXPECTED_IN_MESSAGE.findall(
+        message, endpos=value_match.end()
+    ):
         if kind in _PLAIN_VALUES:
             kinds.append(_PLAIN_VALUES[kind])
-        if choices or name:
-            names.append(choices.replace(", ", " or ") or "the name of a class")
-            value = name or value
+        if choices:
+            names.append(choices.replace(", ", " or "))
+        if class_name:
+            names.append("the name of a class")
+            value = class_name
     if _PLAIN_VALUES["float"] in kinds:
         names.clear()  # the other choices are tensors and other objects that a number may be replaced by
     expected = " or ".join(dict.fromkeys([*kinds, *names]))
-    return f": expected {expected}, got {value}.", bool(names)
+    return _Problem(option, f": expected {expected}, got {value}.", may_be_misspelt=bool(names))
 
 
 def naming_options(message: str, words: Sequence[str]) -> str:
@@ -197,10 +213,10 @@ def _suggestion(
     possible_names = _possible_names(message, option_names) or known_names
     name_by_last_part = {_last_part(name): name for name in possible_names}
     for word in _unknown_names(message, known_names):
-        similar = similar_names(word, name_by_last_part)
-        if similar and _stands_in(texts, word):
-            similar_names_in_full = [name_by_last_part[name] for name in similar]
-            return word, f"\nDid you mean {' or '.join(similar_names_in_full)}?"
+        similar_parts = similar_names(word, name_by_last_part)
+        if similar_parts and _stands_in(texts, word):
+            full_names = [name_by_last_part[part] for part in similar_parts]
+            return word, f"\nDid you mean {' or '.join(full_names)}?"
     return "", ""
 
 
@@ -281,12 +297,13 @@ def origin_of(
     if any(message.startswith(str(path)) for path in files):
         return ""
     for match in _VALUE_IN_MESSAGE.finditer(message):
-        word = match[1] or match[2]
+        word = match[1] or match[2]  # an argument's name, or a text in quotes
         if _stands_in(words, word):
             continue
         places = []
         for line, value_texts in _lines_with(word, files):
-            if all(text in message for text in value_texts):
+            has_value_of_message = all(text in message for text in value_texts)
+            if has_value_of_message:
                 places.append(line)
         if len(places) == 1:
             return places[0]

@@ -51,10 +51,10 @@ def find_config(name: str) -> Path:
     known_names = [*map(_without_suffix, files_here), *names]
     hint = nearest(_without_suffix(name), known_names)
     if not hint:
-        hint = (
-            f" Here are {listed(files_here)}." if files_here else " No YAML file is in this folder."
-        )
-        hint += f" With flsv come {listed(names)}, see configs/README.md."
+        hint_of_folder = " No YAML file is in this folder."
+        if files_here:
+            hint_of_folder = f" Here are {listed(files_here)}."
+        hint = f"{hint_of_folder} With flsv come {listed(names)}, see configs/README.md."
     raise ConfigurationError(f"there is no configuration file {name}.{hint}")
 
 

@@ -39,7 +39,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     for name in _PROJECTS:
         project_folder = getattr(options, name)
         if project_folder is not None:
-            project_name, folder = name, project_folder
+            project_name = name
+            folder = project_folder
     check_writable(folder)
     if project_name is not None:
         message = _copy_project(project_name, folder)

@@ -70,13 +70,14 @@ class ConfigFile(ActionConfigFile):
     def __call__(
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
+        # The value is a file, the name of one that comes with flsv, or the text of a configuration.
         text = values
-        is_path = isinstance(values, str) and "{" not in values and "\n" not in values
-        if is_path:
+        is_file = isinstance(values, str) and "{" not in values and "\n" not in values
+        if is_file:
             path = find_config(values)
             check_file(path)
-            values = str(path)
             text = path.read_text("utf-8")
+            values = str(path)
         config = get_loader("yaml")(text)
         sections = _without_fit_options(parser, with_sections_of_flsv(config))
         if sections != config:
@@ -150,24 +151,24 @@ def _data_section(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_federation_section(sections: dict[str, Any]) -> dict[str, Any]:
     """Return sections in which the loop is no callback of the Trainer, but the section ``federation``."""
     trainer: Any = sections.get("trainer")
-    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+    callbacks: Any = None
+    if isinstance(trainer, dict):
+        callbacks = trainer.get("callbacks")
     if isinstance(callbacks, dict | str):
         callbacks = [callbacks]
-    other_callbacks = []
-    loops = []
-    for callback in callbacks or []:
-        if _is_loop(callback):
-            loops.append(callback)
-        else:
-            other_callbacks.append(callback)
+    loops = [callback for callback in callbacks or [] if _is_loop(callback)]
     if not loops:
         return sections
+    other_callbacks = [callback for callback in callbacks if not _is_loop(callback)]
     federation = sections.get("federation") or {}
     for loop in loops:
         arguments = loop.get("init_args") if isinstance(loop, dict) else None
-        federation = {**(arguments or {}), **federation}
-    other_sections = {"trainer": {**trainer, "callbacks": other_callbacks}}
-    return {**sections, "federation": federation, **other_sections}
+        federation = {**(arguments or {}), **federation}  # the section overrides a loop's arguments
+    return {
+        **sections,
+        "federation": federation,
+        "trainer": {**trainer, "callbacks": other_callbacks},
+    }
 
 
 def _is_loop(callback: Any) -> bool:
@@ -187,8 +188,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
         word = remaining_words.pop(0)
         option, equals_sign, text = word.partition("=")
         key = option.removeprefix("--").removesuffix(".class_path")
-        keys = key.split(".")
-        is_part = key in _PART_OPTIONS or keys[-1] in _OPTIMIZERS
+        is_part = _is_part(key)
         is_to_merge = option.startswith("--") and (is_part or option == f"--{_METRICS}")
         if not is_to_merge:
             merged.append(word)
@@ -199,9 +199,15 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
         section = yaml.safe_load(text)
         names_class = is_part and _class_of(section) is not None
         if names_class or isinstance(section, Mapping):
-            option, text = "--config", _nested(keys, section)
-        merged += [option, text]
+            merged += ["--config", _nested(key.split("."), section)]
+        else:
+            merged += [option, text]
     return merged
+
+
+def _is_part(key: str) -> bool:
+    """Return whether a key is that of an optimizer, a schedule or a part of the federation."""
+    return key in _PART_OPTIONS or key.rpartition(".")[2] in _OPTIMIZERS
 
 
 def _nested(keys: Sequence[str], section: Any) -> str:

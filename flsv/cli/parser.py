@@ -317,19 +317,13 @@ class FederatedCLI(LightningCLI):
             purpose = "Resuming" if self.subcommand == "fit" else "Weights"
             if not self.quiet:
                 print(f"{purpose} from {checkpoint}")
-        elif path is None and self.subcommand != "fit":
+        elif path is not None:
+            _check_checkpoint(path)
+        elif self.subcommand != "fit":
             warnings.warn(
                 f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
                 stacklevel=2,
             )
-        elif path is not None:
-            is_url = ":" in path
-            if not is_url and not Path(path).exists():
-                checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
-                raise ConfigurationError(
-                    f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last uses the newest one "
-                    "in the run's folder."
-                )
 
     def _prepare_run_folder(self, checkpoint: str | None) -> None:
         # mypy: set by Lightning's connectors
@@ -341,11 +335,10 @@ class FederatedCLI(LightningCLI):
         folder = run_folder(self.trainer)
         if leaves_files(self.trainer) and not self.starts_anew:
             check_unused(folder, checkpoint)
-
-        # Lightning's CSVLogger deletes the file, also of a run that goes on.
-        logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
         has_csv_logger = any(isinstance(logger, CSVLogger) for logger in self.trainer.loggers)
+        logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
         if has_csv_logger and logged_values.is_file():
+            # The logger deletes the file, also of a run that goes on.
             new_path = set_aside(logged_values)
             warnings.warn(f"{logged_values} existed and was moved to {new_path}.", stacklevel=2)
 
@@ -385,6 +378,17 @@ class FederatedCLI(LightningCLI):
     def after_predict(self) -> None:
         if self.prediction_writer is not None and not self.quiet and self.trainer.is_global_zero:
             print(f"Predictions: {self.prediction_writer.where}")
+
+
+def _check_checkpoint(path: str) -> None:
+    is_url = ":" in path
+    if is_url or Path(path).exists():
+        return
+    checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
+    raise ConfigurationError(
+        f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last uses the newest one "
+        "in the run's folder."
+    )
 
 
 def _with_default_checkpoints(callbacks: Any) -> list[L.Callback]:

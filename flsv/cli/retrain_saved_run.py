@@ -87,15 +87,16 @@ def retrain(
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
+    saved_config = yaml.safe_load(find_config_of(run).read_text())
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
-    cli, run_identity, changes = _saved_federation(run, record, options)
+    cli, run_identity, changes = _saved_federation(run, saved_config, record, options)
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
     performance = metric
     if performance is None:
         performance, mode = performance_by(cli.loop)
-    game = {
+    game = {  # arguments of ShadowShapley
         "coalitions": "both" if coalitions == "auto" else coalitions,
         "evaluators": evaluators or _evaluators_of(cli.loop),
         "every": num_rounds,  # only the last round is valued
@@ -127,10 +128,9 @@ def retrain(
 
 
 def _saved_federation(
-    run: Path, record: Mapping[str, Any], options: Sequence[str]
+    run: Path, config: Mapping[str, Any], record: Mapping[str, Any], options: Sequence[str]
 ) -> tuple[FederatedCLI, Identity, list[str]]:
     """Return a command line with the run's configuration and options, its identity, and the settings that differ."""
-    config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or record["settings"]["federation_seed"])
     own_options = [f"--seed_everything={seed}", f"--trainer.default_root_dir={run}"]
     with config_with_seeds(config, seed) as arguments:
@@ -251,8 +251,7 @@ def add_same_run(
     trainer["max_time"] = None
     repetition = {"class_path": "flsv.cli.same_run.SameRun", "init_args": arguments}
     callbacks = trainer["callbacks"] or []
-    is_one_without_list = isinstance(callbacks, Mapping)
-    if is_one_without_list:
+    if isinstance(callbacks, Mapping):  # one without a list
         callbacks = [callbacks]
     trainer["callbacks"] = [*callbacks, repetition]
 
@@ -281,7 +280,8 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
         return
     stored_settings = json.loads(settings_file.read_text())
     differences = stored_settings.items() ^ identity.flat().items()
-    if {name for name, _text in differences} != {COALITIONS_ASKED_FOR}:
+    names_of_different = {name for name, _text in differences}
+    if names_of_different != {COALITIONS_ASKED_FOR}:
         return  # other differences are refused
     for folder in out.glob("seed_*"):
         copy_coalitions(folder, folder / EARLIER_FOLDER)
@@ -304,13 +304,13 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             performances[metric_name] = metric.performance
     performances |= loop.contribution_metrics.performances
 
-    # Names and modes, without repetitions.
-    choices = list(dict.fromkeys(map(_performance_and_mode, performances.values())))
-    if not choices:
+    repeated = map(_performance_and_mode, performances.values())
+    names_and_modes = list(dict.fromkeys(repeated))
+    if not names_and_modes:
         return "accuracy", None
-    name, mode = choices[0]
-    if len(choices) > 1 or not isinstance(name, str):
-        names = ", ".join(str(name) for name, _mode in choices)
+    name, mode = names_and_modes[0]
+    if len(names_and_modes) > 1 or not isinstance(name, str):
+        names = ", ".join(str(name) for name, _mode in names_and_modes)
         raise ConfigurationError(f"the run's metrics value by {names}: choose one with --metric.")
     return name, mode
 
@@ -389,15 +389,16 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser = command_parser("flsv retrain", __doc__, further)
     options, fit_arguments = parser.parse_known_args(list(args))
     typed_options = shlex.join(word for word in args if Path(word) != options.run)
-    backend = vars(options).pop("backend")
-    jobs = vars(options).pop("jobs")
+    arguments = vars(options)  # of retrain, once these two are removed
+    backend = arguments.pop("backend")
+    jobs = arguments.pop("jobs")
     if backend and jobs > 1:
         raise ConfigurationError(
             f"--jobs and --backend {backend}: its workers are as many as it has."
         )
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers(jobs, backend), lock:
-        _summary, path = retrain(**vars(options), overrides=fit_arguments, say=printer(quiet))
+        _summary, path = retrain(**arguments, overrides=fit_arguments, say=printer(quiet))
     with replacing(path.with_name(OPTIONS)) as file:
         file.write(typed_options.encode())
     if not quiet:

@@ -48,23 +48,23 @@ def runs_with_seeds(
     that was stopped goes on.
     """
     has_settings = (out / RUNS_SETTINGS).is_file()
-    folders_by_run = _finished_runs(out, identity.flat())
-    finished_runs = {name: out / folder for name, folder in folders_by_run.items()}
-    if len(finished_runs) > len(seeds):
-        say(f"{out} has {len(finished_runs)} runs. The means are over all of them.")
-        seeds = range(seeds[0], seeds[0] + len(finished_runs))
+    folder_by_name = _finished_runs(out, identity.flat())  # each below `out`
+    num_finished = len(folder_by_name)
+    if num_finished > len(seeds):
+        say(f"{out} has {num_finished} runs. The means are over all of them.")
+        seeds = range(seeds[0], seeds[0] + num_finished)
     runs: list[Run] = []
     with config_with_seeds(config, seeds[0]) as arguments:
         for seed in seeds:
             name = f"seed_{seed}"
-            if name in finished_runs:
-                run = open_run(finished_runs[name])
+            if name in folder_by_name:
+                run = open_run(out / folder_by_name[name])
             else:
                 say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
                 # Only a list tells of which settings a stopped run in the folder is.
                 run = _fit_with_seed(arguments, seed, out / name, shows_bars, resumes=has_settings)
-                folders_by_run[name] = os.path.relpath(run.folder, out)
-                save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folders_by_run.items()])
+                folder_by_name[name] = os.path.relpath(run.folder, out)
+                save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folder_by_name.items()])
 
             runs.append(run)
             _check_same_samples(run, runs[0])
@@ -93,7 +93,8 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """
     path = out / RUNS_SETTINGS
     has_checkpoints = any(out.rglob(LAST_CHECKPOINTS))
-    if not (path.is_file() and (has_checkpoints or _listed_folders(out))):
+    has_begun = path.is_file() and (has_checkpoints or _listed_folders(out))
+    if not has_begun:
         out.mkdir(parents=True, exist_ok=True)
         save_csv(out / RUNS, [RUN_LIST_COLUMNS])
         write_json(path, settings)

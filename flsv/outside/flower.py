@@ -158,7 +158,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         replies = list(replies)
         values = {}  # by metric and client's name
         try:
-            values = self._values(server_round - 1, replies)  # Flower counts rounds from 1
+            round_index = server_round - 1  # Flower counts rounds from 1
+            values = self._measure_and_write(round_index, replies)
         except Exception as error:  # whatever error a metric raises, training continues
             warnings.warn(
                 f"The contributions to round {server_round} could not be computed, and training goes on without them: "
@@ -185,37 +186,40 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         """Log the wrapped strategy's settings."""
         self.strategy.summary()
 
-    def _values(self, index: int, replies: Sequence[Message]) -> dict[tuple[str, str], float]:
+    def _measure_and_write(
+        self, index: int, replies: Sequence[Message]
+    ) -> dict[tuple[str, str], float]:
         """Compute the values of a round's clients, ``{(metric, client): value}``, and write them into the run's
         files."""
         weight_key = getattr(self.strategy, "weighted_by_key", "num-examples")
         models = {}
         reported_samples = {}
         for reply in replies:
-            if not reply.has_error():
-                numbers = _reported_numbers(reply)
-                name = self._client_name(reply, numbers)
-                if name in models:
-                    raise ConfigurationError(
-                        f"Two clients have the name {name!r}. Give each client its own name."
-                    )
-                models[name] = self._model_of(_only_record(reply.content.array_records))
-                reported_samples[name] = numbers.get(weight_key)
+            if reply.has_error():
+                continue
+            numbers = _reported_numbers(reply)
+            name = self._client_name(reply, numbers)
+            if name in models:
+                raise ConfigurationError(
+                    f"Two clients have the name {name!r}. Give each client its own name."
+                )
+            models[name] = self._model_of(_only_record(reply.content.array_records))
+            reported_samples[name] = numbers.get(weight_key)
 
-        ids = self._client_ids(models)
-        updates = {client: models[name] for name, client in ids.items()}
-        samples = {client: reported_samples[name] for name, client in ids.items()}
-        round_values = self._measure(index, updates, samples)
+        id_by_name = self._register_clients(models)
+        updates = {client_id: models[name] for name, client_id in id_by_name.items()}
+        samples = {client_id: reported_samples[name] for name, client_id in id_by_name.items()}
+        round_values = self._round_values(index, updates, samples)
         if self._files is not None:
             self._files.write(index, round_values, self._client_names, samples)
-        return _value_by_metric_and_client(round_values, ids)
+        return _value_by_metric_and_client(round_values, id_by_name)
 
     def _client_name(self, reply: Message, numbers: Mapping[str, Any]) -> str:
         node = reply.metadata.src_node_id
         partition = numbers.get("partition-id", node)
         return self._name_of_node.get(node) or str(partition)
 
-    def _measure(
+    def _round_values(
         self,
         index: int,
         updates: Mapping[int, Any],
@@ -231,22 +235,23 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             round_index=index,
         )
 
-    def _client_ids(
-        self,
-        names: Iterable[str],
-    ) -> dict[str, int]:
+    def _register_clients(self, names: Iterable[str]) -> dict[str, int]:
         """Return the ids of a round's clients by name, ascending. New clients get the next free ids."""
         round_names = set(names)
         new_names = sorted(round_names - set(self._client_names), key=_sort_key)
         num_names = len(self._client_names) + len(new_names)
-        if num_names > (self._num_clients or 0):
+        limit = self._num_clients or 0
+        if num_names > limit:
             raise ConfigurationError(
                 f"The clients {new_names} are new, and the first round already had {self._num_clients} clients. Pass "
                 "the number of all clients that may ever take part: Contributions(num_clients=...)."
             )
         self._client_names += new_names
-        ids_and_names = enumerate(self._client_names)
-        return {name: client_id for client_id, name in ids_and_names if name in round_names}
+        id_by_name = {}
+        for client_id, name in enumerate(self._client_names):
+            if name in round_names:
+                id_by_name[name] = client_id
+        return id_by_name
 
     def _model_of(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name. If the names are not the module's, return a list."""
@@ -276,12 +281,12 @@ def _reported_numbers(reply: Message) -> dict[str, Any]:
 
 def _value_by_metric_and_client(
     round_values: RoundValues,
-    ids: Mapping[str, int],
+    id_by_name: Mapping[str, int],
 ) -> dict[tuple[str, str], float]:
     value_by_key = {}
     for metric, values in round_values.values.items():
-        for name, client in ids.items():
-            value_by_key[metric, name] = values[client].item()
+        for name, client_id in id_by_name.items():
+            value_by_key[metric, name] = values[client_id].item()
     return value_by_key
 
 
@@ -355,12 +360,15 @@ class _Files:
         reports none.
         """
         num_clients = len(round_values.names)
-        unseen_clients = range(len(names), num_clients)
-        all_names = [*names, *map("not seen ({})".format, unseen_clients)]
+        all_names = list(names)
+        for client in range(len(names), num_clients):
+            all_names.append(f"not seen ({client})")
         tensorboard = self._writer_for(all_names)
 
+        weights = self._weights(samples, num_clients)
+        self._samples |= {client: count or 0 for client, count in samples.items()}
         values = {**round_values.values, **round_values.per_class}
-        result = self._results.round_result(index, values, self._shares(samples, num_clients))
+        result = self._results.round_result(index, values, weights)
         self._csv.write_round(result)
         tensorboard.write_round(result)
         tensorboard.flush()
@@ -372,13 +380,12 @@ class _Files:
         }
         write_record(self._folder, self._record)
 
-    def _shares(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:
+    def _weights(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:
         """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
             # A client that reports no count has the weight of one sample.
             weights[client] = count or 1
-            self._samples[client] = count or 0
         return weights / weights.nansum()
 
     def _writer_for(self, names: Sequence[str]) -> TensorBoard:

@@ -65,17 +65,24 @@ def value(
     start_time = time.perf_counter()
     if not validation:
         server = None
+    target = "the server's validation set"
+    if server is None:
+        target = "the clients' barycenter"
     valuation = valuer.value(clients, server, generator_for(seed, "value"))
     seconds = time.perf_counter() - start_time
+
     columns = valuation_columns(valuation)
     _write_files(out, columns, clients, data)
     if table:
-        target = "the clients' barycenter" if server is None else "the server's validation set"
         title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
-        texts = {name: format_numbers(column) for name, column in columns.items()}
-        rows = shown_clients(columns["share"], len(data.client_names))
-        print_table(title, data.client_names, texts, rows)
+        _print_columns(title, columns, data.client_names)
     return valuation
+
+
+def _print_columns(title: str, columns: DataFrame, names: Sequence[str]) -> None:
+    texts = {name: format_numbers(column) for name, column in columns.items()}
+    rows = shown_clients(columns["share"], len(names))
+    print_table(title, names, texts, rows)
 
 
 def _write_files(

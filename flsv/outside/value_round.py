@@ -147,7 +147,7 @@ def value_round(
     for metric in measuring_metrics:
         if num_clients is None:
             num_clients = metric.num_clients
-    clients = client_names
+    clients = client_names  # of the federation. Some may not be in the round
     if clients is None:
         clients = range(num_clients or len(updates))
     names = _checked_names(clients, num_clients)
@@ -156,18 +156,20 @@ def value_round(
     _check_form("num_samples", num_samples, updates)
     _check_form("weights", weights, updates)
 
-    classes = num_classes
-    if classes is None and space.head is not None:
-        classes = space.head.num_classes
-    _check_metrics(contribution_metrics, space, head, num_classes, classes)
+    _check_needs(contribution_metrics)
+    check_space(space, contribution_metrics, [], head, num_classes)
+    if num_classes is None and space.head is not None:
+        num_classes = space.head.num_classes
+    if num_classes is None:
+        _check_without_classes(contribution_metrics)
     _check_names(contribution_metrics, names)
-    contribution_metrics.bind(len(names), classes or 1, class_names=None, client_names=names)
+    contribution_metrics.bind(len(names), num_classes or 1, class_names=None, client_names=names)
     device = module_device(module)
     contribution_metrics.to(device)
 
-    counts = cohort.sample_counts(num_samples)
-    shares = cohort.shares(weights, counts)
-    global_vector = _vector(space, module, start, "start")
+    sample_counts = cohort.sample_counts(num_samples)
+    shares = cohort.shares(weights, sample_counts)
+    global_vector = _vector(space, module, start, owner="start")
     offset = global_vector if deltas else None
     models = _stacked_models(model_by_client, names, space, module, offset)
 
@@ -176,12 +178,12 @@ def value_round(
     round = Round(
         round_index=round_index,
         client_ids=torch.tensor(cohort.ids, device=device),
-        num_samples=counts.to(device),
+        num_samples=sample_counts.to(device),
         global_vector=global_vector.to(device),
         client_vectors=models.to(device),
         space=space,
         seed=seed,
-        games=_games(contribution_metrics, module, val_loader, loss, classes),
+        games=_games(contribution_metrics, module, val_loader, loss, num_classes),
     )
     contributions = _update(contribution_metrics, round, shares.to(device))
     return _round_values(contribution_metrics, round, contributions, names)
@@ -227,12 +229,12 @@ def _stacked_models(
     module: nn.Module,
     offset: Tensor | None,
 ) -> Tensor:
-    # [k, P]. Updates are differences from the offset [P], if there is one.
-    owners = [client_called(client, names) for client in model_by_client]
+    # Updates are models, or differences from the offset [P], if there is one.
+    owners = [client_called(client, names) for client in model_by_client]  # for messages
     vectors = []
     for owner, model in zip(owners, model_by_client.values()):
         vectors.append(_vector(space, module, model, owner))
-    models = torch.stack(vectors)
+    models = torch.stack(vectors)  # [k, P]
     if offset is not None:
         models = models + offset
     _check_variances(models, space, owners)
@@ -276,17 +278,21 @@ def _by_client(
     """
     id_by_client = {client: client_id for client_id, client in enumerate(clients)}
     entries = values if isinstance(values, Mapping) else dict(zip(clients, values))
-    value_by_id = {
-        id_by_client[client]: value for client, value in entries.items() if client in id_by_client
-    }
+    value_by_id = {}
+    for client, value in entries.items():
+        if client in id_by_client:
+            value_by_id[id_by_client[client]] = value
 
     expected_ids = list(value_by_id) if expected is None else expected
-    has_all = len(value_by_id) == len(values) and value_by_id.keys() == set(expected_ids)
-    if not has_all or not value_by_id:
-        known_clients = clients if expected is None else [clients[number] for number in expected]
+    are_all_known = len(value_by_id) == len(values)
+    are_expected = bool(value_by_id) and value_by_id.keys() == set(expected_ids)
+    if not (are_all_known and are_expected):
+        expected_clients = clients
+        if expected is not None:
+            expected_clients = [clients[client_id] for client_id in expected]
         raise ConfigurationError(
             f"value_round({argument}=...) has values of {len(values)} clients, {list(entries)[:20]}, but expected "
-            f"those of {list(known_clients)[:20]}. Name all clients in client_names, or pass their number in "
+            f"those of {list(expected_clients)[:20]}. Name all clients in client_names, or pass their number in "
             "num_clients."
         )
     return {client_id: value_by_id[client_id] for client_id in expected_ids}
@@ -312,23 +318,29 @@ def _games(
     module: nn.Module,
     loader: Any,
     loss: Any,
-    classes: int | None,
+    num_classes: int | None,
 ) -> CoalitionGames | None:
     performances = contribution_metrics.performances
-    measures = {f"metric {name!r}": measure for name, measure in performances.items()}
-    if measures and loader is None:
+    if performances and loader is None:
         raise ConfigurationError(
-            f"The metrics {list(contribution_metrics.performances)} evaluate models on the server's validation data. "
+            f"The metrics {list(performances)} evaluate models on the server's validation data. "
             "Pass val_loader, or use metrics that only read updates, such as CosineGradientShapley."
         )
-    if loss is not None and not any(is_logged(measure) for measure in measures.values()):
+    if loss is not None:
+        _check_loss_is_measured(contribution_metrics)
+    if not performances:
+        return None
+    measures = {f"metric {name!r}": measure for name, measure in performances.items()}
+    return games_outside_fit(module, loader, measures, loss, num_classes)
+
+
+def _check_loss_is_measured(contribution_metrics: ContributionMetrics) -> None:
+    measures = contribution_metrics.performances.values()
+    if not any(map(is_logged, measures)):
         raise ConfigurationError(
             f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures the loss. "
             f"Create one with performance={LOSS!r}, mode='min', or do not pass loss."
         )
-    if not measures:
-        return None
-    return games_outside_fit(module, loader, measures, loss, classes)
 
 
 def _update(
@@ -379,17 +391,9 @@ def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) ->
             )
 
 
-def _check_metrics(
-    contribution_metrics: ContributionMetrics,
-    space: ParameterSpace,
-    head: str | None,
-    num_classes_of_caller: int | None,
-    num_classes: int | None,
-) -> None:
-    _check_needs(contribution_metrics)
-    check_space(space, contribution_metrics, [], head, num_classes_of_caller)
+def _check_without_classes(contribution_metrics: ContributionMetrics) -> None:
     metrics_of_classes = _metrics_of_classes(contribution_metrics)
-    if num_classes is None and metrics_of_classes:
+    if metrics_of_classes:
         raise ConfigurationError(
             f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from "
             "which it could be read. Pass num_classes."
@@ -421,6 +425,7 @@ def _unmet_needs(
     attributes: Iterable[str],
 ) -> list[str] | str:
     """Return the needs of a metric that only a FederatedLoop meets, or ""."""
+    # The attributes of a round that metrics may read. Some exist in a loop only.
     loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
     if loop_attributes:
         return loop_attributes
@@ -477,7 +482,8 @@ def _check_tensors(
     different_names = []
     for name in sorted(module_tensors.keys() | tensors.keys()):
         is_needed = name in tensors or name in space.names
-        if is_needed and _shape_of(name, tensors) != _shape_of(name, module_tensors):
+        has_module_shape = _shape_of(name, tensors) == _shape_of(name, module_tensors)
+        if is_needed and not has_module_shape:
             different_names.append(name)
     if different_names:
         raise ConfigurationError(

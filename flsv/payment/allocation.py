@@ -63,13 +63,12 @@ def allocate(
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
     values = _checked_values(values, negatives)
-    num_units = 0
-    if unit is not None:
-        num_units = _whole_units(budget, unit)
-    shares = _shares_of_budget(values, negatives)
     if unit is None:
+        shares = _shares_of_budget(values, negatives)
         amounts = _adjust_to_sum([share * budget for share in shares], budget)
     else:
+        num_units = _whole_units(budget, unit)
+        shares = _shares_of_budget(values, negatives)
         counts = largest_remainder(shares, num_units)
         amounts = [_exact_product(count, unit) for count in counts]
     return torch.tensor(amounts, dtype=torch.float64)

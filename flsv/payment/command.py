@@ -50,13 +50,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     from flsv.payment import Budget, write_report  # imported late: it imports torch
 
     run = options.run[0]
-    compares_runs = len(options.run) > 1
     out_folder = run
     if options.out is not None:
         out_folder = options.out.parent
     check_writable(out_folder)
 
-    if compares_runs:
+    if len(options.run) > 1:
         if options.client or options.budget is not None:
             parser.error("--client and --budget are for the report of one run")
         _compare(options.run, options.out or run / "compare.html")

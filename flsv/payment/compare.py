@@ -35,28 +35,34 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     Raises:
         ConfigurationError: a folder has no run.
     """
-    by_run = {str(path): _by_seed(open_run(path)) for path in paths}
-    first_run = str(paths[0])
+    by_run = {}
+    for path in paths:
+        by_run[str(path)] = _by_seed(open_run(path))
     numbers = pandas.concat(by_run, axis=1)
-    names = numbers.index.unique("what")
-    numbers = numbers.loc[names]  # what only a later run has is beside its like
+    # What only a later run has is beside its like.
+    numbers = numbers.loc[numbers.index.unique("what")]
 
+    first_run = numbers[str(paths[0])]
     columns_by_run = {}
     for run in by_run:
-        differences = numbers[run] - numbers[first_run]
-        columns_by_run[run] = _columns_of_run(numbers[run], differences)
+        columns_by_run[run] = _columns_of_run(numbers[run], first_run)
     comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
     rows = comparison.stack("run", future_stack=True)
     return rows.reset_index()
 
 
-def _columns_of_run(by_seed: DataFrame, differences: DataFrame) -> DataFrame:
+def _columns_of_run(
+    numbers: DataFrame,
+    numbers_of_first_run: DataFrame,
+) -> DataFrame:
+    differences = numbers - numbers_of_first_run  # a column for each seed
     seeds_and_rows = torch.tensor(differences.to_numpy().T)
     estimates = mean_with_interval(seeds_and_rows)
-    columns = DataFrame(estimates._asdict(), index=by_seed.index)
-    mean = by_seed.mean(axis=1)
-    columns.insert(0, "mean", mean)
-    return columns
+    columns = {
+        "mean": numbers.mean(axis=1),
+        **estimates._asdict(),
+    }
+    return DataFrame(columns, index=numbers.index)
 
 
 def _by_seed(run: Run) -> DataFrame:
@@ -71,8 +77,7 @@ def _by_seed(run: Run) -> DataFrame:
         if basis is not None:
             numbers |= _values_of(seed_run, basis)
         settings = seed_run.record["settings"]
-        seed = settings.get("federation_seed")
-        by_seed[seed] = numbers
+        by_seed[settings.get("federation_seed")] = numbers
     table = DataFrame(by_seed, dtype=float)
     return table.rename_axis(["what", "client"])
 
@@ -83,22 +88,18 @@ def _scores_of(run: Run) -> dict[Row, float]:
     for name, number in logged.items():
         scores[f"last {name}", ""] = number
     for performance in run.performances.values():
-        title = titled(performance["by"])
-        scores[title, ""] = performance["end"]
+        scores[titled(performance["by"]), ""] = performance["end"]
     return scores
 
 
-def _values_of(
-    run: Run,
-    basis: Basis,
-) -> dict[Row, float]:
+def _values_of(run: Run, basis: Basis) -> dict[Row, float]:
     numbers = {}
     source = f"{basis.key} {basis.by}"  # a metric may measure another score in another run
     values = run.final(basis.key)
     shares = shares_in(values)
-    for client, name in enumerate(run.client_names):
-        numbers[f"value by {source}", name] = values[client]
-        numbers[f"share by {source}", name] = shares[client]
+    for client_name, value, share in zip(run.client_names, values, shares):
+        numbers[f"value by {source}", client_name] = value
+        numbers[f"share by {source}", client_name] = share
     return numbers
 
 
@@ -106,8 +107,8 @@ def cells(comparison: DataFrame) -> dict[str, list[str]]:
     """Format the columns of :func:`compare_runs`, each row with decimals of its own."""
     rows = [comparison.loc[[row]] for row in comparison.index]
     return {
-        "client": comparison["client"].tolist(),
-        "run": comparison["run"].tolist(),
+        "client": list(comparison["client"]),
+        "run": list(comparison["run"]),
         "mean": list(map(format_number, comparison["mean"])),
         "minus the first run": [with_intervals(row, " to ")[0] for row in rows],
     }
@@ -116,19 +117,17 @@ def cells(comparison: DataFrame) -> dict[str, list[str]]:
 def write_comparison(comparison: DataFrame, page: Path) -> None:
     """Write a comparison as a page, with a picture of the differences, and as a table in a CSV file beside it."""
     bars = []
-    for _, group in comparison.groupby("what", sort=False):
-        bars += bar_cells(group)  # on a scale of its own
+    for _title, rows_on_one_scale in comparison.groupby("what", sort=False):
+        bars += bar_cells(rows_on_one_scale)
     columns = cells(comparison)
     rows = zip(comparison["what"], *columns.values(), bars)
     table = Table(["", *columns, ""], list(rows))
     write_page(
         page,
         title="Runs side by side",
-        subtitle="",
         heading="Differences",
         front=[table, MESSAGES["compare"]],
         verdict=None,
-        appendix={},
     )
     differences = comparison.rename(columns={"value": "difference"})
     save_table(page.with_suffix(".csv"), differences)

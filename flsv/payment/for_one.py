@@ -48,9 +48,12 @@ def for_one_client(
     """Return the content of the page for one client."""
     if basis is not None:
         basis = basis.for_one_client()
+    heading = "What you contributed"
+    if shares is not None:
+        heading = f"Your share of {shares.title}"
     return {
         "title": f"Contribution of {run.label(client)}",
-        "heading": f"Your share of {shares.title}" if shares else "What you contributed",
+        "heading": heading,
         "verdict": None if verdict is None else verdict.for_one_client(),
         "front": _front_for_one(run, client, basis, shares),
         "appendix": _appendix_for_one(run, client, basis, shows_shares=shares is not None),
@@ -88,7 +91,8 @@ def _appendix_for_one(
     bases = bases_beside(run, basis)
     # Columns that are not classes may be other clients.
     class_metrics = filter(run.columns_are_classes, run.metrics)
-    shows_means = _may_see_means(run, [0.0] * run.num_clients)
+    values_as_if_each_had_one = [0.0] * run.num_clients
+    shows_means = _may_see_means(run, values_as_if_each_had_one)
     return {
         "Other measurements": [
             _other_measurements(run, client, bases),

@@ -91,7 +91,8 @@ def write_page(path: Path, **content: Any) -> None:
     if path.suffix != ".html":
         raise ConfigurationError(f"out={str(path)!r}: expected a file that ends with .html.")
     template = _templates.get_template("report.html")
-    html = template.render({"messages": MESSAGES, **content})
+    defaults = {"messages": MESSAGES, "subtitle": "", "appendix": {}}
+    html = template.render(defaults | content)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(html.encode())
@@ -128,17 +129,12 @@ def heatmap_table(values: DataFrame, caption: str) -> Table:
         largest = 1.0
 
     rows = []
-    for name, row_numbers, texts in zip(
-        values.index, numbers.tolist(), format_rows(values, digits=2)
-    ):
+    texts_of_rows = format_rows(values, digits=2)
+    for name, row_numbers, texts in zip(values.index, numbers.tolist(), texts_of_rows):
         row: list[str | Cell] = [name]
-        for column, value, text in zip(columns, row_numbers, texts):
-            cell = Cell(
-                text,
-                style=_heat_style(value, largest),
-                title=f"{name}, {column}: {format_number(value)}",
-            )
-            row.append(cell)
+        for column, number, text in zip(columns, row_numbers, texts):
+            title = f"{name}, {column}: {format_number(number)}"
+            row.append(Cell(text, _heat_style(number, largest), title))
         rows.append(row)
     return Table(["", *columns], rows, caption=caption, css="heat")
 

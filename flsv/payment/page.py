@@ -99,16 +99,14 @@ def write_report(
     folder = _folder_of_page(run, client_id)
     file = folder / "report.html" if out is None else Path(out)
 
-    shares = None
-    verdict = None
-    if budget is not None:
-        shares = shares_of(run, budget)
-        basis: Basis | None = shares.basis
-        verdict = shares.verdict
-    else:
+    shares: Shares | None = None
+    if budget is None:
         basis = preferred_basis(run)
-        if basis is not None:
-            verdict = basis.verdict()
+        verdict = None if basis is None else basis.verdict()
+    else:
+        shares = shares_of(run, budget)
+        basis = shares.basis
+        verdict = shares.verdict
     shown_shares = _shares_to_show(shares)
     if client_id is None:
         content = _for_all(run, basis, verdict, shown_shares)
@@ -148,9 +146,12 @@ def _for_all(
     """Return the content of the page for the federation's operator, on all clients by name."""
     clients = _shown_clients(run, basis)
     names = list(map(run.label, clients))
+    heading = "What each contributed"
+    if shares is not None:
+        heading = f"Shares of {shares.title}"
     return {
         "title": "Who contributed what",
-        "heading": f"Shares of {shares.title}" if shares else "What each contributed",
+        "heading": heading,
         "verdict": verdict,
         "front": _front_for_all(run, basis, shares, clients),
         "appendix": {
@@ -225,8 +226,9 @@ def _values_beside(
     if not bases:
         return []
     columns = {}
-    for basis_beside in bases:
-        columns[basis_beside.key] = with_intervals(basis_beside.estimates.loc[clients], " to ")
+    for other_basis in bases:
+        estimates = other_basis.estimates.loc[clients]
+        columns[other_basis.key] = with_intervals(estimates, between=" to ")
     has_dash = any(NO_NUMBER in cells for cells in columns.values())
     return [
         MESSAGES["other_values"],
@@ -261,9 +263,11 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 
     validation = run.record["validation"]
     if validation:
-        num_samples = "" if validation["rows"] is None else f"{validation['rows']:,} "
+        samples = "validation samples"
+        if validation["rows"] is not None:
+            samples = f"{validation['rows']:,} validation samples"
         sentences.append(
-            f"It was evaluated on {num_samples}validation samples, which no partner trained on: {validation['of']}."
+            f"It was evaluated on {samples}, which no partner trained on: {validation['of']}."
         )
     return sentences
 
@@ -309,6 +313,20 @@ def _settings_section(
     clients: Sequence[int],
 ) -> list[str | Table | None]:
     """Return settings, commands and some clients' hashes, by which a run and its values can be repeated."""
+    hashes = run.record["hashes"]
+    owner_by_key = {"server": "the server"}
+    for client in clients:
+        owner_by_key[str(client)] = run.label(client)
+    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
+    return [
+        *_commands_to_repeat(run, basis),
+        table_of_texts({**run.record["settings"], **packages(run), **logged(run)}),
+        MESSAGES["hashes"],
+        table_of_texts(shown_hashes),
+    ]
+
+
+def _commands_to_repeat(run: Run, basis: Basis | None) -> list[str]:
     commands = []
     config = run.folder / "config.yaml"
     if config.is_file():
@@ -317,16 +335,7 @@ def _settings_section(
         folder = shlex.quote(str(run.folder))
         command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
         commands.append(f"To repeat the values: {command}")
-    hashes = run.record["hashes"]
-    owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
-    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
-
-    return [
-        *commands,
-        table_of_texts({**run.record["settings"], **packages(run), **logged(run)}),
-        MESSAGES["hashes"],
-        table_of_texts(shown_hashes),
-    ]
+    return commands
 
 
 def _values_table(
@@ -338,6 +347,7 @@ def _values_table(
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and findings."""
     estimates = basis.estimates.loc[clients]
+    # Each bar begins where the one before ends, from the score of the untrained model to that of the model of all.
     is_waterfall = basis.adds_up and len(clients) == len(basis.values)
     columns: dict[str, list[Any]] = {"value": with_intervals(estimates, between=" to ")}
     if is_waterfall:

@@ -98,14 +98,11 @@ def class_heatmaps(
         columns = run.columns(metric)
         if len(columns) <= 1:
             continue
-        final_values = [run.final(metric, column) for column in columns]
-        titles = _titles_of_columns(run, metric)
-        values = DataFrame(final_values, index=titles)
-        values_of_clients = values[list(clients)]
-        table = values_of_clients.set_axis(names, axis=1).T
-
+        rows = [run.final(metric, column) for column in columns]  # each with all clients' values
+        values = DataFrame(rows, index=_titles_of_columns(run, metric))
+        values_of_clients = values[list(clients)].set_axis(names, axis=1)
         kind = "class" if run.columns_are_classes(metric) else "column"
-        heatmap = heatmap_table(table, caption=f"{metric} by {kind}")
+        heatmap = heatmap_table(values_of_clients.T, caption=f"{metric} by {kind}")
         heatmaps.append(heatmap)
     return heatmaps
 
@@ -128,11 +125,11 @@ def guide_table(run: Run, basis: Basis | None) -> Table | None:
     # Metrics with the same text share a row.
     metrics_by_text = {}
     if basis is not None and basis.key == RETRAINED:
-        for titled_text in _guide_to_retraining(basis):
-            metrics_by_text[titled_text] = [RETRAINED]
+        for title_and_text in _guide_to_retraining(basis):
+            metrics_by_text[title_and_text] = [RETRAINED]
     for metric in run.metrics:
-        for titled_text in _guide_to_metric(run, metric):
-            metrics_by_text.setdefault(titled_text, []).append(metric)
+        for title_and_text in _guide_to_metric(run, metric):
+            metrics_by_text.setdefault(title_and_text, []).append(metric)
 
     rows = []
     for (title, text), metrics in metrics_by_text.items():

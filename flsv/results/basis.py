@@ -253,23 +253,26 @@ def _margin_of_best_alone(run: Run, metric: str) -> float:
     follow from the difference in each seed.
     """
     performance = run.performances.get(metric, {})
-    alone = performance.get("alone") or []
+    alone = performance.get("alone") or []  # a score of each client
     together = performance.get("together")
     if not alone or together is None:
         return 0.0
-    margin = 0.0
+    margin_of_samples = 0.0
     num_samples = (run.record.get("validation") or {}).get("rows")
     if num_samples and is_fraction(performance["by"]):
-        deviation = math.sqrt(together * (1 - together) / num_samples)
-        margin = float(t_quantile(INTERVAL_LEVEL)) * deviation
+        standard_error = math.sqrt(together * (1 - together) / num_samples)
+        margin_of_samples = float(t_quantile(INTERVAL_LEVEL)) * standard_error
+    if run.seeds == 1:
+        return margin_of_samples
 
-    if run.seeds > 1:
-        best = alone.index(max(alone))
-        of_seeds = [seed_run.performances[metric] for seed_run in run.runs]
-        differences = [of_seed["together"] - of_seed["alone"][best] for of_seed in of_seeds]
-        deviation = stdev(differences) / math.sqrt(run.seeds)
-        margin = math.hypot(margin, float(t_quantile(INTERVAL_LEVEL, run.seeds - 1)) * deviation)
-    return margin
+    best_client = alone.index(max(alone))
+    differences = []
+    for seed_run in run.runs:
+        scores = seed_run.performances[metric]
+        differences.append(scores["together"] - scores["alone"][best_client])
+    standard_error = stdev(differences) / math.sqrt(run.seeds)
+    margin_of_seeds = float(t_quantile(INTERVAL_LEVEL, run.seeds - 1)) * standard_error
+    return math.hypot(margin_of_samples, margin_of_seeds)
 
 
 def seed_summary(run: Run, metrics: Iterable[str] | None = None) -> DataFrame:
@@ -321,21 +324,25 @@ def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[Value
     Without trained coalitions the errors of two values are independent, and follow from the values' intervals. They are
     NaN if the intervals are not known.
     """
-    widths = torch.tensor((estimates["high"] - estimates["low"]).to_numpy("float64"))
-    freedom = run.seeds - 1 if run.seeds > 1 else None
-    if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
-        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
-        covariance_of_seeds = seed_covariance(values, half_widths=widths / 2)
-        freedom = seed_freedom(run.seeds)
-    else:
-        quantile = t_quantile(INTERVAL_LEVEL, freedom or math.inf)
-        covariance_of_seeds = (widths / 2 / quantile).square().diag()
-
-    errors_by_source = [ValueErrors(covariance_of_seeds, freedom)]
+    errors_by_source = [_errors_of_seeds(run, metric, estimates)]
     covariance_of_samples = _sample_covariance(run.runs, metric)
     if covariance_of_samples is not None:
         errors_by_source.append(ValueErrors(covariance_of_samples))
     return errors_by_source
+
+
+def _errors_of_seeds(run: Run, metric: str, estimates: DataFrame) -> ValueErrors:
+    widths = torch.tensor((estimates["high"] - estimates["low"]).to_numpy("float64"))
+    half_widths = widths / 2
+    if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
+        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
+        return ValueErrors(seed_covariance(values, half_widths), seed_freedom(run.seeds))
+
+    # Without a covariance, the values' errors count as independent.
+    freedom = run.seeds - 1 if run.seeds > 1 else None
+    quantile = t_quantile(INTERVAL_LEVEL, freedom or math.inf)
+    standard_errors = half_widths / quantile
+    return ValueErrors(standard_errors.square().diag(), freedom)
 
 
 def _sample_covariance(runs: Sequence[Run], metric: str) -> Tensor | None:
@@ -366,8 +373,8 @@ def basis_by_retraining(run: Run) -> Basis:
     design = performance.get("trainings") or ""
     trained_coalitions = MESSAGES["trainings"].get(design, "")
     inputs_of_run = inputs_of_events(run.record["events"], run.client_names)
+    # Incidents stay those of the repetitions, in which a site may have sent what it did not send in the run.
     payment_inputs = replace(
-        # With the incidents of the repetitions, in which a site may have sent what it did not send in the run.
         basis.inputs,
         shared_samples=inputs_of_run["shared_samples"],
         data_warnings=inputs_of_run["data_warnings"],

@@ -115,7 +115,8 @@ def record_of(
 def _entries_of_data(data: FederatedDataModule) -> dict[str, Any]:
     class_names = None
     class_counts = None
-    if data.no_classes is None:
+    has_classes = data.no_classes is None
+    if has_classes:
         class_names = [str(name) for name in data.class_names or range(data.num_classes)]
         if data.known_class_counts is not None:
             class_counts = data.known_class_counts.tolist()
@@ -159,10 +160,11 @@ def model_settings(
     """Return the module's hyperparameters, and its optimizers with their options, as texts by name."""
     settings = {"model": type(module).__name__}
     for name, value in module.hparams_initial.items():
-        is_of_cli = name.startswith("_")  # Lightning's own entries
+        is_of_lightning = name.startswith("_")
         is_optimizer = name == "optimizer"  # below, as it was made
-        if not is_of_cli and not is_optimizer and value is not None:
-            settings[f"model.{name}"] = str(value)
+        if is_of_lightning or is_optimizer or value is None:
+            continue
+        settings[f"model.{name}"] = str(value)
 
     settings["optimizer"] = optimizer_options["kinds"]
     for options in optimizer_options["options"]:

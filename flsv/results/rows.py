@@ -103,18 +103,25 @@ def changed_numbers(
     changed_tensors = {}
     for (name, part), tensor in tensors.items():
         earlier_tensor = earlier_tensors.get((name, part))
-        if part == ENDS or tensor.ndim == 0 or earlier_tensor is None:
+        is_whole = part == ENDS or tensor.ndim == 0
+        if is_whole or earlier_tensor is None:
             changed_tensors[name, part] = tensor
             continue
         is_changed = tensor != earlier_tensor
         if part == OVERALL and (name, ENDS) in tensors:
             bounds = tensors[name, ENDS]
-            no_bounds = torch.full_like(bounds, NAN)
-            has_other_ends = bounds != earlier_tensors.get((name, ENDS), no_bounds)
-            has_interval = ~bounds.isnan().any(1)
-            is_changed |= has_interval & has_other_ends.any(1)
+            is_changed |= _have_other_ends(bounds, earlier_tensors.get((name, ENDS)))
         changed_tensors[name, part] = tensor.where(is_changed, NAN)
     return changed_tensors
+
+
+def _have_other_ends(bounds: Tensor, earlier_bounds: Tensor | None) -> Tensor:
+    """Return which clients have an interval, and another than before. Intervals are ``[n, 2]``."""
+    if earlier_bounds is None:
+        earlier_bounds = torch.full_like(bounds, NAN)
+    has_interval = ~bounds.isnan().any(1)
+    has_other_end = (bounds != earlier_bounds).any(1)
+    return has_interval & has_other_end
 
 
 def _names_of_federation_numbers(tensors: Mapping[TensorKey, Tensor]) -> set[str]:
@@ -140,15 +147,16 @@ class ResultBuilder:
         self._missing = missing
         self._keeping_run = keeping_run
         self._client_names = client_names
-        self.columns: dict[str, list[str] | None] = {}  # None: a metric's columns are classes
-        # {metric: names of classes}: the names in the data or, without these, in the metric
+        # By metric: the names of its columns, None if they are classes, and the names of the classes, which are those
+        # of the data or, without these, the metric's.
+        self.columns: dict[str, list[str] | None] = {}
         self._class_names: dict[str, Sequence[str] | None] = {}
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
         self._earlier_tensors: Mapping[TensorKey, Tensor] = {}  # after the round before
+        # Names of numbers of the whole federation: all, and those that late results do not repeat.
         self._federation_numbers: set[str] = set()
-        # The numbers of the whole federation that late results do not repeat.
         self._written_numbers: set[str] = set()
 
     def rows(
@@ -241,7 +249,8 @@ class ResultBuilder:
         """Return a metric's overall values, the ends of their intervals, and its values by column, as far as it has
         any."""
         if name in self._missing:  # the metric's intervals and columns are not known
-            return {(name, OVERALL): value if value.ndim == 1 else value.mean(-1)}
+            client_values = value if value.ndim == 1 else value.mean(-1)
+            return {(name, OVERALL): client_values}
         metric = self._metrics[name]
         client_values = overall(metric, value)
         tensors = {(name, OVERALL): client_values}
@@ -293,7 +302,7 @@ class ResultBuilder:
         all_tensors = self._metric_tensors(values)
         tensors = self._without_written_numbers(all_tensors)
         self._federation_numbers |= _names_of_federation_numbers(all_tensors)
-        changes = self._metric_rows(index, changed_numbers(tensors, self._earlier_tensors))
+        changed_tensors = changed_numbers(tensors, self._earlier_tensors)
         self._earlier_tensors = tensors
 
         tensors_without_columns = {
@@ -302,7 +311,7 @@ class ResultBuilder:
         metric_rows = self._metric_rows(index, tensors_without_columns)
         rows_of_round = self._rows_of_round(index, weights, norms, losses)
         score_rows = self._score_rows(index, scores)
-        changes += rows_of_round
+        changes = [*self._metric_rows(index, changed_tensors), *rows_of_round]
         if has_new_scores:  # scores of an earlier round are no change
             changes += score_rows
         return RoundResult(

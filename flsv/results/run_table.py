@@ -182,17 +182,18 @@ class CSV(Sink):
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows = []
-        late_metrics = set()
+        rounds_and_metrics = set()
         for result in results:
             late_rows += result.rows_of_file
             for row in result.table:
-                late_metrics.add((row.round, row.metric))
-        if not late_metrics:
+                rounds_and_metrics.add((row.round, row.metric))
+        if not rounds_and_metrics:
             return
 
         all_rows = []
         for row in _read(self.path):
-            if (row.round, row.metric) not in late_metrics:
+            is_replaced = (row.round, row.metric) in rounds_and_metrics
+            if not is_replaced:
                 all_rows.append(row)
         all_rows += late_rows
         self._replace(sorted(all_rows, key=lambda row: row.round))

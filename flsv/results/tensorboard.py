@@ -84,14 +84,15 @@ class TensorBoard(LoggerSink):
         num_clients = len(curves.client_names)
         self._has_client_runs = num_clients <= MAX_CLIENT_RUNS
         labels = client_labels(num_clients, curves.client_names)
-        *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
+        folders = client_folders([*labels, RESULT_RUN])
+        self._client_folders = folders[:-1]
+        self._result_folder = folders[-1]
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
         self._limits_drawing = limits_drawing
         self._start_time = time.monotonic()
         self._seconds_of_drawing = 0.0
-        # {metric: the round whose values were drawn last}
-        self._drawn_rounds: dict[str, int] = {}
+        self._drawn_rounds: dict[str, int] = {}  # the last one of each metric
 
     def write_settings(
         self,
@@ -110,6 +111,7 @@ class TensorBoard(LoggerSink):
                 continue
             is_plain = isinstance(setting, str | int | float)
             plain_settings[name] = setting if is_plain else str(setting)
+        # add_hparams would write them into a folder of its own.
         _experiment, session_start, _session_end = hparams(plain_settings, metric_dict={})
         result_writer._get_file_writer().add_summary(session_start)
         result_writer.flush()
@@ -163,11 +165,10 @@ class TensorBoard(LoggerSink):
             name = performance["by"]
             initial_value = performance["start"]
             final_value = performance["end"]
-            if final_value is None:
-                continue
-            numbers[f"performance/{name}"] = final_value
-            if initial_value is not None:
-                numbers[f"gain/{name}"] = final_value - initial_value
+            if final_value is not None:
+                numbers[f"performance/{name}"] = final_value
+                if initial_value is not None:
+                    numbers[f"gain/{name}"] = final_value - initial_value
 
         if self._has_client_runs:
             for metric in self._curves.metrics:

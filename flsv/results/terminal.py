@@ -48,7 +48,8 @@ _TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
     """Print a table of the values that the run's page shows, the verdict on them, and the lines ``where``."""
-    basis = resolve_name("flsv.results.basis:preferred_basis")(run)
+    preferred_basis = resolve_name("flsv.results.basis:preferred_basis")  # it imports pandas
+    basis = preferred_basis(run)
     if basis is None:
         _print_clients(run)
         lines = [f"{MESSAGES['no_metric']} {MESSAGES['name_one']}"]

@@ -206,6 +206,7 @@ def _forbidding_details(
 ) -> dict[str, Any]:
     """Return a detail of each of :data:`FORBIDDING_REASONS`, false for reasons that do not apply."""
     is_wide = improvement == "clear" and joint.moved > MAX_MOVED_FRACTION
+    # False or "" means that a reason does not apply. Any other detail is a part of its sentence.
     return {
         "rounds": inputs.of_rounds,
         "unfinished": inputs.stopped_after,
@@ -228,6 +229,8 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
     has_one_class = inputs.has_values and inputs.majority >= ONE_CLASS_FRACTION
     is_accepted = inputs.evaluated_by_clients and inputs.accepts_partners
     is_small = improvement == "clear" and is_small_gain(inputs.by, inputs.values)
+    best_alone = max(inputs.alone, default=-math.inf)
+    # False or "" means that a reason does not apply. Any other detail is a part of its sentence.
     return {
         "metric": inputs.are_gains and not inputs.has_trainings,
         "data_warnings": inputs.data_warnings,
@@ -238,7 +241,7 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
         "halves": inputs.has_values and inputs.halved,
         "scores": allows_shares and inputs.source == "scores",
         "partners": inputs.has_values and is_accepted,
-        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together - inputs.margin,
+        "best_alone": best_alone >= inputs.together - inputs.margin,
         "small_gain": has_trained_values and is_small,
     }
 

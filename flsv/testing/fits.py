@@ -194,6 +194,7 @@ class FitCase(Case):
             "seed": SEED,
         }
         arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
+        # The case's arguments replace defaults, and changes replace all others.
         arguments = {
             **defaults,
             **copy.deepcopy(arguments_of_case),
@@ -222,8 +223,10 @@ class FitCase(Case):
             num_sanity_val_steps=0,
             **quiet_options,
         )
-        module = self.module() if module is None else module
-        data = tiny_data() if data is None else data
+        if module is None:
+            module = self.module()
+        if data is None:
+            data = tiny_data()
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return fit
 

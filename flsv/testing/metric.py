@@ -168,28 +168,27 @@ def one_row_per_client(case: MetricCase) -> None:
 
 def expect_numbers(case: MetricCase, kind: RoundKind) -> None:
     """Raise AssertionError if a client of an odd round has no value, unless update refuses the round."""
-    client_ids = list(COHORTS[0])
-    if kind == "alone":
-        client_ids = client_ids[:1]
     try:
         metric = case.updated(indices=[0], kind=kind)
     except ValueError:  # the metric refuses such a round
         return
+    cohort = list(COHORTS[0])
+    if kind == "alone":
+        cohort = cohort[:1]
 
-    values = metric.compute()
-    overall_values = metric.per_client(values)[client_ids]
-    values_by_client = values.reshape(NUM_CLIENTS, -1)[client_ids]
-    lacks_value = values_by_client.isnan().all(1) | overall_values.isnan()
-    message = (
-        f"{values_by_client.tolist()}, overall {overall_values.tolist()}, for clients {client_ids}"
-    )
+    all_values = metric.compute()
+    values = all_values.reshape(NUM_CLIENTS, -1)[cohort]  # a row per client of the round
+    overall_values = metric.per_client(all_values)[cohort]
+    has_no_value = values.isnan().all(1) | overall_values.isnan()
+    message = f"{values.tolist()}, overall {overall_values.tolist()}, for clients {cohort}"
+    if not _needs_several_rounds(case):
+        ensure(not has_no_value.any(), message)
+    ensure(not values.isinf().any(), message)
 
-    # A metric that needs several rounds has no value after an ordinary first round, either.
-    ordinary_values = case.updated(indices=[0]).compute()
-    needs_several_rounds = bool(ordinary_values.isnan().all())
-    if not needs_several_rounds:
-        ensure(not lacks_value.any(), message)
-    ensure(not values_by_client.isinf().any(), message)
+
+def _needs_several_rounds(case: MetricCase) -> bool:
+    values_of_ordinary_round = case.updated(indices=[0]).compute()
+    return bool(values_of_ordinary_round.isnan().all())
 
 
 def odd_rounds_have_values(case: MetricCase) -> None:
@@ -267,6 +266,7 @@ def equal_clients_are_equal(case: MetricCase) -> None:
     are_equal = equal(twins[0], twins[1], rtol=1e-4)
     ensure(are_equal, f"{twins.tolist()} for two equal clients")
 
+    # One more client, who never takes part, changes no value.
     metric = case.new(NUM_CLIENTS + 1)
     try:
         case.updated(metric=metric, kind="learning")

@@ -74,11 +74,12 @@ class PreparedRounds:
             local = self._local_data(f"client {client}", client, federation_class_counts)
             self.locals.append(local)
             self.clients.append(Client(client, local, self.channel))
+        # The server's samples have the number after the last client's.
         self.server = self._local_data(
             "the server", NUM_CLIENTS, federation_class_counts, guarded=False
         )
-        evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
-        self.games = CoalitionGames({None: evaluator})
+        validation_batches = self._batches(NUM_CLIENTS, "val")
+        self.games = CoalitionGames({None: self._evaluator(validation_batches)})
 
     def _new_module(self) -> nn.Module:
         linear = nn.Linear(FEATURES, NUM_CLASSES)
@@ -120,8 +121,11 @@ class PreparedRounds:
         split: Split,
     ) -> tuple[Tensor, Tensor]:
         """Return features around a center for each class, and labels."""
-        size = NUM_VALIDATION_SAMPLES if client == NUM_CLIENTS else NUM_SAMPLES
-        source = TWINS[0] if client in (*TWINS, MISLABELED) else client
+        is_server = client == NUM_CLIENTS
+        size = NUM_VALIDATION_SAMPLES if is_server else NUM_SAMPLES
+        source = client
+        if client in (*TWINS, MISLABELED):  # who have the same features
+            source = TWINS[0]
         y = torch.arange(size) % NUM_CLASSES
         angles = y * 2 * torch.pi / NUM_CLASSES
         centers = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -140,7 +144,7 @@ class PreparedRounds:
         self._module.requires_grad_(True)
         optimizer = torch.optim.SGD(self._module.parameters(), lr=0.5)
         with torch.enable_grad():
-            for _ in range(4):
+            for _step in range(4):
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(self._module(x), y)
                 loss.backward()
@@ -205,6 +209,7 @@ class PreparedRounds:
             global_vector=start_model,
             client_vectors=torch.stack(models),
             space=self.space,
+            # Losses, which fall, and steps have no meaning beyond this: they differ between clients.
             losses=torch.tensor([(1.0 + client) / (1 + index) for client in clients]),
             num_steps=torch.tensor([2 + client for client in clients]),
             clients=[self.clients[client] for client in clients],
@@ -217,7 +222,9 @@ class PreparedRounds:
         )
 
     def _cohort(self, index: int) -> Sequence[int]:
-        clients = LEARNERS if self._learns else self.cohorts[index]
+        clients = self.cohorts[index]
+        if self._learns:
+            clients = LEARNERS
         if self._kind == "alone":
             return clients[:1]
         if self._kind == "reversed":

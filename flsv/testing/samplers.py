@@ -110,24 +110,31 @@ def draws_a_cohort(case: SamplerCase) -> None:
     """Check that sample returns ids of clients, ascending, each once, draws from its generator only, and draws clients
     as often as inclusion_probabilities says, within 4.5 standard errors. Sort the ids, pass the generator on, and
     compute the probability to be in the cohort, not to be drawn first."""
-    # Pairs of the number of clients that have a value, and that of the rounds before the one that is drawn.
-    for num_valued, num_rounds in ((0, 0), (2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
-        sampler = case.begun(num_rounds)
-        draw_cohort = partial(
-            case.draw_cohort,
-            sampler,
-            num_valued=num_valued,
-            round_index=num_rounds,  # the first round's is 0
-            model=case.rounds[0].global_vector,
-        )
-        with untouched_rngs("a sampler"):
-            cohort = draw_cohort(seed=0)
-            same_cohort = draw_cohort(seed=0)
-        ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
+    for num_valued in (0, 2, NUM_CLIENTS):
+        _check_draws(case, num_valued, num_rounds=0)
+    _check_draws(case, NUM_CLIENTS, num_rounds=3)
 
-        probabilities = case.probabilities(num_valued, cohort, num_rounds)
-        if probabilities is not None:
-            _check_frequencies(draw_cohort, probabilities.double())
+
+def _check_draws(case: SamplerCase, num_valued: int, num_rounds: int) -> None:
+    """Check a sampler after some rounds, where some clients have a value."""
+    sampler = case.begun(num_rounds)
+    draw_cohort = partial(
+        case.draw_cohort,
+        sampler,
+        num_valued=num_valued,
+        round_index=num_rounds,
+        model=case.rounds[0].global_vector,
+    )
+    with untouched_rngs("a sampler"):
+        cohort = draw_cohort(seed=0)
+        same_cohort = draw_cohort(seed=0)
+    is_repeatable = cohort == same_cohort
+    is_ascending = cohort == sorted(cohort)
+    ensure(is_repeatable and is_ascending, f"{cohort} and {same_cohort}")
+
+    probabilities = case.probabilities(num_valued, cohort, num_rounds)
+    if probabilities is not None:
+        _check_frequencies(draw_cohort, probabilities.double())
 
 
 def _check_frequencies(draw_cohort: Callable[..., list[int]], probabilities: Tensor) -> None:

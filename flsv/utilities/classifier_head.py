@@ -58,7 +58,8 @@ def _candidates(module: nn.Module) -> list[str]:
     for name, layer in trained_layers.items():
         has_equal_outputs = layer.out_features == last_trained.out_features
         may_feed_last = layer.out_features == last_trained.in_features
-        if layer is last_trained or (has_equal_outputs and not may_feed_last):
+        is_beside_last = has_equal_outputs and not may_feed_last
+        if layer is last_trained or is_beside_last:
             candidates.append(name)
     # A frozen head has other outputs than the trained layers before it, unlike a teacher or a copy.
     last_name = list(layers)[-1]

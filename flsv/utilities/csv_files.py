@@ -85,11 +85,12 @@ def read_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield ``{column: value}`` for each row of a CSV file. ``needed`` maps columns to parsers."""
     lines = whole_lines(path)[skip:]
+    number_of_head = skip + 1
     columns = []
     if lines:
-        columns = _cells(path, skip + 1, lines[0])
+        columns = _cells(path, number_of_head, lines[0])
     _check_columns(path, columns, needed)
-    for number, line in enumerate(lines[1:], skip + 2):
+    for number, line in enumerate(lines[1:], start=number_of_head + 1):
         cells = _cells(path, number, line)
         row_label = f"{path}, line {number}"
         if len(cells) != len(columns):

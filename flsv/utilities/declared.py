@@ -224,6 +224,7 @@ def _is_list(hint: Any) -> bool:
 
 def _choices(hint: Any) -> list[_Choice]:
     """Return a converter and its description for each kind of values that an annotation allows."""
+    # A choice is a function that converts or refuses a value, and a description.
     kind = get_origin(hint)
     type_arguments = get_args(hint)
     if kind is Annotated:
@@ -245,6 +246,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 def _single_choice(hint: Any) -> _Choice:
     """Return a converter and its description for an annotation that allows one kind of values."""
+    # A function that converts or refuses a value, and a description of what is expected.
     kind = get_origin(hint)
     require_object = _require(lambda value: not isinstance(value, str | Number | None))
     if kind is dict:
@@ -330,8 +332,8 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
             raise TypeError  # a text is no list
         converted = [_convert_by_first(choices, entry) for entry in entries]
         if isinstance(values, list | tuple):
-            are_same = all(new is old for new, old in zip(converted, values))
-            if are_same:
+            needs_no_change = all(new is old for new, old in zip(converted, values))
+            if needs_no_change:
                 return values
         return converted
 
@@ -340,34 +342,35 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
 
 def _within_bounds(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
-    # A marker is annotated_types' Gt, Ge, Lt or Le. Two of them are the ends of an interval.
+    # A marker is annotated_types' Gt, Ge, Lt or Le.
     convert, description = choice
-    conditions = []
-    words = []
-    for marker in markers:
-        attribute, is_within, word = _COMPARISONS[type(marker)]
-        limit = getattr(marker, attribute)
-        conditions.append((is_within, limit))
-        words.append(f" {word} {limit:g}")
-    if len(markers) == 2:
-        limits = [limit for _is_within, limit in conditions]
-        words = [f" in {_interval(markers, limits)}"]
 
     def convert_and_check(value: Any) -> Any:
         converted = convert(value)
-        for is_within, limit in conditions:
-            if not is_within(converted, limit):
+        for marker in markers:
+            _attribute, is_within, _word = _COMPARISONS[type(marker)]
+            if not is_within(converted, _limit(marker)):
                 raise ValueError
         return converted
 
-    return convert_and_check, description + "".join(words)
+    if len(markers) == 2:
+        return convert_and_check, f"{description} in {_interval(*markers)}"
+    for marker in markers:
+        _attribute, _is_within, word = _COMPARISONS[type(marker)]
+        description += f" {word} {_limit(marker):g}"
+    return convert_and_check, description
 
 
-def _interval(markers: Sequence[Any], limits: Sequence[float]) -> str:
-    low, high = markers
+def _limit(marker: Any) -> float:
+    attribute, _is_within, _word = _COMPARISONS[type(marker)]
+    limit: float = getattr(marker, attribute)
+    return limit
+
+
+def _interval(low: Any, high: Any) -> str:
     opening = "[" if isinstance(low, Ge) else "("
     closing = "]" if isinstance(high, Le) else ")"
-    return f"{opening}{limits[0]:g}, {limits[1]:g}{closing}"
+    return f"{opening}{_limit(low):g}, {_limit(high):g}{closing}"
 
 
 def _advice_in(hint: Any) -> list[str]:

@@ -186,13 +186,13 @@ class KeptFiles:
         if path in self.kinds or kind == "device":
             return
         os.makedirs(self._folder, exist_ok=True)
-        value = ""
+        original = ""
         if kind == "link":
-            value = os.readlink(path)
+            original = os.readlink(path)
         elif kind == "file":
-            value = os.path.join(self._folder, uuid4().hex)
-            shutil.copy2(source, value)
-        line = json.dumps([path, kind, value])
+            original = os.path.join(self._folder, uuid4().hex)
+            shutil.copy2(source, original)
+        line = json.dumps([path, kind, original])
         # In one call, so that the lines of several processes do not mix.
         with open(f"{self._folder}/journal", "ab", buffering=0) as file:
             file.write(f"{line}\n".encode())

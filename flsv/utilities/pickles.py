@@ -108,6 +108,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return references
 
     def persistent_id(self, value: Any) -> Any:
+        # What the pickle has in place of an object, None for the object itself.
         kind = type(value)
         if kind is str:
             return self._persistent_path(value)
@@ -184,6 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 def _reduction_of_python(value: Any, kind: type) -> Any:
     """Return how an object of Python's own types is pickled, None if as usual."""
+    # As __reduce__ of an object: a function and its arguments, then a state and the function that sets it.
     if kind is FunctionType:
         cells = value.__closure__ or ()
         state = value.__defaults__, value.__kwdefaults__, vars(value)
@@ -307,13 +309,16 @@ class Pickled:
         unpickler = _Unpickler(self, data, copies_memory)
         value = unpickler.load()
         if redirected is not None and self.references:
-            copied_values = unpickler.load()
-            for reference, copied_value in zip(self.references, copied_values):
-                # A member of an enumeration is its own copy, and cannot be written.
-                if copied_value is not reference.value:
-                    reference.write(copied_value)
-                    redirected.append((reference._replace(value=copied_value), reference.value))
+            copied_values = unpickler.load()  # the second object in the pickle
+            redirected += self._redirect(copied_values)
         return value
+
+    def _redirect(self, copied_values: Sequence[Any]) -> Iterator[Redirection]:
+        for reference, copied_value in zip(self.references, copied_values):
+            # A member of an enumeration is its own copy, and cannot be written.
+            if copied_value is not reference.value:
+                reference.write(copied_value)
+                yield reference._replace(value=copied_value), reference.value
 
 
 def pickled(
@@ -378,6 +383,7 @@ class _Unpickler(pickle.Unpickler):
         self._copied_storages: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, name: Any) -> Any:
+        # A text, or a tuple that begins with SHARED, with PATH, or with the position of memory.
         if name == "data":
             return self._run_data
         if name == "users data":
@@ -390,13 +396,17 @@ class _Unpickler(pickle.Unpickler):
             relative_path = location.removeprefix(os.sep)
             return os.path.join(os.getcwd(), relative_path).rstrip(os.sep)
         position, device, dtype = name
+        storage = self._storage(position, device)
+        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+    def _storage(self, position: int, device: torch.device) -> torch.UntypedStorage:
+        """Return the copy of memory, made when it is first asked for."""
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position]
             if self._copies_memory and position not in self._pickled.blank_positions:
                 raw_bytes = raw_bytes.clone()
             self._copied_storages[position] = raw_bytes.to(device).untyped_storage()
-        storage = self._copied_storages[position]
-        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return self._copied_storages[position]
 
 
 class NotCopied(ConfigurationError):

@@ -53,14 +53,15 @@ def to_three_digits(value: Any) -> Any:
         (0.123, tensor([    0,    87, 12300]))
     """
     if type(value) in (float, int):
-        return to_three_digits(torch.tensor(value, dtype=_TENSOR_TYPES[type(value)])).item()
+        number = torch.tensor(value, dtype=_TENSOR_TYPES[type(value)])
+        return to_three_digits(number).item()
     if not isinstance(value, Tensor) or value.dtype == torch.bool:
         return value
     if value.is_floating_point():
         rounded_numbers = [float(f"{number:.3g}") for number in value.flatten().tolist()]
         return value.new_tensor(rounded_numbers).view(value.shape)
     magnitude = value.abs()
-    step = torch.ones_like(value)
+    step = torch.ones_like(value)  # 1, 10, 100, ...: that of the third digit
     smallest = 1000  # of the numbers with one digit too many
     while bool((magnitude >= smallest).any()):
         step[magnitude >= smallest] = smallest // 100
@@ -150,8 +151,10 @@ def copied(value: Any) -> Any:
                 result[key] = copied(entry)
         return result
 
+    entries = value
     has_constants_only = _CONSTANTS.issuperset(map(type, value))
-    entries = value if has_constants_only else map(copied, value)
+    if not has_constants_only:
+        entries = map(copied, value)
     if isinstance(value, deque):
         return deque(entries, maxlen=value.maxlen)
     is_named_tuple = hasattr(value, "_fields")

@@ -91,9 +91,9 @@ class ProgramState:
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
         self._environment: dict[str, str] | None = dict(os.environ)
-        # Modules, classes and objects.
+        # Modules, classes and objects, whose attributes may change.
         self._namespaces: list[Namespace] = []
-        # Each (collection, a copy).
+        # Collections, each with a copy of it.
         self._collections: list[tuple[Any, Any]] = []
         # {path: (tensor, its number of changes)}
         self._tensors: dict[str, tuple[Tensor, int]] = {}

@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -61,28 +62,20 @@ class RunCopy:
         self._data.trainer = None
         self._program = ProgramState()
 
-        all_reductions = {**(reductions or {}), **_reductions_of_parts(trainer)}
-
-        def loadable_pickle(value: Any) -> Pickled:
-            """Return a value's pickle, after a load has shown that it can be loaded."""
-            pickled_value = pickled(
-                value,
-                data=data,
-                program=self._program,
-                has_own_caches=True,
-                reductions=all_reductions,
-                locations=locations or {},
-            )
-            with restored_program():
-                pickled_value.load(data)
-            return pickled_value
-
+        dump = partial(
+            _loadable_pickle,
+            data=data,
+            program=self._program,
+            has_own_caches=True,
+            reductions={**(reductions or {}), **_reductions_of_parts(trainer)},
+            locations=locations or {},
+        )
         try:
-            self._pickled = loadable_pickle((trainer, module))
+            self._pickled: Pickled = dump((trainer, module))
         except Exception as error:
             reason = "the run cannot be copied, and a coalition is a fit of a copy"
             parts = _named_parts(trainer, module)
-            raise pickle_error(reason, parts, dump=loadable_pickle) from error
+            raise pickle_error(reason, parts, dump) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.
@@ -99,6 +92,14 @@ class RunCopy:
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data, redirected=[])
         return trainer, module, data
+
+
+def _loadable_pickle(value: Any, data: Any, **options: Any) -> Pickled:
+    """Return a value's pickle, after a load has shown that it can be loaded."""
+    pickled_value = pickled(value, data=data, **options)
+    with restored_program():
+        pickled_value.load(data)
+    return pickled_value
 
 
 class Refused(NamedTuple):
@@ -150,6 +151,7 @@ def _named_parts(trainer: Any, module: Any) -> dict[str, Any]:
 
 def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refused:
     """Return a part of ``roots``, by name, that fails in ``dump`` though its parts do not."""
+    # Each part has its path, and the attribute of a layer that it is in.
     pending = deque((path, root, None) for path, root in roots.items())
     looked_at = set(map(id, roots.values()))
     while pending:
@@ -166,7 +168,8 @@ def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refuse
             looked_at.add(id(nested_part))
             nested_attribute = attribute
             if isinstance(part, nn.Module):
-                nested_attribute = None if name in _PARTS_OF_LAYERS else nested_part
+                is_attribute = name not in _PARTS_OF_LAYERS
+                nested_attribute = nested_part if is_attribute else None
             pending.append((path + name, nested_part, nested_attribute))
     error = RuntimeError("each by itself can be pickled")
     return Refused("a combination of its parts", roots, error)

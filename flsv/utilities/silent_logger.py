@@ -78,12 +78,7 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
     """Return the arguments of :func:`silent_logger` for a logger."""
     settings: dict[str, Any] = {}
-    names = (
-        "name",
-        "version",
-        *_FOLDERS_OF_LOGGERS,
-    )
-    for name in names:
+    for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
         settings[name] = None
         try:
             value = getattr(logger, name, None)

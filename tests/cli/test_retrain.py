@@ -1,5 +1,6 @@
 """``flsv retrain``: a run's coalitions, trained after the fact."""
 
+import json
 import os
 import shutil
 from contextlib import redirect_stdout
@@ -20,7 +21,7 @@ from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page, words_in
 from helpers.retrained import record_fits, retrained_rows
-from helpers.runs import fit_by_command, read_rows, write_config_of_two_rounds
+from helpers.runs import fit_by_command, make_run, read_rows, write_config_of_two_rounds
 
 SEED = 3
 SINGLES = {"0", "1", "2"}
@@ -84,6 +85,21 @@ def test_retrain_trains_each_coalition_once_and_without_validations(run, monkeyp
 def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
     with refused("use balanced_accuracy"):
         retrain(tmp_path, metric="per_class_accuracy")
+
+
+def test_retrain_of_rounds_of_another_framework_names_the_missing_configuration(tmp_path):
+    run = make_run(tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    record["settings"] = {}  # such rounds have no seed
+    (run / "run.json").write_text(json.dumps(record))
+
+    with refused(r"has no config\.yaml, because the run was started from Python"):
+        retrain(run)
+
+
+def test_retrain_of_a_folder_without_a_run_asks_for_one_of_fit(tmp_path):
+    with refused("name the folder of a run of flsv fit"):
+        retrain(tmp_path)
 
 
 # ---- all coalitions, with two seeds

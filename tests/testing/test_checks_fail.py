@@ -8,6 +8,7 @@ from flsv.aggregation import FedAvg
 from flsv.testing import check_part, parametrize_with_checks
 from flsv.testing.checks import PartCheck, equal
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
+from flsv.testing.rounds import COHORTS, LEARNING_KINDS, PreparedRounds
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase, odd_rounds_end
 from flsv.utilities.errors import ConfigurationError
@@ -84,6 +85,14 @@ def test_a_refusal_that_nobody_has_declared_is_a_failure():
     case = AggregatorCase(FedAvg())
     with pytest.raises(AssertionError, match=r"refusal: not in this loop\."):
         expect_the_same(case, refuse, rounds=1, rtol=0.0)
+
+
+@pytest.mark.parametrize("kind", [None, *LEARNING_KINDS])
+def test_prepared_rounds_of_each_kind_end_after_the_last_cohort(kind):
+    rounds = PreparedRounds(kind=kind)
+
+    with pytest.raises(IndexError):
+        rounds[len(COHORTS)]
 
 
 def test_equal_takes_nan_as_equal_only_to_nan():
