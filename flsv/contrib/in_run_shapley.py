@@ -310,12 +310,7 @@ class InRunValues(ClientAlgorithm):
         self._model_of_gradient = None
         self._gradient = None
 
-    def send(
-        self,
-        client: int,
-        start: Tensor | None,
-        state: FederationState,
-    ) -> dict[str, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         if self._evaluator is None:
             raise ConfigurationError(
                 f"{self!r} needs an InRunShapley metric at the server, which computes the validation gradient. Set "

@@ -139,11 +139,7 @@ def _shares(values: Tensor) -> Tensor:
     return torch.full_like(values, equal_share).clamp_min(FLOOR)
 
 
-def without_own(
-    aggregate: Tensor,
-    own: Tensor,
-    weight: float,
-) -> Tensor | None:
+def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
     """Compute the average of the other clients' models, (A - w x) / (1 - w).
 
     Args:

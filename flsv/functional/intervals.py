@@ -38,10 +38,7 @@ def half_width(variance: Tensor, degrees_of_freedom: Tensor, confidence_level: f
     return widths.masked_fill(~(degrees_of_freedom > 0), float("nan"))
 
 
-def t_quantile(
-    confidence_level: float,
-    degrees_of_freedom: Tensor | float = math.inf,
-) -> Tensor:
+def t_quantile(confidence_level: float, degrees_of_freedom: Tensor | float = math.inf) -> Tensor:
     """Compute Student's t quantile at (1 + confidence_level) / 2, float64. For infinite degrees it is the normal
     quantile.
     """
@@ -103,10 +100,7 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
     return stderr.expand(disagreement.shape).clone()
 
 
-def interval_over_seeds(
-    values: Tensor,
-    fit: Tensor | float = 0.0,
-) -> Tensor:
+def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0) -> Tensor:
     r"""Compute half the widths of the 90 % confidence intervals for mean values over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
@@ -155,10 +149,7 @@ def interval_over_seeds(
     return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 
-def seed_covariance(
-    values: Tensor,
-    half_widths: Tensor,
-) -> Tensor:
+def seed_covariance(values: Tensor, half_widths: Tensor) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
     Its diagonal corresponds to the intervals of :func:`interval_over_seeds`, whose errors are Student's t. The

@@ -110,11 +110,7 @@ def covariance_over_cases(case_values: Tensor, strata: Tensor | None = None) -> 
     return corrected @ centered / num_samples**2
 
 
-def draw_values(
-    values: Tensor,
-    errors: Sequence[ValueErrors],
-    draws: int = NUM_DRAWS,
-) -> Tensor:
+def draw_values(values: Tensor, errors: Sequence[ValueErrors], draws: int = NUM_DRAWS) -> Tensor:
     """Draw values jointly: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
 
     The errors of different sources are independent.
@@ -146,10 +142,7 @@ def _symmetric_root(covariance: Tensor) -> Tensor:
     return (directions * deviations) @ directions.T
 
 
-def joint_intervals(
-    values: Tensor,
-    errors: Sequence[ValueErrors],
-) -> tuple[Tensor, Tensor]:
+def joint_intervals(values: Tensor, errors: Sequence[ValueErrors]) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
     NaN for a client without a value.
@@ -165,10 +158,7 @@ def joint_intervals(
     return low, high
 
 
-def _errors_of_clients(
-    errors: Sequence[ValueErrors],
-    is_client: Tensor,
-) -> list[ValueErrors]:
+def _errors_of_clients(errors: Sequence[ValueErrors], is_client: Tensor) -> list[ValueErrors]:
     """Return the errors of some of the clients."""
     parts = []
     for source in errors:
@@ -245,10 +235,7 @@ def joint_shares(
     )
 
 
-def _bounds_of_shares(
-    shares: Tensor,
-    draws: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _bounds_of_shares(shares: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     # [k] by shares [1, k] and draws [D, k]
     rows = torch.cat([draws, shares])
     quantiles = np.quantile(rows, INTERVAL_ENDS, axis=0)

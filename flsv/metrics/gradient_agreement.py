@@ -180,11 +180,7 @@ class GradientAgreement(ContributionMetric):
         return descents, weighted_cosines
 
 
-def _check_lengths(
-    k: int,
-    gradient_products: Tensor,
-    num_samples: Tensor,
-) -> None:
+def _check_lengths(k: int, gradient_products: Tensor, num_samples: Tensor) -> None:
     if gradient_products.shape != (k,) or num_samples.shape != (k,):
         shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
         raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")

@@ -351,10 +351,7 @@ def _draw_heatmap(
         _write_numbers(ax, values, bound=highest)
 
 
-def _color_range(
-    values: np.ndarray,
-    limits: tuple[float, float] | None,
-) -> tuple[float, float]:
+def _color_range(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[float, float]:
     # With negative values, the color scale is symmetric about 0.
     if limits is not None:
         low, high = limits
@@ -373,15 +370,7 @@ def _write_numbers(ax: Any, values: np.ndarray, bound: float) -> None:
         value = values[row, column]
         text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
         color = "white" if abs(value) > 0.6 * bound else "black"
-        ax.text(
-            column,
-            row,
-            text,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=color,
-        )
+        ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:

@@ -124,11 +124,7 @@ class Penultimate(Features):
 
 
 @torch.no_grad()
-def head_inputs(
-    module: nn.Module,
-    x: Tensor,
-    head: str | None = None,
-) -> Tensor:
+def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
     """Compute the inputs ``[m, d]`` of a module's classifier head for m samples."""
     space = ParameterSpace(module, head)
     head_of_module = space.head

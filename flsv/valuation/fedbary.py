@@ -363,12 +363,7 @@ def _valuation(
     )
 
 
-def _embed(
-    local: LocalData,
-    x: Tensor,
-    features: Features,
-    vector: Tensor | None,
-) -> Tensor:
+def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | None) -> Tensor:
     module = None
     if features.needs_model and vector is not None:
         module = local.module(vector)
@@ -481,11 +476,7 @@ def _client(
     return Client(client_id, local)
 
 
-def _train_only(
-    x: Tensor,
-    y: Tensor,
-    split: Split,
-) -> list[tuple[Tensor, Tensor]]:
+def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
     if split == "train" and len(y):
         return [(x, y)]
     return []

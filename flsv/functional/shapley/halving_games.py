@@ -214,10 +214,7 @@ def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
     return features
 
 
-def _fit_combiner(
-    trained: TrainedOutputs,
-    features: Callable[[Tensor], Tensor],
-) -> Tensor:
+def _fit_combiner(trained: TrainedOutputs, features: Callable[[Tensor], Tensor]) -> Tensor:
     """Fit the combiner's coefficients, float64 ``[4]``, to the trained coalitions' probabilities, without labels."""
     member_features = features(trained.masks).double()
     targets = trained.ordered(trained.outputs).double().softmax(-1)

@@ -55,11 +55,7 @@ def _inverse_size(size: Tensor) -> Tensor:
     return inverse.where(size > 0, 0.0)
 
 
-def gram(
-    kernel: Kernel,
-    row_coalitions: Tensor,
-    column_coalitions: Tensor,
-) -> Tensor:
+def gram(kernel: Kernel, row_coalitions: Tensor, column_coalitions: Tensor) -> Tensor:
     """Compute the kernel matrix ``[A, B]`` between ``row_coalitions [A, n]`` and ``column_coalitions [B, n]``."""
     rows = row_coalitions.to(torch.float64)
     columns = column_coalitions.to(torch.float64)
@@ -89,12 +85,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     return torch.where(coalitions, value_of_member, value_of_outsider)
 
 
-def _value_of_player(
-    kernel: Kernel,
-    num_players: int,
-    size: int,
-    num_own: int,
-) -> Tensor:
+def _value_of_player(kernel: Kernel, num_players: int, size: int, num_own: int) -> Tensor:
     """Return a player's value in the game S -> k(S, T), where T has ``size`` members. ``num_own`` is 1 if the player is
     one of them, otherwise 0.
     """
@@ -117,11 +108,7 @@ def _value_of_player(
 
 
 @lru_cache(maxsize=128)
-def _hypergeometric(
-    num_elements: int,
-    marked: int,
-    max_hits: int,
-) -> Tensor:
+def _hypergeometric(num_elements: int, marked: int, max_hits: int) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
     # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
     num_drawn = torch.arange(num_elements + 1).double()

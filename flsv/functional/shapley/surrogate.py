@@ -51,11 +51,7 @@ class PairedSample:
 
     # All pairs of sizes 1 and n - 1 are drawn, since they have the largest weights in the Shapley kernel.
 
-    def __init__(
-        self,
-        num_players: int,
-        generator: Generator | None = None,
-    ) -> None:
+    def __init__(self, num_players: int, generator: Generator | None = None) -> None:
         self.num_players = num_players
         self.generator = generator
         sizes = range(1, num_players // 2 + 1)
@@ -147,12 +143,7 @@ class PairedSample:
         masks = torch.zeros(count, self.num_players).bool()
         return masks.scatter_(1, shuffled, value=True)
 
-    def _add_coalitions(
-        self,
-        stratum: Stratum,
-        masks: Tensor,
-        max_pairs: int,
-    ) -> None:
+    def _add_coalitions(self, stratum: Stratum, masks: Tensor, max_pairs: int) -> None:
         """Add new coalitions to a stratum until it has ``max_pairs``."""
         if 2 * stratum.size == self.num_players:
             # Both coalitions of a pair have this size. The one with player 0 represents the pair.
@@ -250,10 +241,7 @@ class Surrogate:
         return self.kernel.shapley().T @ self.coefficients
 
 
-def fit_surrogate(
-    kernels: list[ScaledKernel],
-    utilities: Tensor,
-) -> tuple[Surrogate, Tensor]:
+def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[K, M]``.
 
     One of the ``kernels`` and the ridge penalty maximize the marginal likelihood of the utilities ``[K, M]``.
@@ -376,10 +364,7 @@ def adjusted_values(
     return values, variance.sqrt().expand_as(values)
 
 
-def _residuals_of_pairs(
-    surrogate: JointSurrogate,
-    halves: list[Tensor],
-) -> Sequence[Tensor]:
+def _residuals_of_pairs(surrogate: JointSurrogate, halves: list[Tensor]) -> Sequence[Tensor]:
     """Return the leave-one-out residuals of each stratum's fitted pairs: a half's minus its complement's."""
     residuals = surrogate.residuals[2:]  # without the empty and the grand coalition
     of_halves, of_complements = residuals.chunk(2)
