@@ -92,27 +92,19 @@ def _value_of_player(kernel: Kernel, num_players: int, size: int, num_own: int) 
     # A player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
     # hypergeometric. With o = num_own the value is
     #  1/n sum_s sum_j C(t-o, j) C(n-1-t+o, s-j) / C(n-1, s) [k(j+o, s+1, t) - k(j, s, t)]
-    s = torch.arange(num_players).double()
-    s = s.unsqueeze(1)
+    s = torch.arange(num_players).double().unsqueeze(1)
     t = torch.tensor(size).double()
     j = torch.arange(size + 1).double()
-    predecessors = kernel(j, s, t)  # [s, j]
-    marginal_contribution = kernel(j + num_own, s + 1, t) - predecessors
-    probability = _hypergeometric(
-        num_elements=num_players - 1,
-        marked=size - num_own,
-        max_hits=size,
-    )
-    total = (probability * marginal_contribution).sum()
-    return total / num_players
+    marginals = kernel(j + num_own, s + 1, t) - kernel(j, s, t)  # [s, j]
+    probabilities = _hypergeometric(num_players - 1, marked=size - num_own, max_hits=size)
+    return (probabilities * marginals).sum() / num_players
 
 
 @lru_cache(maxsize=128)
 def _hypergeometric(num_elements: int, marked: int, max_hits: int) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
-    # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
-    num_drawn = torch.arange(num_elements + 1).double()
-    num_drawn = num_drawn.unsqueeze(1)
+    # The probability of h hits (columns) among d drawn elements (rows), for all numbers of both.
+    num_drawn = torch.arange(num_elements + 1).double().unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
     misses = num_drawn - hits  # [drawn, hits]
     unmarked = num_elements - marked
