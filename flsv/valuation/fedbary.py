@@ -192,62 +192,62 @@ class FedBary(ValidatedArguments, SampleFilter):
         Returns:
             The clients' distances and, with ``values_samples``, numbers of flagged samples.
         """
-        key = object()
+        key = object()  # of what this valuation stores in the clients' memory
         seed = int(torch.randint(2**62, (1,), generator=generator))
         server_samples = None if server is None else server.samples("val")
-        self.features.fit(None if server_samples is None else server_samples[0], clients)
+        server_inputs = None if server_samples is None else server_samples[0]
+        self.features.fit(server_inputs, clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(client_functions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             first_responses = map_clients(clients, lambda client: client.request(enter))
             response_by_client = dict(zip(clients, first_responses))
-            sizes = {client.id: reply.samples for client, reply in response_by_client.items()}
-            support = self.support_for({**(others or {}), **sizes})
+            exchange = _Exchange(key, seed, self._common_support(response_by_client, others or {}))
             responses = {
-                client: reply for client, reply in response_by_client.items() if reply.samples
+                client: response
+                for client, response in response_by_client.items()
+                if response.samples
             }
             if server is None or server_samples is None:
                 self._check_features(responses)
-                target = self._barycenter(responses, key, support, seed)
+                target = self._barycenter(responses, exchange)
             else:
                 x, y = server_samples
                 server_features = embed(server, x)
                 target = self._target_points(server_features, y)
                 self._check_features(responses, server_features.shape[1])
+
             value_client = partial(
-                self._value_client,
-                target=target,
-                key=key,
-                seed=seed,
-                values_samples=values_samples,
-                num_points=support,
+                self._value_client, target=target, exchange=exchange, values_samples=values_samples
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 values = map_clients(list(responses), value_client, pool.map)
         finally:
             map_clients(clients, lambda client: client.request(client_functions.leave, key))
         value_by_client = dict(zip(responses, values))
-        return _valuation(clients, first_responses, value_by_client, support)
+        return _valuation(clients, first_responses, value_by_client, exchange.support)
 
-    def _barycenter(
-        self,
-        responses: Mapping[Client, FirstResponse],
-        key: object,
-        support: int,
-        seed: int,
-    ) -> Tensor:
+    def _common_support(
+        self, responses: Mapping[Client, FirstResponse], others: Mapping[int, int]
+    ) -> int:
+        """Return the number of support points of all clients: those that respond and the ``others``."""
+        sizes = {client.id: response.samples for client, response in responses.items()}
+        return self.support_for({**others, **sizes})
+
+    def _barycenter(self, responses: Mapping[Client, FirstResponse], exchange: _Exchange) -> Tensor:
         barycenter_clients = []
         num_samples = []
         for client, response in responses.items():
-            barycenter_clients.append(_BarycenterClient(client, key, response.dim))
+            barycenter_clients.append(_BarycenterClient(client, exchange.key, response.dim))
             num_samples.append(float(response.samples))
         barycenter = wasserstein_barycenter(
             barycenter_clients,
-            support=support,
+            support=exchange.support,
             iterations=self.iterations,
             weights=torch.tensor(num_samples),
-            generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
+            # Another name would draw other numbers.
+            generator=generator_for(exchange.seed, "barycentre"),
             p=self.p,
         )
         return barycenter.support_points
@@ -307,25 +307,35 @@ class FedBary(ValidatedArguments, SampleFilter):
         self,
         client: Client,
         target: Tensor,
-        key: object,
-        seed: int,
+        exchange: _Exchange,
         values_samples: bool,
-        num_points: int,
     ) -> tuple[Tensor, int | None]:
         """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
+        key = exchange.key
+        seed = exchange.seed
         server = TransportServer(target, p=self.p)
-        gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
+        generator = generator_for(seed, "support", client.id)
+        gamma = server.start(exchange.support, generator)
         for _ in range(self.iterations):
             eta, distance = client.request(client_functions.respond, key, gamma)
             gamma = server.step(eta, distance)
-        flagged_count = None
-        if values_samples:
-            assert server.eta is not None
-            flagged_count = client.request(
-                client_functions.value_samples, key, server.eta, self, seed
-            )
-        return server.distance, flagged_count
+        if not values_samples:
+            return server.distance, None
+
+        assert server.eta is not None
+        value_samples = client_functions.value_samples
+        num_flagged = client.request(value_samples, key, server.eta, self, seed)
+        return server.distance, num_flagged
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What the exchanges of a valuation with all clients have in common."""
+
+    key: object
+    seed: int
+    support: int
 
 
 @dataclass(frozen=True)
@@ -351,12 +361,14 @@ def _valuation(
     flagged_counts = []
     for client, response in zip(clients, first_responses):
         distance, flagged_count = value_by_client.get(client, no_value)
+        if flagged_count is None:  # the samples were not valued
+            flagged_count = response.broken
         distances.append(distance)
-        flagged_counts.append(response.broken if flagged_count is None else flagged_count)
+        flagged_counts.append(flagged_count)
     return Valuation(
-        tuple(client.id for client in clients),
-        torch.tensor([response.samples for response in first_responses]),
-        torch.tensor([response.broken for response in first_responses]),
+        clients=tuple(client.id for client in clients),
+        samples=torch.tensor([response.samples for response in first_responses]),
+        broken=torch.tensor([response.broken for response in first_responses]),
         distances=torch.stack(distances),
         flagged=torch.tensor(flagged_counts),
         support=support,
