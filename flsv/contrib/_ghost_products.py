@@ -124,7 +124,12 @@ def _layers_with_reference(
     return layers
 
 
-def _add_products(output_gradient: Tensor, *, products: Tensor, reference_output: Tensor) -> None:
+def _add_products(
+    output_gradient: Tensor,
+    *,
+    products: Tensor,
+    reference_output: Tensor,
+) -> None:
     """Add each sample's product of both arguments ``[B, ...]`` to ``products [B]``."""
     flat_reference_output = reference_output.flatten(1)
     flat_gradient = output_gradient.detach().flatten(1).to(flat_reference_output.dtype)

@@ -76,7 +76,12 @@ class FedCM(ClientAlgorithm):
                 f"{list(federation.optimizers)}. Set momentum=0: FedCM has its own momentum."
             )
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         return {DIRECTION: self._direction.to(state.model())}
 
     @torch.no_grad()

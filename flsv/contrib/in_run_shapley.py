@@ -206,7 +206,7 @@ class InRunShapley(ContributionMetric):
         """Compute the sums over rounds ``[num_clients, M + 1]``: the classes' columns and ``"rest"``. NaN for clients
         that never took part."""
         never_took_part = self.participations == 0
-        return self.total.masked_fill(never_took_part[:, None], float("nan"))
+        return self.total.masked_fill(never_took_part[:, None], torch.nan)
 
     def columns(self) -> list[str]:
         names = self.class_names or [str(i) for i in range(self.num_classes or 0)]
@@ -310,7 +310,12 @@ class InRunValues(ClientAlgorithm):
         self._model_of_gradient = None
         self._gradient = None
 
-    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+    def send(
+        self,
+        client: int,
+        start: Tensor | None,
+        state: FederationState,
+    ) -> dict[str, Tensor]:
         if self._evaluator is None:
             raise ConfigurationError(
                 f"{self!r} needs an InRunShapley metric at the server, which computes the validation gradient. Set "

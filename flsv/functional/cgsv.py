@@ -65,7 +65,11 @@ def updated_reputation(
     return updated / updated.sum()
 
 
-def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
+def cohort_reputation(
+    reputation: Tensor | None,
+    client_ids: Tensor,
+    num_samples: Tensor,
+) -> Tensor:
     """Return the reputations ``[k]`` of a round's clients as weights. Before the first round these are shares of
     samples.
     """

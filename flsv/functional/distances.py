@@ -55,7 +55,10 @@ def _scratch(points: Tensor) -> Tensor:
     return points.new_empty(num_rows, width, dtype=torch.float64)
 
 
-def _blocks(shape: torch.Size, block_shape: torch.Size) -> Iterator[tuple[slice, slice]]:
+def _blocks(
+    shape: torch.Size,
+    block_shape: torch.Size,
+) -> Iterator[tuple[slice, slice]]:
     num_rows, width = block_shape
     for top in range(0, shape[0], num_rows):
         rows = slice(top, top + num_rows)

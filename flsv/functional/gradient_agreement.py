@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 
-def gradient_agreement(descent: Tensor, agreement: Tensor) -> Tensor:
+def gradient_agreement(
+    descent: Tensor,
+    agreement: Tensor,
+) -> Tensor:
     r"""Average each client's shares of the loss descent and of the agreement.
 
     .. math::

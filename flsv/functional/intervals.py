@@ -35,10 +35,13 @@ def half_width(variance: Tensor, degrees_of_freedom: Tensor, confidence_level: f
     """Compute half the width of a Student's t interval. NaN where the degrees of freedom are not above 0."""
     quantiles = t_quantile(confidence_level, degrees_of_freedom).to(variance)
     widths = quantiles * variance.sqrt()
-    return widths.masked_fill(~(degrees_of_freedom > 0), float("nan"))
+    return widths.masked_fill(~(degrees_of_freedom > 0), torch.nan)
 
 
-def t_quantile(confidence_level: float, degrees_of_freedom: Tensor | float = math.inf) -> Tensor:
+def t_quantile(
+    confidence_level: float,
+    degrees_of_freedom: Tensor | float = math.inf,
+) -> Tensor:
     """Compute Student's t quantile at (1 + confidence_level) / 2, float64. For infinite degrees it is the normal
     quantile.
     """

@@ -110,7 +110,11 @@ def covariance_over_cases(case_values: Tensor, strata: Tensor | None = None) -> 
     return corrected @ centered / num_samples**2
 
 
-def draw_values(values: Tensor, errors: Sequence[ValueErrors], draws: int = NUM_DRAWS) -> Tensor:
+def draw_values(
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+    draws: int = NUM_DRAWS,
+) -> Tensor:
     """Draw values jointly: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
 
     The errors of different sources are independent.
@@ -143,7 +147,10 @@ def _symmetric_root(covariance: Tensor) -> Tensor:
     return (directions * deviations) @ directions.T
 
 
-def joint_intervals(values: Tensor, errors: Sequence[ValueErrors]) -> tuple[Tensor, Tensor]:
+def joint_intervals(
+    values: Tensor,
+    errors: Sequence[ValueErrors],
+) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
     NaN for a client without a value.
@@ -159,7 +166,10 @@ def joint_intervals(values: Tensor, errors: Sequence[ValueErrors]) -> tuple[Tens
     return low, high
 
 
-def _errors_of_clients(errors: Sequence[ValueErrors], is_client: Tensor) -> list[ValueErrors]:
+def _errors_of_clients(
+    errors: Sequence[ValueErrors],
+    is_client: Tensor,
+) -> list[ValueErrors]:
     """Return the errors of some of the clients."""
     parts = []
     for source in errors:

@@ -45,7 +45,12 @@ def _split_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first_values, average, num_values
 
 
-def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: float) -> Tensor:
+def momentum_add(
+    rows: Tensor,
+    client_ids: Tensor,
+    values: Tensor,
+    momentum: float,
+) -> Tensor:
     """Add a round's values ``[k, M]`` to the n clients' state rows ``[n, 2M+1]``."""
     round_rows = torch.zeros_like(rows)
     round_rows[client_ids] = momentum_row(values.to(rows), momentum)
@@ -53,7 +58,11 @@ def momentum_add(rows: Tensor, client_ids: Tensor, values: Tensor, momentum: flo
     return momentum_merge(periods, momentum)
 
 
-def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
+def momentum_value(
+    rows: Tensor,
+    momentum: float,
+    init: float | None = None,
+) -> Tensor:
     """Compute moving averages ``[n, M]`` from state rows, started at ``init`` or at the first value. NaN without a
     value.
     """
@@ -62,4 +71,4 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
     if init is not None:
         initial_values = init
     value = momentum**num_values * initial_values + average
-    return value.masked_fill(num_values == 0, float("nan"))
+    return value.masked_fill(num_values == 0, torch.nan)

@@ -68,9 +68,9 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
 
     if how == "positive":
         # The value of a player that contributes nothing is a sum of rounding errors.
-        gains = torch.where(values > rounding_error, values, 0.0)
-        largest_gain = torch.where(highest > 0, highest, 1)
-        return torch.where(is_valid, gains / largest_gain, torch.nan)
+        positive_values = torch.where(values > rounding_error, values, 0.0)
+        largest_value = torch.where(highest > 0, highest, 1)
+        return torch.where(is_valid, positive_values / largest_value, torch.nan)
 
     spread = highest - lowest  # -inf where no player has a value
     has_spread = spread > rounding_error
@@ -147,15 +147,12 @@ def _descending_probabilities(weights: Tensor, expected_cohort: float) -> Tensor
     if is_feasible.any():
         smallest = int(is_feasible.int().argmax())  # the smallest feasible l
         tail_cohort = tail_cohorts[smallest].clamp_min(0)
-        tail_shares = _shares_of_tail(weights[smallest:], tail_sums[smallest])
+        tail = weights[smallest:]
+        tail_sum = tail_sums[smallest]
+        equal_share = 1 / len(tail)
+        tail_shares = torch.where(tail_sum > 0, tail / tail_sum, equal_share)
         probabilities[smallest:] = tail_cohort * tail_shares
     return probabilities.clamp_max(1)
-
-
-def _shares_of_tail(tail: Tensor, tail_sum: Tensor) -> Tensor:
-    if tail_sum > 0:
-        return tail / tail_sum
-    return torch.full_like(tail, 1 / len(tail))
 
 
 def _check_weights(weights: Tensor, expected_cohort: float) -> None:

@@ -52,7 +52,7 @@ def last_values(stretches: Tensor) -> Tensor:
     num_rounds = stretches.shape[1]
     rounds = stretches.flatten(0, 1)  # [W * L, ...]
     is_empty = rounds.flatten(1).isnan().all(1)
-    padding = torch.full_like(stretches[0], float("nan"))
+    padding = torch.full_like(stretches[0], torch.nan)
     return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
 
 

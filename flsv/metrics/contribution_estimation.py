@@ -78,9 +78,7 @@ def scores_without_own(
     """
     weights_by_id = {client.id: weight for client, weight in zip(clients, weights.tolist())}
     question = partial(leave_self_out, performance=performance)
-    request = partial(
-        _request_score, question=question, aggregate=aggregate, weights_by_id=weights_by_id
-    )
+    request = partial(_request_score, question, aggregate, weights_by_id)
     responses = map_clients(clients, request)
     _check_finite(clients, responses)
     scores = [float(response) for response in responses if response is not None]
@@ -89,10 +87,10 @@ def scores_without_own(
 
 
 def _request_score(
-    client: Client,
     question: Callable[..., Tensor],
     aggregate: Tensor,
     weights_by_id: Mapping[int, float],
+    client: Client,
 ) -> Tensor | None:
     try:
         response = client.request(question, aggregate, weights_by_id[client.id])
@@ -293,7 +291,7 @@ class ContributionEstimation(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
         took_part = self.participations > 0
-        value = torch.full_like(self.cosines, float("nan"))
+        value = torch.full_like(self.cosines, torch.nan)
         if took_part.any():
             cosines, scores = self._means()
             estimates = contribution_estimates(
@@ -316,4 +314,4 @@ class ContributionEstimation(ContributionMetric):
         mean_cosines = self.cosines / self.participations
         # A prior score of 0 counts as one round.
         mean_scores = self.scores / (self.participations + 1)
-        return mean_cosines, mean_scores.masked_fill(self.participations == 0, float("nan"))
+        return mean_cosines, mean_scores.masked_fill(self.participations == 0, torch.nan)

@@ -370,7 +370,10 @@ def _draw_heatmap(
         _write_numbers(ax, values, bound=highest)
 
 
-def _color_range(values: np.ndarray, limits: tuple[float, float] | None) -> tuple[float, float]:
+def _color_range(
+    values: np.ndarray,
+    limits: tuple[float, float] | None,
+) -> tuple[float, float]:
     # With negative values, the color scale is symmetric about 0.
     if limits is not None:
         low, high = limits

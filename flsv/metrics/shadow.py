@@ -252,7 +252,7 @@ class ShadowShapley(MeasuredMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
-            no_values = torch.full((num_clients, width), float("nan")).double()
+            no_values = torch.full((num_clients, width), torch.nan).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
         # The values after each of the last rounds. NaN if they are not known.
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
@@ -389,7 +389,7 @@ class ShadowShapley(MeasuredMetric):
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""
         never_took_part = self.participations == 0
-        value = self.values.masked_fill(never_took_part[:, None], float("nan"))
+        value = self.values.masked_fill(never_took_part[:, None], torch.nan)
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:

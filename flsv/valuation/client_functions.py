@@ -231,7 +231,11 @@ def _reasons(
     return tuple(reasons)
 
 
-def _reasons_of_finite(gradients: Tensor, classes: Tensor | None, rule: str) -> list[str]:
+def _reasons_of_finite(
+    gradients: Tensor,
+    classes: Tensor | None,
+    rule: str,
+) -> list[str]:
     peers = "the client's samples" if classes is None else "its class"
     if rule == "outlier" and len(gradients) >= MIN_SAMPLES:
         return [

@@ -124,7 +124,11 @@ class Penultimate(Features):
 
 
 @torch.no_grad()
-def head_inputs(module: nn.Module, x: Tensor, head: str | None = None) -> Tensor:
+def head_inputs(
+    module: nn.Module,
+    x: Tensor,
+    head: str | None = None,
+) -> Tensor:
     """Compute the inputs ``[m, d]`` of a module's classifier head for m samples."""
     space = ParameterSpace(module, head)
     head_of_module = space.head
@@ -294,7 +298,8 @@ class Backbone(Features):
             size = (self.image_size, self.image_size)
             x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
         if self._network is None:
-            self._network = self._build_network(input_shape=tuple(x.shape[1:]))
+            input_shape = tuple(x.shape[1:])
+            self._network = self._build_network(input_shape)
         return head_inputs(self._network.to(x.device), x)
 
     def _build_network(self, input_shape: tuple[int, ...]) -> nn.Module:

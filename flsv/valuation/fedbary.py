@@ -203,11 +203,11 @@ class FedBary(ValidatedArguments, SampleFilter):
             # One client after the other: all use the features' network, which uses all cores itself.
             first_responses = map_clients(clients, lambda client: client.request(enter))
             response_by_client = dict(zip(clients, first_responses))
-            exchange = _Exchange(key, seed, self._common_support(response_by_client, others or {}))
+            sizes = {client.id: reply.samples for client, reply in response_by_client.items()}
+            support = self.support_for({**(others or {}), **sizes})
+            exchange = _Exchange(key, seed, support)
             responses = {
-                client: response
-                for client, response in response_by_client.items()
-                if response.samples
+                client: reply for client, reply in response_by_client.items() if reply.samples
             }
             if server is None or server_samples is None:
                 self._check_features(responses)
@@ -226,16 +226,13 @@ class FedBary(ValidatedArguments, SampleFilter):
         finally:
             map_clients(clients, lambda client: client.request(client_functions.leave, key))
         value_by_client = dict(zip(responses, values))
-        return _valuation(clients, first_responses, value_by_client, exchange.support)
+        return _valuation(clients, first_responses, value_by_client, support)
 
-    def _common_support(
-        self, responses: Mapping[Client, FirstResponse], others: Mapping[int, int]
-    ) -> int:
-        """Return the number of support points of all clients: those that respond and the ``others``."""
-        sizes = {client.id: response.samples for client, response in responses.items()}
-        return self.support_for({**others, **sizes})
-
-    def _barycenter(self, responses: Mapping[Client, FirstResponse], exchange: _Exchange) -> Tensor:
+    def _barycenter(
+        self,
+        responses: Mapping[Client, FirstResponse],
+        exchange: _Exchange,
+    ) -> Tensor:
         barycenter_clients = []
         num_samples = []
         for client, response in responses.items():
@@ -313,9 +310,8 @@ class FedBary(ValidatedArguments, SampleFilter):
         """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
         key = exchange.key
-        seed = exchange.seed
         server = TransportServer(target, p=self.p)
-        generator = generator_for(seed, "support", client.id)
+        generator = generator_for(exchange.seed, "support", client.id)
         gamma = server.start(exchange.support, generator)
         for _ in range(self.iterations):
             eta, distance = client.request(client_functions.respond, key, gamma)
@@ -324,8 +320,9 @@ class FedBary(ValidatedArguments, SampleFilter):
             return server.distance, None
 
         assert server.eta is not None
-        value_samples = client_functions.value_samples
-        num_flagged = client.request(value_samples, key, server.eta, self, seed)
+        num_flagged = client.request(
+            client_functions.value_samples, key, server.eta, self, exchange.seed
+        )
         return server.distance, num_flagged
 
 
@@ -375,7 +372,12 @@ def _valuation(
     )
 
 
-def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | None) -> Tensor:
+def _embed(
+    local: LocalData,
+    x: Tensor,
+    features: Features,
+    vector: Tensor | None,
+) -> Tensor:
     module = None
     if features.needs_model and vector is not None:
         module = local.module(vector)
@@ -488,7 +490,11 @@ def _client(
     return Client(client_id, local)
 
 
-def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
+def _train_only(
+    x: Tensor,
+    y: Tensor,
+    split: Split,
+) -> list[tuple[Tensor, Tensor]]:
     if split == "train" and len(y):
         return [(x, y)]
     return []

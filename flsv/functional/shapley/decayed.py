@@ -97,7 +97,11 @@ def _add_shares(sums: Tensor, round_values: Tensor, factor: float, normalize: bo
     sums[took_part] = sums[took_part].nan_to_num() + factor * shares
 
 
-def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
+def round_factor(
+    round_index: int,
+    decay: float,
+    threshold: float = 0.0,
+) -> float:
     """Compute decay^(``round_index`` + 1), or 0 if this is below the threshold."""
     factor = decay ** (round_index + 1)
     if factor < threshold:

@@ -93,7 +93,10 @@ class _Strata:
         num_inner_sizes = self.num_players - 3  # all except 0 and n - 2
         num_drawn_sizes = num_sizes
         budget = self.game.budget - 2  # without the empty and the grand coalition
-        if budget < self._cost_of_all_sizes(sample_cost):
+        # Samples of the sizes 0 and n - 2 need the n single players, and the n coalitions without one.
+        cost_of_outer_sizes = 2 * self.num_players
+        cost_of_inner_sizes = num_inner_sizes * sample_cost
+        if budget < cost_of_outer_sizes + cost_of_inner_sizes:
             num_drawn_sizes = budget // sample_cost
 
         permutations = random_permutations(1, num_sizes, self.generator)
@@ -102,11 +105,6 @@ class _Strata:
         self.add(sizes, coalitions_with_base, coalitions_with_other)
         if num_drawn_sizes == num_sizes and num_inner_sizes > 0:
             self._draw_inner_sizes(num_inner_sizes, sample_cost)
-
-    def _cost_of_all_sizes(self, sample_cost: int) -> int:
-        # Samples of the sizes 0 and n - 2 need the n single players, and the n coalitions without one.
-        cost_of_outer_sizes = 2 * self.num_players
-        return cost_of_outer_sizes + (self.num_players - 3) * sample_cost
 
     def _draw_inner_sizes(self, num_inner_sizes: int, sample_cost: int) -> None:
         """Draw further samples, until the budget is spent, of the sizes with several coalitions per player."""
@@ -138,15 +136,18 @@ class _Strata:
         # For each of R sizes, and each of the n - 1 players i (all except the base player), one coalition of the
         # n - 2 players except both: [R (n - 1), n - 2].
         num_others = self.num_players - 1
-        size_of_row = sizes.repeat_interleave(num_others)
-        drawn = random_coalitions(size_of_row, num_others - 1, self.generator)
+        drawn_members = random_coalitions(
+            sizes=sizes.repeat_interleave(num_others),
+            num_players=num_others - 1,
+            generator=self.generator,
+        )
 
         # Player i's row gets n - 1 columns: the n - 2 drawn ones, and on the diagonal the player's own, which stays
         # False. For n = 4 the drawn rows ab, cd, ef become -ab, c-d, ef-.
         is_own_column = torch.eye(num_others, dtype=torch.bool)
         is_drawn_column = ~is_own_column.expand(len(sizes), -1, -1)
         without_both = torch.zeros_like(is_drawn_column)  # S [R, n - 1, n - 1]
-        without_both = without_both.masked_scatter(is_drawn_column, drawn)
+        without_both = without_both.masked_scatter(is_drawn_column, drawn_members)
         with_other = without_both | is_own_column
 
         # The base player gets the first column: S + base and S + i, both [R, n - 1, n].

@@ -53,7 +53,11 @@ def estimator_of(
     return partial(surrogate_shapley, **{"budget": default_budget, **arguments})
 
 
-def check_estimator(owner: str, estimator: str | Estimator, arguments: Mapping[str, Any]) -> None:
+def check_estimator(
+    owner: str,
+    estimator: str | Estimator,
+    arguments: Mapping[str, Any],
+) -> None:
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
     function = _function_of(owner, estimator)
     num_players = 1  # enough to find arguments that are out of range

@@ -24,7 +24,11 @@ from flsv.utilities.errors import ConfigurationError
 _COALITIONS_PER_CHUNK = 2**16
 
 
-def all_coalitions(num_players: int, begin: int = 0, end: int | None = None) -> Tensor:
+def all_coalitions(
+    num_players: int,
+    begin: int = 0,
+    end: int | None = None,
+) -> Tensor:
     """List the coalitions ``begin`` to ``end - 1`` as masks, bool ``[end - begin, n]``. Bit i of a coalition's number
     is set if player i is a member.
     """

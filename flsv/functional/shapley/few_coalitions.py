@@ -167,7 +167,11 @@ def _exact_values(masks: Tensor, utilities: Tensor) -> Tensor:
     return shapley_of_table(table)
 
 
-def _fitted_values(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+def _fitted_values(
+    masks: Tensor,
+    utilities: Tensor,
+    noise: float | None,
+) -> tuple[Tensor, Tensor]:
     """Fit a Gaussian process per game. Return Shapley values and standard errors, ``[n, M]``."""
     num_players = masks.shape[1]
     values_by_game = []
@@ -188,7 +192,11 @@ def _fitted_values(masks: Tensor, utilities: Tensor, noise: float | None) -> tup
     return values + gap / num_players, stderr
 
 
-def _fit_game(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+def _fit_game(
+    masks: Tensor,
+    utilities: Tensor,
+    noise: float | None,
+) -> tuple[Tensor, Tensor]:
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     mean = utilities.mean()
     scale = float(utilities.std())

@@ -67,7 +67,10 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     return words.view(np.uint64).ravel().tolist()
 
 
-def first_positions(keys: Iterable[Key], stored: Container[Key] = ()) -> dict[Key, int]:
+def first_positions(
+    keys: Iterable[Key],
+    stored: Container[Key] = (),
+) -> dict[Key, int]:
     """Return ``{key: position}``, the first position of each key that is not in ``stored``."""
     positions: dict[Key, int] = {}
     for position, key in enumerate(keys):
@@ -161,7 +164,11 @@ class MemoizedGame:
             evaluations=self.evaluations,
         )
 
-    def _evaluate_new(self, masks: Tensor, keys: Sequence[int | bytes]) -> None:
+    def _evaluate_new(
+        self,
+        masks: Tensor,
+        keys: Sequence[int | bytes],
+    ) -> None:
         """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
         position_by_key = first_positions(keys, stored=self._row_by_key)
         if not position_by_key:

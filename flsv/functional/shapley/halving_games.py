@@ -115,7 +115,11 @@ def blocks(trained: TrainedOutputs) -> Prediction:
     return predict
 
 
-def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+def block_weights(
+    masks: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Compute the weights ``[K, T]`` of trained coalitions in other coalitions, each cut into the fewest disjoint
     trained ones. A trained coalition is weighted by its members' weights, and averaged over all such cuts.
 
@@ -144,7 +148,11 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     return mixing_weights
 
 
-def _weights_of_cuts(masks: Tensor, cuts: Tensor, is_in_block: Tensor) -> Tensor:
+def _weights_of_cuts(
+    masks: Tensor,
+    cuts: Tensor,
+    is_in_block: Tensor,
+) -> Tensor:
     """Return equal weights ``[K, C]`` of all cuts of a coalition into the fewest blocks. Other cuts have 0."""
     # A block of m members replaces m blocks of one player.
     num_saved = is_in_block.sum(1) - cuts.sum(1)
@@ -200,16 +208,24 @@ def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
         weighted_logits = center_logits(weighted_mean(masks))
         shares = coalition_shares(masks, trained.weights)
         capped_logits = mix_capped_logits(shares)
-        equal_shares = masks.double() / masks.sum(1, keepdim=True)
-        unweighted_mean = mix_probabilities(equal_shares)
-        unweighted_logits = center_logits(unweighted_mean.clamp_min(MIN_PROBABILITY).log())
-        class_logits = class_logits_of(masks).expand_as(weighted_logits)
-        return torch.stack([weighted_logits, capped_logits, unweighted_logits, class_logits], -1)
+        sizes = masks.sum(1, keepdim=True)
+        unweighted_mean = mix_probabilities(masks.double() / sizes)
+        unweighted_logits = unweighted_mean.clamp_min(MIN_PROBABILITY).log()
+        logits = [
+            weighted_logits,
+            capped_logits,
+            center_logits(unweighted_logits),
+            class_logits_of(masks).expand_as(weighted_logits),
+        ]
+        return torch.stack(logits, -1)
 
     return features
 
 
-def _fit_combiner(trained: TrainedOutputs, features: Callable[[Tensor], Tensor]) -> Tensor:
+def _fit_combiner(
+    trained: TrainedOutputs,
+    features: Callable[[Tensor], Tensor],
+) -> Tensor:
     """Fit the combiner's coefficients, float64 ``[4]``, to the trained coalitions' probabilities, without labels."""
     member_features = features(trained.masks).double()
     targets = trained.ordered(trained.outputs).double().softmax(-1)

@@ -76,7 +76,11 @@ def choose_halvings(
     return masks[has_several_players]
 
 
-def _candidates(similarity: Tensor, names: Sequence[str], seed: int) -> Tensor:
+def _candidates(
+    similarity: Tensor,
+    names: Sequence[str],
+    seed: int,
+) -> Tensor:
     """Return the halves to compare, bool ``[P, n]``: all, or the best that are found if there are too many."""
     num_players = len(names)
     num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)
@@ -118,7 +122,11 @@ def _all_first_halves(num_players: int) -> Tensor:
     return first_halves.scatter(1, players, value=True)
 
 
-def _locally_best_halves(similarity: Tensor, names: Sequence[str], seed: int) -> Tensor:
+def _locally_best_halves(
+    similarity: Tensor,
+    names: Sequence[str],
+    seed: int,
+) -> Tensor:
     """Return partitions that no exchange of two players improves, and the best one's neighbors, bool ``[P, n]``."""
     num_players = len(similarity)
     generator = generator_for(seed, "halvings", *names)

@@ -55,7 +55,11 @@ def _inverse_size(size: Tensor) -> Tensor:
     return inverse.where(size > 0, 0.0)
 
 
-def gram(kernel: Kernel, row_coalitions: Tensor, column_coalitions: Tensor) -> Tensor:
+def gram(
+    kernel: Kernel,
+    row_coalitions: Tensor,
+    column_coalitions: Tensor,
+) -> Tensor:
     """Compute the kernel matrix ``[A, B]`` between ``row_coalitions [A, n]`` and ``column_coalitions [B, n]``."""
     rows = row_coalitions.to(torch.float64)
     columns = column_coalitions.to(torch.float64)
@@ -85,26 +89,43 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     return torch.where(coalitions, value_of_member, value_of_outsider)
 
 
-def _value_of_player(kernel: Kernel, num_players: int, size: int, num_own: int) -> Tensor:
+def _value_of_player(
+    kernel: Kernel,
+    num_players: int,
+    size: int,
+    num_own: int,
+) -> Tensor:
     """Return a player's value in the game S -> k(S, T), where T has ``size`` members. ``num_own`` is 1 if the player is
     one of them, otherwise 0.
     """
     # A player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
     # hypergeometric. With o = num_own the value is
     #  1/n sum_s sum_j C(t-o, j) C(n-1-t+o, s-j) / C(n-1, s) [k(j+o, s+1, t) - k(j, s, t)]
-    s = torch.arange(num_players).double().unsqueeze(1)
+    s = torch.arange(num_players).double()
+    s = s.unsqueeze(1)
     t = torch.tensor(size).double()
     j = torch.arange(size + 1).double()
-    marginals = kernel(j + num_own, s + 1, t) - kernel(j, s, t)  # [s, j]
-    probabilities = _hypergeometric(num_players - 1, marked=size - num_own, max_hits=size)
-    return (probabilities * marginals).sum() / num_players
+    with_player = kernel(j + num_own, s + 1, t)  # [s, j]
+    without_player = kernel(j, s, t)
+    probabilities = _hypergeometric(
+        num_elements=num_players - 1,
+        marked=size - num_own,
+        max_hits=size,
+    )
+    terms = probabilities * (with_player - without_player)
+    return terms.sum() / num_players
 
 
 @lru_cache(maxsize=128)
-def _hypergeometric(num_elements: int, marked: int, max_hits: int) -> Tensor:
+def _hypergeometric(
+    num_elements: int,
+    marked: int,
+    max_hits: int,
+) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
     # The probability of h hits (columns) among d drawn elements (rows), for all numbers of both.
-    num_drawn = torch.arange(num_elements + 1).double().unsqueeze(1)
+    num_drawn = torch.arange(num_elements + 1).double()
+    num_drawn = num_drawn.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
     misses = num_drawn - hits  # [drawn, hits]
     unmarked = num_elements - marked

@@ -12,7 +12,11 @@ from flsv.functional.shapley.game import MemoizedGame, Sampling, ShapleyEstimate
 from flsv.utilities.declared import Count, NonNegative, checked
 
 
-def random_permutations(count: int, num_players: int, generator: Generator | None = None) -> Tensor:
+def random_permutations(
+    count: int,
+    num_players: int,
+    generator: Generator | None = None,
+) -> Tensor:
     """Draw independent uniform permutations of the n players, int ``[count, n]``."""
     # In float64 ties, which would favor low indices, have a probability below 1e-10 for a thousand players.
     numbers = torch.rand(count, num_players, generator=generator, dtype=torch.float64)
@@ -373,7 +377,11 @@ def _num_cycles(game: Sampling, convergence: float | None) -> int:
     return max(game.left // cost_of_cycle, 1)
 
 
-def _guided_permutations(num_players: int, num_cycles: int, generator: Generator | None) -> Tensor:
+def _guided_permutations(
+    num_players: int,
+    num_cycles: int,
+    generator: Generator | None,
+) -> Tensor:
     """Draw permutations int ``[num_cycles * n, n]`` in which every player is first once per cycle."""
     # In a cycle of n permutations each player leads once: leaders [num_cycles * n, 1].
     leaders = random_permutations(num_cycles, num_players, generator).view(-1, 1)

@@ -199,7 +199,12 @@ def _outputs_with_members(
     )
 
 
-def _check_trained(trained: Tensor, utilities: Tensor, outputs: Tensor, weights: Tensor) -> None:
+def _check_trained(
+    trained: Tensor,
+    utilities: Tensor,
+    outputs: Tensor,
+    weights: Tensor,
+) -> None:
     """Raise ValueError unless shapes fit, numbers are finite and the required coalitions are included."""
     count, num_players = trained.shape
     lengths = (len(utilities), len(outputs), len(weights))

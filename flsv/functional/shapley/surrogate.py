@@ -51,7 +51,11 @@ class PairedSample:
 
     # All pairs of sizes 1 and n - 1 are drawn, since they have the largest weights in the Shapley kernel.
 
-    def __init__(self, num_players: int, generator: Generator | None = None) -> None:
+    def __init__(
+        self,
+        num_players: int,
+        generator: Generator | None = None,
+    ) -> None:
         self.num_players = num_players
         self.generator = generator
         sizes = range(1, num_players // 2 + 1)
@@ -88,17 +92,14 @@ class PairedSample:
             if count == stratum.capacity:
                 masks = self._shuffled_coalitions(stratum.size)
                 self._add_coalitions(stratum, masks, max_pairs=count)
-            else:
-                self._add_random_coalitions(stratum, max_pairs=count)
-
-    def _add_random_coalitions(self, stratum: Stratum, max_pairs: int) -> None:
-        while len(stratum.masks) < max_pairs:
-            # Coalitions that the stratum already has are dropped, so some more are drawn.
-            num_missing = max_pairs - len(stratum.masks)
-            num_draws = num_missing + _SPARE_DRAWS
-            sizes = torch.full((num_draws,), stratum.size)
-            masks = random_coalitions(sizes, self.num_players, self.generator)
-            self._add_coalitions(stratum, masks, max_pairs)
+                continue
+            while len(stratum.masks) < count:
+                # Coalitions that the stratum already has are dropped, so some more are drawn.
+                num_missing = count - len(stratum.masks)
+                num_draws = num_missing + _SPARE_DRAWS
+                sizes = torch.full((num_draws,), stratum.size)
+                masks = random_coalitions(sizes, self.num_players, self.generator)
+                self._add_coalitions(stratum, masks, max_pairs=count)
 
     def coalitions(self) -> Tensor:
         """Return the drawn coalitions, bool ``[K, n]``. The empty and the grand one are the first."""
@@ -144,7 +145,12 @@ class PairedSample:
         masks = torch.zeros(count, self.num_players).bool()
         return masks.scatter_(1, shuffled, value=True)
 
-    def _add_coalitions(self, stratum: Stratum, masks: Tensor, max_pairs: int) -> None:
+    def _add_coalitions(
+        self,
+        stratum: Stratum,
+        masks: Tensor,
+        max_pairs: int,
+    ) -> None:
         """Add new coalitions to a stratum until it has ``max_pairs``."""
         if 2 * stratum.size == self.num_players:
             # Both coalitions of a pair have this size. The one with player 0 represents the pair.
@@ -242,7 +248,10 @@ class Surrogate:
         return self.kernel.shapley().T @ self.coefficients
 
 
-def fit_surrogate(kernels: list[ScaledKernel], utilities: Tensor) -> tuple[Surrogate, Tensor]:
+def fit_surrogate(
+    kernels: list[ScaledKernel],
+    utilities: Tensor,
+) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[K, M]``.
 
     One of the ``kernels`` and the ridge penalty maximize the marginal likelihood of the utilities ``[K, M]``.
@@ -369,7 +378,10 @@ def adjusted_values(
     return values, variance.sqrt().expand_as(values)
 
 
-def _residuals_of_pairs(surrogate: JointSurrogate, halves: list[Tensor]) -> Sequence[Tensor]:
+def _residuals_of_pairs(
+    surrogate: JointSurrogate,
+    halves: list[Tensor],
+) -> Sequence[Tensor]:
     """Return the leave-one-out residuals of each stratum's fitted pairs: a half's minus its complement's."""
     residuals = surrogate.residuals[2:]  # without the empty and the grand coalition
     of_halves, of_complements = residuals.chunk(2)

@@ -40,7 +40,12 @@ def check_points(x: Tensor, name: str = "x") -> None:
         )
 
 
-def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
+def check_pair(
+    x: Tensor,
+    x2: Tensor,
+    name: str = "x",
+    name2: str = "x2",
+) -> None:
     """Raise ConfigurationError unless ``x`` and ``x2`` pass :func:`check_points` and have as many features."""
     check_points(x, name)
     check_points(x2, name2)
@@ -65,7 +70,11 @@ def safe_support(samples: int) -> int:
     return max(0, (samples - 1) // 2)
 
 
-def check_support(support: int, samples: int, owner: str = "the client") -> None:
+def check_support(
+    support: int,
+    samples: int,
+    owner: str = "the client",
+) -> None:
     """Raise ConfigurationError unless each of ``support`` returned points is a mean of more than two of the
     ``samples``.
     """
@@ -140,7 +149,12 @@ class ClassStatistics:
 
 
 @checked
-def class_statistics(x: Tensor, y: Tensor, *, covariance: Covariance = "diag") -> ClassStatistics:
+def class_statistics(
+    x: Tensor,
+    y: Tensor,
+    *,
+    covariance: Covariance = "diag",
+) -> ClassStatistics:
     """Compute the mean and the deviation of each class that is present.
 
     Covariances divide by a class's number of samples, so that they do not change if every sample is repeated.

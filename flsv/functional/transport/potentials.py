@@ -97,7 +97,11 @@ def entropic_potentials(cost: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return _potentials(cost, eps, _scale_in_turn)
 
 
-def _potentials(cost: Tensor, eps: float, finish: Finish) -> tuple[Tensor, Tensor]:
+def _potentials(
+    cost: Tensor,
+    eps: float,
+    finish: Finish,
+) -> tuple[Tensor, Tensor]:
     """Compute the dual potentials ``[m]``, ``[m2]`` of entropic transport, in stages of falling regularization."""
     # The paper takes the exact linear program's potentials. Between samples and an interpolating measure these are
     # degenerate: the solver chooses among many. Entropic ones are unique up to a constant, and debiasing removes the
@@ -180,14 +184,25 @@ def _check_size(cost: Tensor) -> None:
         )
 
 
-def _half_step(cost: Tensor, f: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _half_step(
+    cost: Tensor,
+    f: Tensor,
+    g: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
     """Move both potentials half of the way to the soft minima, at once."""
     next_f = _soft_minimum(cost, g, eps)
     next_g = _soft_minimum(cost.T, f, eps)
     return (f + next_f) / 2, (g + next_g) / 2
 
 
-def _write_plan(plan: Tensor, cost: Tensor, f: Tensor, g: Tensor, eps: float) -> None:
+def _write_plan(
+    plan: Tensor,
+    cost: Tensor,
+    f: Tensor,
+    g: Tensor,
+    eps: float,
+) -> None:
     """Write exp((f_i + g_j - cost_ij) / eps) into element (i, j) of ``plan [m, m2]``, or 0 if this is tiny."""
     # This is done in place, since the matrix may take hundreds of MB.
     torch.sub(g, cost, out=plan)
@@ -267,7 +282,12 @@ class _Relaxation:
         return step_size / (1 - rate)  # the remaining steps are a geometric series
 
 
-def _over_relaxed(plan: Tensor, u: Tensor, v: Tensor, omega: float) -> tuple[Tensor, Tensor, float]:
+def _over_relaxed(
+    plan: Tensor,
+    u: Tensor,
+    v: Tensor,
+    omega: float,
+) -> tuple[Tensor, Tensor, float]:
     # These are the iterations until the next check.
     m, m2 = plan.shape
     for _ in range(ITERATIONS_PER_CHECK):

@@ -94,7 +94,11 @@ def interpolating_measure(
     return interpolate_along(x, x2, plan, num_points=len(x), t=t)
 
 
-def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
+def matching(
+    x: Tensor,
+    x2: Tensor,
+    p: float,
+) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` between two point sets, and their distance W_p. Points have equal
     weights."""
     import ot  # slow to import, since it imports scikit-learn and pandas
@@ -111,7 +115,13 @@ def matching(x: Tensor, x2: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(plan).to(x), x.new_tensor(distance)
 
 
-def interpolate_along(x: Tensor, x2: Tensor, plan: Tensor, num_points: int, t: float) -> Tensor:
+def interpolate_along(
+    x: Tensor,
+    x2: Tensor,
+    plan: Tensor,
+    num_points: int,
+    t: float,
+) -> Tensor:
     """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``num_points``
     points."""
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
@@ -153,7 +163,13 @@ class TransportClient:
                 [4.]]), tensor(4.))
     """
 
-    def __init__(self, x: Tensor, *, p: Exponent = 2, allow_reconstruction: bool = False) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        *,
+        p: Exponent = 2,
+        allow_reconstruction: bool = False,
+    ) -> None:
         check_points(x)
         self.p = p
         self._x = x.detach()
@@ -208,7 +224,12 @@ class TransportServer:
         tensor(4.)
     """
 
-    def __init__(self, x2: Tensor, *, p: Exponent = 2) -> None:
+    def __init__(
+        self,
+        x2: Tensor,
+        *,
+        p: Exponent = 2,
+    ) -> None:
         check_points(x2, "x2")
         self.p = p  # exponent of the distance
         self.gamma: Tensor | None = None  # the points to send next
@@ -216,7 +237,11 @@ class TransportServer:
         self.distance = x2.new_tensor(torch.nan)
         self._x = x2.detach()
 
-    def start(self, support: int, generator: torch.Generator | None = None) -> Tensor:
+    def start(
+        self,
+        support: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         """Draw the first points to send: normal points close to the mean of the server's samples.
 
         Their standard deviation is 1e-4 times that of the samples.
