@@ -301,8 +301,7 @@ def write_flagged(
         if class_names is not None:
             label = class_names[label]
         gradient = values.gradients[position].item()
-        is_known = gradient < math.inf  # not of a sample that is not finite
-        score = f"{gradient:.6g}" if is_known else ""
+        score = f"{gradient:.6g}" if gradient < math.inf else ""
         rows.append((int(indices[position]), label, score, values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED_FILE, rows)

@@ -210,13 +210,10 @@ class FedBary(ValidatedArguments, SampleFilter):
                 client: reply for client, reply in response_by_client.items() if reply.samples
             }
             if server is None or server_samples is None:
-                self._check_features(responses)
                 target = self._barycenter(responses, exchange)
             else:
                 x, y = server_samples
-                server_features = embed(server, x)
-                target = self._target_points(server_features, y)
-                self._check_features(responses, server_features.shape[1])
+                target = self._server_points(embed(server, x), y, responses)
 
             value_client = partial(
                 self._value_client, target=target, exchange=exchange, values_samples=values_samples
@@ -233,6 +230,7 @@ class FedBary(ValidatedArguments, SampleFilter):
         responses: Mapping[Client, FirstResponse],
         exchange: _Exchange,
     ) -> Tensor:
+        self._check_features(responses)
         barycenter_clients = []
         num_samples = []
         for client, response in responses.items():
@@ -266,9 +264,14 @@ class FedBary(ValidatedArguments, SampleFilter):
         self.value(clients, server, generator)
         return [client.request(_unflagged_samples) for client in clients]
 
-    def _target_points(self, features: Tensor, y: Tensor) -> Tensor:
-        """Return the target's points ``[m', d']``: the server's samples with ``features [m, d]`` and classes ``y [m]``
-        that are finite, with their classes embedded.
+    def _server_points(
+        self,
+        features: Tensor,
+        y: Tensor,
+        responses: Mapping[Client, FirstResponse],
+    ) -> Tensor:
+        """Return the server's samples as points ``[m', d']``: those with ``features [m, d]`` and classes ``y [m]`` that
+        are finite, with their classes embedded. Check that the clients have as many features.
         """
         x = features.detach().float().cpu()
         is_finite = x.isfinite().all(1)
@@ -276,6 +279,7 @@ class FedBary(ValidatedArguments, SampleFilter):
             raise ConfigurationError("no sample of the server's validation set is finite.")
         labels = y.cpu()[is_finite]
         points, _statistics = client_functions.embed_labels(x[is_finite], labels, self)
+        self._check_features(responses, features.shape[1])
         return points
 
     def _check_features(
@@ -309,19 +313,18 @@ class FedBary(ValidatedArguments, SampleFilter):
     ) -> tuple[Tensor, int | None]:
         """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
-        key = exchange.key
         server = TransportServer(target, p=self.p)
         generator = generator_for(exchange.seed, "support", client.id)
         gamma = server.start(exchange.support, generator)
         for _ in range(self.iterations):
-            eta, distance = client.request(client_functions.respond, key, gamma)
+            eta, distance = client.request(client_functions.respond, exchange.key, gamma)
             gamma = server.step(eta, distance)
         if not values_samples:
             return server.distance, None
 
         assert server.eta is not None
         num_flagged = client.request(
-            client_functions.value_samples, key, server.eta, self, exchange.seed
+            client_functions.value_samples, exchange.key, server.eta, self, exchange.seed
         )
         return server.distance, num_flagged
 

@@ -404,8 +404,7 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
     running_means = last_sums / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]
     distances = (running_means[:-1] - final_mean).abs()
-    divisors = final_mean.abs().clamp_min(1e-12)  # not 0
-    relative_distances = distances / divisors
+    relative_distances = distances / final_mean.abs().clamp_min(1e-12)  # not 0 / 0
     is_close = relative_distances.mean(dim=1) < threshold
     return bool(is_close.all())
 
