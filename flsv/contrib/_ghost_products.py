@@ -107,20 +107,20 @@ def _layers_with_reference(
     module: nn.Module,
     reference: Mapping[str, Tensor],
 ) -> list[tuple[nn.Module, str, nn.Module]]:
-    reference_of_parameter = {
-        parameter: reference[name]
-        for name, parameter in module.named_parameters()
-        if name in reference and parameter.requires_grad
-    }
+    reference_of_parameter = {}
+    for name, parameter in module.named_parameters():
+        if name in reference and parameter.requires_grad:
+            reference_of_parameter[parameter] = reference[name]
 
     layers = []
-    for name, layer in module.named_modules():
-        layer_reference = {}  # None for a parameter without a reference
-        for parameter_name, layer_parameter in layer._parameters.items():
-            if layer_parameter is not None:
-                layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
-        if any(tensor is not None for tensor in layer_reference.values()):
-            layers.append((layer, name, _copy_with_reference(layer, layer_reference)))
+    for layer_name, layer in module.named_modules():
+        references = {}  # None for a parameter without a reference
+        for own_name, own_parameter in layer._parameters.items():
+            if own_parameter is not None:
+                references[own_name] = reference_of_parameter.get(own_parameter)
+        has_reference = any(tensor is not None for tensor in references.values())
+        if has_reference:
+            layers.append((layer, layer_name, _copy_with_reference(layer, references)))
     return layers
 
 
@@ -151,14 +151,12 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
                 "sample's. Use GroupNorm or LayerNorm, or keep it in evaluation mode."
             )
         reason = _unsupported_reason(layer)
-        if reason is None:
-            continue
-        for parameter in layer.parameters(recurse=False):
-            if parameter not in name_of_trained:  # an unsupported layer may be frozen
-                continue
+        parameters = layer.parameters(recurse=False)
+        trained_names = [name_of_trained[p] for p in parameters if p in name_of_trained]
+        if reason is not None and trained_names:  # an unsupported layer may be frozen
             supported = ", ".join(layer_class.__name__ for layer_class in LINEAR_LAYERS)
             raise ConfigurationError(
-                f"parameter {name_of_trained[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
+                f"parameter {trained_names[0]!r} is {type(layer).__name__}'s, {reason}. In-run values "
                 f"know {supported}. Use these, or freeze it (requires_grad = False)."
             )
 

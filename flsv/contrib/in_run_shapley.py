@@ -206,7 +206,7 @@ class InRunShapley(ContributionMetric):
         """Compute the sums over rounds ``[num_clients, M + 1]``: the classes' columns and ``"rest"``. NaN for clients
         that never took part."""
         never_took_part = self.participations == 0
-        return self.total.masked_fill(never_took_part[:, None], float("nan"))
+        return self.total.masked_fill(never_took_part[:, None], torch.nan)
 
     def columns(self) -> list[str]:
         names = self.class_names or [str(i) for i in range(self.num_classes or 0)]
@@ -334,10 +334,13 @@ class InRunValues(ClientAlgorithm):
         self.leave_client(context)
         self._ghost_products = _ghost_products_of(context)
         # State of the round.
-        self._learning_rates: list[float] = []  # the learning rate of each step
+        self._learning_rates: list[float] = []  # of each step
         self._watched_batches: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
         self._batch_position = 0  # the next batch's
+        self._num_watched_steps = 0
+        no_classes = torch.full((context.samples,), UNSEEN_CLASS)
+        self._sample_classes = context.state.get(IN_RUN_CLASSES, no_classes).cpu()
 
         # State of the epoch: its batches' samples and classes, the order of its samples, and the number read.
         self._batches: list[tuple[Tensor, Tensor]] = []
@@ -345,11 +348,9 @@ class InRunValues(ClientAlgorithm):
         self._num_samples_read = 0
 
         # Every n-th step is watched, beginning with another one in each round.
-        period = min(self.every, max(context.batches, 1))
-        self._first_watched_step = context.instruction.round_index % period
-        self._num_watched_steps = 0
-        no_classes = torch.full((context.samples,), UNSEEN_CLASS)
-        self._sample_classes = context.state.get(IN_RUN_CLASSES, no_classes).cpu()
+        num_batches = max(context.batches, 1)
+        num_first_steps = min(self.every, num_batches)
+        self._first_watched_step = context.instruction.round_index % num_first_steps
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost_products is not None
@@ -391,11 +392,10 @@ class InRunValues(ClientAlgorithm):
         is_watched = self._ghost_products.batch_size is not None
         if not is_watched:
             return
-        # `end_client` reads the products of all watched steps. The first step's are read now, to check whether products
-        # can be computed for this module.
         if self._num_watched_steps == 0:
-            first_products = self._ghost_products.take()
-            self._products.append(first_products)
+            # These products are taken now, to check whether they can be computed for this module. `end_client` takes
+            # those of all later steps.
+            self._products.append(self._ghost_products.take())
             self._check_products(context, parameters, gradients)
         self._num_watched_steps += 1
 
@@ -450,33 +450,31 @@ class InRunValues(ClientAlgorithm):
         # Data without classes: all samples count as class 0.
         if self._loss != "negative_loss" and local.num_classes == 1:
             self._watched_classes = torch.zeros_like(self._watched_classes)
-        out_of_range = (self._watched_classes < 0) | (self._watched_classes >= local.num_classes)
-        wrong_classes = self._watched_classes[out_of_range]
-        if len(wrong_classes):
-            raise ConfigurationError(
-                f"{self!r} sums values by class, but a training batch has class {int(wrong_classes[0])}, and the data "
-                f"module's classes are 0 to {local.num_classes - 1}. Correct the batches' classes."
-            )
+        self._check_watched_classes(local.num_classes)
         # The values of samples stay at the client. The server gets their sums over classes.
         keep_table(local, IN_RUN_VALUES, partial(_values_as_csv, local.state[IN_RUN_VALUES]))
         no_values = torch.zeros(local.num_classes, dtype=torch.float64)
         values_by_class = no_values.index_add(0, self._watched_classes, self._watched_values)
         return {IN_RUN_VALUES: values_by_class}
 
+    def _check_watched_classes(self, num_classes: int) -> None:
+        is_wrong = (self._watched_classes < 0) | (self._watched_classes >= num_classes)
+        wrong_classes = self._watched_classes[is_wrong]
+        if len(wrong_classes):
+            raise ConfigurationError(
+                f"{self!r} sums values by class, but a training batch has class {int(wrong_classes[0])}, and the data "
+                f"module's classes are 0 to {num_classes - 1}. Correct the batches' classes."
+            )
+
     def _next_samples(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
         epoch, position_in_epoch = divmod(self._batch_position, context.epoch_batches)
         if position_in_epoch == 0:
-            self._store_sample_classes(context)
-            instruction = context.instruction
-            stream = shuffle_stream(
-                instruction.seed, instruction.round_index, instruction.client_id, epoch
-            )
-            self._sample_order = context.local.order(stream)
-            self._num_samples_read = 0
+            self._begin_epoch(context, epoch)
         self._batch_position += 1
-        end = self._num_samples_read + count
-        samples = self._sample_order[self._num_samples_read : end]
+        begin = self._num_samples_read
+        end = begin + count
+        samples = self._sample_order[begin:end]
         self._num_samples_read = end
         if len(samples) != count:
             raise ConfigurationError(
@@ -485,6 +483,16 @@ class InRunValues(ClientAlgorithm):
                 "to batches."
             )
         return samples
+
+    def _begin_epoch(self, context: ClientContext, epoch: int) -> None:
+        """Store the last epoch's classes, and find out the order in which this epoch reads the samples."""
+        self._store_sample_classes(context)
+        instruction = context.instruction
+        stream = shuffle_stream(
+            instruction.seed, instruction.round_index, instruction.client_id, epoch
+        )
+        self._sample_order = context.local.order(stream)
+        self._num_samples_read = 0
 
     def _store_sample_classes(self, context: ClientContext) -> None:
         """Store the epoch's classes. Raise ConfigurationError if a sample had another one before."""
@@ -509,14 +517,15 @@ class InRunValues(ClientAlgorithm):
         self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient."""
-        reference = context.unflatten(context.received(VALIDATION_GRADIENT), parameters)
-        gradient_product, largest_product = _sums_of_products(gradients, reference)
-        module: Any = context.module
+        validation_gradients = context.unflatten(context.received(VALIDATION_GRADIENT), parameters)
+        gradient_product, largest_product = _sums_of_products(gradients, validation_gradients)
         sample_products = self._products[0]
         sum_of_products = float(sample_products.sum())
-        sum_tolerance = _RELATIVE_TOLERANCE * float(sample_products.abs().sum())
-        rounding_tolerance = rounding_of(module.trainer).number * largest_product
-        tolerance = sum_tolerance + rounding_tolerance
+
+        module: Any = context.module
+        tolerance_of_sum = _RELATIVE_TOLERANCE * float(sample_products.abs().sum())
+        tolerance_of_rounding = rounding_of(module.trainer).number * largest_product
+        tolerance = tolerance_of_sum + tolerance_of_rounding
         is_equal = abs(sum_of_products - gradient_product) <= tolerance  # False for NaN
         if not is_equal:
             raise ConfigurationError(

@@ -59,7 +59,7 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     other_weights = weights.expand(k, k) * (1 - identity)
     sum_norms = _norms_of_sums(gram, update_norms, other_weights)
     products = (gram * other_weights).sum(dim=1)
-    products = products.where(sum_norms > 0, torch.zeros_like(products))
+    products = products.where(sum_norms > 0, 0.0)
     norm_products = update_norms.clamp_min(EPSILON) * sum_norms.clamp_min(EPSILON)
     return (products / norm_products).clamp(-1, 1)
 

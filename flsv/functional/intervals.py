@@ -35,7 +35,7 @@ def half_width(variance: Tensor, degrees_of_freedom: Tensor, confidence_level: f
     """Compute half the width of a Student's t interval. NaN where the degrees of freedom are not above 0."""
     quantiles = t_quantile(confidence_level, degrees_of_freedom).to(variance)
     widths = quantiles * variance.sqrt()
-    return widths.masked_fill(~(degrees_of_freedom > 0), float("nan"))
+    return widths.masked_fill(~(degrees_of_freedom > 0), torch.nan)
 
 
 def t_quantile(
@@ -103,10 +103,7 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
     return stderr.expand(disagreement.shape).clone()
 
 
-def interval_over_seeds(
-    values: Tensor,
-    fit: Tensor | float = 0.0,
-) -> Tensor:
+def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0) -> Tensor:
     r"""Compute half the widths of the 90 % confidence intervals for mean values over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
@@ -155,10 +152,7 @@ def interval_over_seeds(
     return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 
-def seed_covariance(
-    values: Tensor,
-    half_widths: Tensor,
-) -> Tensor:
+def seed_covariance(values: Tensor, half_widths: Tensor) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
     Its diagonal corresponds to the intervals of :func:`interval_over_seeds`, whose errors are Student's t. The

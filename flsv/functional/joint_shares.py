@@ -120,20 +120,21 @@ def draw_values(
     The errors of different sources are independent.
     """
     generator = Generator().manual_seed(0)
-
-    def draw_normal(columns: int) -> Tensor:
-        return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
-
     value_draws = values.double().expand(draws, -1)
     for source in errors:
-        noise = draw_normal(len(values)) @ _symmetric_root(source.covariance.double())
+        normal = _normal_numbers(draws, len(values), generator)
+        noise = normal @ _symmetric_root(source.covariance.double())
         if source.freedom is not None:
             # Student's t: normal noise over the root of a chi-squared number, divided by its degrees of freedom.
-            squares = draw_normal(source.freedom).square()
+            squares = _normal_numbers(draws, source.freedom, generator).square()
             chi_squared = squares.sum(1, keepdim=True)
             noise = noise * (source.freedom / chi_squared).sqrt()
         value_draws = value_draws + noise
     return value_draws
+
+
+def _normal_numbers(draws: int, columns: int, generator: Generator) -> Tensor:
+    return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
 
 
 def _symmetric_root(covariance: Tensor) -> Tensor:
@@ -233,9 +234,11 @@ def joint_shares(
     value_draws = draw_values(known_values, sources)  # [draws, known values]
     shares = shares_of_draws(known_values[None, :], negatives)  # [1, known values]
     share_draws = shares_of_draws(value_draws, negatives)
-    share_draws = share_draws[share_draws.isfinite().all(1)]
+    gives_shares = share_draws.isfinite().all(1)
+    share_draws = share_draws[gives_shares]
     low, high = _bounds_of_shares(shares, share_draws)
-    distances = (share_draws - shares).abs().sum(1)
+
+    distances = (share_draws - shares).abs().sum(1)  # what moves is counted at giver and receiver
     has_no_gain = value_draws.sum(1) <= 0
     return JointShares(
         low=no_bounds.masked_scatter(has_value, low),
@@ -245,10 +248,7 @@ def joint_shares(
     )
 
 
-def _bounds_of_shares(
-    shares: Tensor,
-    draws: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _bounds_of_shares(shares: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
     # [k] by shares [1, k] and draws [D, k]
     rows = torch.cat([draws, shares])
     quantiles = np.quantile(rows, INTERVAL_ENDS, axis=0)

@@ -71,4 +71,4 @@ def momentum_value(
     if init is not None:
         initial_values = init
     value = momentum**num_values * initial_values + average
-    return value.masked_fill(num_values == 0, float("nan"))
+    return value.masked_fill(num_values == 0, torch.nan)

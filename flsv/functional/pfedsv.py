@@ -60,17 +60,17 @@ def personalized_weights(
     _check_weighting(values, distances, own)
     is_other = torch.arange(len(values), device=values.device) != own
     positive_values = values.double().clamp_min(0)
-    divisors = distances.double().clone()
-    if self_weight == "exclude":
-        positive_values = positive_values * is_other
     is_helpful = is_other & (positive_values > 0)
     if not is_helpful.any():
-        return (~is_other).to(values)
+        return (~is_other).to(values)  # the own model has all weight
+    if self_weight == "exclude":
+        positive_values = positive_values * is_other
+    divisors = distances.double().clone()
     divisors[own] = _own_divisor(divisors[is_other], self_weight)
 
-    equals_own = (divisors == 0) & (positive_values > 0)
-    if equals_own.any():
-        weights = positive_values * equals_own
+    is_same_model = (divisors == 0) & (positive_values > 0)
+    if is_same_model.any():
+        weights = positive_values * is_same_model
     else:
         tiny = torch.finfo(torch.float64).tiny
         weights = positive_values / divisors.clamp_min(tiny)
@@ -154,13 +154,17 @@ def top_k_download(
     scores = relevance.detach().cpu().double().nan_to_num(0.0)
     is_candidate = available.cpu() & (scores >= 0)
     is_candidate[own] = False
-    if not (is_candidate & is_unvisited).any():  # all helpful models are downloaded, whatever k is
-        k = max(1, int((is_candidate & (scores > 0)).sum()))
+    num_downloads = k
+    has_unvisited = (is_candidate & is_unvisited).any()
+    if not has_unvisited:  # all helpful models are downloaded, whatever k is
+        is_helpful = is_candidate & (scores > 0)
+        num_downloads = max(1, int(is_helpful.sum()))
 
-    clients = _best_first(scores, generator)
+    ranking = _best_first(scores, generator)
     if explore == "unvisited":
-        clients = _true_first(clients, is_unvisited)
-    return clients[is_candidate[clients]][:k]
+        ranking = _true_first(ranking, is_unvisited)
+    candidates = ranking[is_candidate[ranking]]
+    return candidates[:num_downloads]
 
 
 def _true_first(clients: Tensor, condition: Tensor) -> Tensor:

@@ -62,18 +62,20 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     is_valid = ~values.isnan()
     lowest = values.where(is_valid, torch.inf).amin(0, keepdim=True)
     highest = values.where(is_valid, -torch.inf).amax(0, keepdim=True)
-    largest = torch.maximum(lowest.abs(), highest.abs())
-    rounding = ROUNDING_EPSILONS * torch.finfo(values.dtype).eps * largest
+    magnitude = torch.maximum(lowest.abs(), highest.abs())
+    epsilon = torch.finfo(values.dtype).eps
+    rounding_error = ROUNDING_EPSILONS * epsilon * magnitude
 
     if how == "positive":
         # The value of a player that contributes nothing is a sum of rounding errors.
-        positive_values = torch.where(values > rounding, values, 0.0)
-        shares = positive_values / torch.where(highest > 0, highest, 1)
-        return torch.where(is_valid, shares, torch.nan)
+        positive_values = torch.where(values > rounding_error, values, 0.0)
+        largest_value = torch.where(highest > 0, highest, 1)
+        return torch.where(is_valid, positive_values / largest_value, torch.nan)
 
     spread = highest - lowest  # -inf where no player has a value
-    has_spread = spread > rounding
-    normalized = (values - lowest) / torch.where(has_spread, spread, 1)
+    has_spread = spread > rounding_error
+    divisor = torch.where(has_spread, spread, 1)
+    normalized = (values - lowest) / divisor
     is_equal_to_all = is_valid & ~has_spread
     return torch.where(is_equal_to_all, 0.5, normalized)
 
@@ -131,30 +133,26 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
 
 def _descending_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
+    # The l clients with the largest weights are drawn with certainty, the others (the tail) in proportion to their
+    # weights. This is feasible if the largest probability in the tail is at most 1. All l from 0 to n - 1 are tried.
     num_clients = len(weights)
-    # Element l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
+    num_certain = torch.arange(num_clients, device=weights.device).to(torch.float64)
     tail_sums = weights.flip(0).cumsum(0).flip(0)
-    num_larger = torch.arange(num_clients, device=weights.device)
-    num_larger = num_larger.to(torch.float64)
-    equal_shares = 1 / (num_clients - num_larger)
-    shares = torch.where(tail_sums > 0, weights / tail_sums, equal_shares)
-    cohort_left = expected_cohort - num_larger
-    is_feasible = cohort_left * shares <= 1 + 1e-12
+    equal_shares = 1 / (num_clients - num_certain)
+    largest_shares = torch.where(tail_sums > 0, weights / tail_sums, equal_shares)
+    tail_cohorts = expected_cohort - num_certain
+    is_feasible = tail_cohorts * largest_shares <= 1 + 1e-12
 
-    # The largest weights are drawn with certainty, the others in proportion to their weights.
     probabilities = torch.ones_like(weights)
     if is_feasible.any():
-        num_certain = int(is_feasible.int().argmax())
-        tail_cohort = cohort_left[num_certain].clamp_min(0)
-        tail_shares = _shares_of_tail(weights[num_certain:], tail_sums[num_certain])
-        probabilities[num_certain:] = tail_cohort * tail_shares
+        smallest = int(is_feasible.int().argmax())  # the smallest feasible l
+        tail_cohort = tail_cohorts[smallest].clamp_min(0)
+        tail = weights[smallest:]
+        tail_sum = tail_sums[smallest]
+        equal_share = 1 / len(tail)
+        tail_shares = torch.where(tail_sum > 0, tail / tail_sum, equal_share)
+        probabilities[smallest:] = tail_cohort * tail_shares
     return probabilities.clamp_max(1)
-
-
-def _shares_of_tail(tail: Tensor, tail_sum: Tensor) -> Tensor:
-    if tail_sum > 0:
-        return tail / tail_sum
-    return torch.full_like(tail, 1 / len(tail))
 
 
 def _check_weights(weights: Tensor, expected_cohort: float) -> None:

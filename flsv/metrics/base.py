@@ -52,7 +52,7 @@ def last_values(stretches: Tensor) -> Tensor:
     num_rounds = stretches.shape[1]
     rounds = stretches.flatten(0, 1)  # [W * L, ...]
     is_empty = rounds.flatten(1).isnan().all(1)
-    padding = torch.full_like(stretches[0], float("nan"))
+    padding = torch.full_like(stretches[0], torch.nan)
     return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
 
 
@@ -159,13 +159,16 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_counts: Tensor | None = None
         if self._has_sizes:
             self._create_states()
+        # The states of torchmetrics, its defaults, may change.
+        self._read_only = frozenset(self._stored_arguments() - self._defaults.keys())
+
+    def _stored_arguments(self) -> set[str]:
+        """Return the names of the constructors' arguments that are attributes."""
         argument_names = set[str]()
         for metric_class in type(self).__mro__:
             if issubclass(metric_class, ContributionMetric):
                 argument_names.update(inspect.signature(metric_class.__init__).parameters)
-        stored_arguments = argument_names & vars(self).keys()
-        # The states of torchmetrics, its defaults, may change.
-        self._read_only = frozenset(stored_arguments - self._defaults.keys())
+        return argument_names & vars(self).keys()
 
     def bind(
         self,
@@ -446,22 +449,26 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         @functools.wraps(update)
         def checked_update(*args: Any, **kwargs: Any) -> None:
             arguments = signature.bind(*args, **kwargs).arguments
-            if not self._has_sizes:
-                raise ConfigurationError(
-                    f"{type(self).__name__} does not know the numbers of clients and classes. Pass num_clients and "
-                    "num_classes, or use the metric in a FederatedLoop."
-                )
-            if "client_ids" in arguments:
-                assert self.num_clients is not None
-                client_ids = arguments["client_ids"]
-                check_clients(client_ids, self.num_clients)
-                check_rows(client_ids, arguments, self.rows_of_clients)
+            self._check_arguments(arguments)
             # States made in inference mode could not be changed outside of it.
             with torch.inference_mode(False):
                 update(*args, **kwargs)
                 self.rounds += 1
 
         return super()._wrap_update(checked_update)
+
+    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Check the arguments of ``update``, and that the metric knows its sizes."""
+        if not self._has_sizes:
+            raise ConfigurationError(
+                f"{type(self).__name__} does not know the numbers of clients and classes. Pass num_clients and "
+                "num_classes, or use the metric in a FederatedLoop."
+            )
+        if "client_ids" in arguments:
+            assert self.num_clients is not None
+            client_ids = arguments["client_ids"]
+            check_clients(client_ids, self.num_clients)
+            check_rows(client_ids, arguments, self.rows_of_clients)
 
     def _check_asked(self, client_ids: Tensor, clients: Sequence[Client]) -> None:
         """Raise ValueError unless ``clients`` are the round's clients, in the order of ``client_ids``."""

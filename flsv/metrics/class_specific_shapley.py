@@ -170,13 +170,8 @@ class ClassSpecificShapley(ContributionMetric):
             )
         values = class_specific_shapley(client_heads, server_head).to(self.history)
         if self._weights_by_samples:
-            if num_samples is None or num_samples.shape != client_ids.shape:
-                shape = None if num_samples is None else list(num_samples.shape)
-                raise ValueError(
-                    f'weighting="samples" expects num_samples [k={len(client_ids)}], got {shape}.'
-                )
-            samples_column = num_samples.to(self.history)[:, None]
-            values = torch.cat([values, samples_column], dim=1)  # [k, M + 1]
+            samples = _checked_samples(num_samples, len(client_ids)).to(self.history)
+            values = torch.cat([values, samples[:, None]], dim=1)  # [k, M + 1]
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
 
     def compute(self) -> Tensor:
@@ -193,3 +188,11 @@ class ClassSpecificShapley(ContributionMetric):
             return mean
         num_samples = momentum_value(self.history, self.momentum)[:, -1]
         return mean * num_samples.to(mean)
+
+
+def _checked_samples(num_samples: Tensor | None, num_clients: int) -> Tensor:
+    """Return ``num_samples [k]``. Raise ValueError if they are missing or have another shape."""
+    if num_samples is not None and num_samples.shape == (num_clients,):
+        return num_samples
+    shape = None if num_samples is None else list(num_samples.shape)
+    raise ValueError(f'weighting="samples" expects num_samples [k={num_clients}], got {shape}.')

@@ -6,7 +6,7 @@ Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -77,23 +77,27 @@ def scores_without_own(
     scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
     """
     weights_by_id = {client.id: weight for client, weight in zip(clients, weights.tolist())}
-    function = partial(leave_self_out, performance=performance)
-
-    def request(client: Client) -> Tensor | None:
-        try:
-            response = client.request(function, aggregate, weights_by_id[client.id])
-        except NoResponse as reason:
-            warnings.warn(
-                f"{reason} Its score of the others is missing in this round.", stacklevel=2
-            )
-            return None
-        return response.double()
-
+    question = partial(leave_self_out, performance=performance)
+    request = partial(_request_score, question, aggregate, weights_by_id)
     responses = map_clients(clients, request)
-    has_responded = [response is not None for response in responses]
     _check_finite(clients, responses)
     scores = [float(response) for response in responses if response is not None]
-    return torch.tensor(scores, dtype=torch.float64), torch.tensor(has_responded)
+    has_score = [response is not None for response in responses]
+    return torch.tensor(scores, dtype=torch.float64), torch.tensor(has_score)
+
+
+def _request_score(
+    question: Callable[..., Tensor],
+    aggregate: Tensor,
+    weights_by_id: Mapping[int, float],
+    client: Client,
+) -> Tensor | None:
+    try:
+        response = client.request(question, aggregate, weights_by_id[client.id])
+    except NoResponse as reason:
+        warnings.warn(f"{reason} Its score of the others is missing in this round.", stacklevel=2)
+        return None
+    return response.double()
 
 
 def _check_finite(clients: Sequence[Client], responses: Sequence[Tensor | None]) -> None:
@@ -261,15 +265,18 @@ class ContributionEstimation(ContributionMetric):
             clients: the round's clients, in the order of ``client_ids``.
         """
         self._check_asked(client_ids, clients)
+        device = client_ids.device
         weights = _shares(aggregation_weights)
-        # has_score [k] is True for the clients that replied with a score. `scores` has these clients' scores only.
+        # Some clients may not reply: `scores` has the scores of the others, and `has_score` [k] says which these are.
         scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
         self._check_range(scores)
-        has_score = has_score.to(client_ids.device)
         gram = self._matrix(client_updates).gram()
-        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[has_score]
+        cosines = leave_one_out_cosines(gram, weights).to(device)  # [k]
+
+        has_score = has_score.to(device)
         ids = client_ids[has_score]
-        self.cosines = self.cosines.index_add(0, ids, cosines.to(self.cosines))
+        cosines = cosines[has_score].to(self.cosines)
+        self.cosines = self.cosines.index_add(0, ids, cosines)
         self.scores = self.scores.index_add(0, ids, scores.to(self.scores))
         self.participations = self.participations.index_add(0, ids, torch.ones_like(ids))
 
@@ -284,7 +291,7 @@ class ContributionEstimation(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
         took_part = self.participations > 0
-        value = torch.full_like(self.cosines, float("nan"))
+        value = torch.full_like(self.cosines, torch.nan)
         if took_part.any():
             cosines, scores = self._means()
             estimates = contribution_estimates(
@@ -307,4 +314,4 @@ class ContributionEstimation(ContributionMetric):
         mean_cosines = self.cosines / self.participations
         # A prior score of 0 counts as one round.
         mean_scores = self.scores / (self.participations + 1)
-        return mean_cosines, mean_scores.masked_fill(self.participations == 0, float("nan"))
+        return mean_cosines, mean_scores.masked_fill(self.participations == 0, torch.nan)

@@ -107,7 +107,7 @@ class CosineGradientShapley(ContributionMetric):
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        no_values = torch.full((num_clients,), float("nan"))
+        no_values = torch.full((num_clients,), torch.nan)
         self.add_state("reputation", no_values, dist_reduce_fx=None)
         self.add_state("phi", no_values.clone(), dist_reduce_fx=None)
 

@@ -110,7 +110,7 @@ class CommunicationCost(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""
         never_took_part = ~self.took_part[:, None]
-        return self.exchanged.double().masked_fill(never_took_part, float("nan"))
+        return self.exchanged.double().masked_fill(never_took_part, torch.nan)
 
     def per_client(self, value: Tensor) -> Tensor:
         """Return the sum of the numbers sent and received by each client, ``[num_clients]``."""
@@ -198,7 +198,7 @@ class PrivacyLoss(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the epsilon that each client has spent, ``[num_clients]``. NaN for clients that never took part."""
         epsilons = [
-            self.privacy.epsilon(rounds) if rounds else float("nan")
+            self.privacy.epsilon(rounds) if rounds else torch.nan
             for rounds in self.participations.tolist()
         ]
         return torch.tensor(epsilons, device=self.participations.device)

@@ -92,7 +92,7 @@ class DomainRelevance(ContributionMetric):
             raise ValueError(
                 f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}."
             )
-        values = self.history.new_full((n, n), float("nan"))
+        values = self.history.new_full((n, n), torch.nan)
         values[client_ids] = peer_values.to(values)
         # The history has a row per pair of clients.
         pair_values = values.flatten()
@@ -110,7 +110,7 @@ class DomainRelevance(ContributionMetric):
         model without a score.
         """
         scores_by_others = value.clone()
-        scores_by_others.fill_diagonal_(float("nan"))
+        scores_by_others.fill_diagonal_(torch.nan)
         return scores_by_others.nanmean(0)
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ class WassersteinContribution(ContributionMetric):
         self.valuer.support_for(self._sizes)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+        self.add_state("distances", torch.full((num_clients,), torch.nan), dist_reduce_fx=latest)
 
     def update(
         self,
@@ -241,7 +241,7 @@ class CalibratedOTGradient(WassersteinContribution):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)
-        self.add_state("flagged", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+        self.add_state("flagged", torch.full((num_clients,), torch.nan), dist_reduce_fx=latest)
 
     def _store_distances(self, valuation: Valuation) -> None:
         super()._store_distances(valuation)

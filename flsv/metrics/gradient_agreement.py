@@ -117,7 +117,7 @@ class GradientAgreement(ContributionMetric):
         self.add_state(
             "total_cohort_descent", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
         )
-        unknown_numbers = torch.full_like(zeros, float("nan"))
+        unknown_numbers = torch.full_like(zeros, torch.nan)
         self.add_state("samples", unknown_numbers, dist_reduce_fx=latest)
 
     def update(
@@ -174,17 +174,13 @@ class GradientAgreement(ContributionMetric):
         has_no_descent = ~(self.cohort_descent > 0)
         never_took_part = self.participations == 0
         divisors = self.cohort_descent.masked_fill(has_no_descent, 1.0)
-        divisors = divisors.masked_fill(never_took_part, float("nan"))
+        divisors = divisors.masked_fill(never_took_part, torch.nan)
         descents = self.descent / divisors * self.total_cohort_descent
         weighted_cosines = self.samples * self.cosine / self.participations
         return descents, weighted_cosines
 
 
-def _check_lengths(
-    k: int,
-    gradient_products: Tensor,
-    num_samples: Tensor,
-) -> None:
+def _check_lengths(k: int, gradient_products: Tensor, num_samples: Tensor) -> None:
     if gradient_products.shape != (k,) or num_samples.shape != (k,):
         shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
         raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")

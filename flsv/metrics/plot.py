@@ -76,24 +76,28 @@ def plot_contributions(
     With ``waterfall_from``, the score of the untrained model, the bars of ``[n]`` are steps from it to the score of the
     model of all clients. Of more than 50 clients, the 25 with the highest and the 25 with the lowest values are drawn.
     """
-    rows = [val] if isinstance(val, Tensor) else list(val)
+    is_over_rounds = not isinstance(val, Tensor)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
+    rows = [val] if isinstance(val, Tensor) else list(val)
     _check_dimensions(rows, num_dimensions=2 if is_heatmap else 1)
-    arrays = [row.detach().double().cpu().numpy() for row in rows]
+    arrays = [_as_array(row) for row in rows]
     all_values = np.stack(arrays)  # [1, n, M], [1, n], or [R, n] of R rounds
+    num_clients = all_values.shape[1]
     clients = _clients_to_draw(all_values)
     values = all_values[:, clients]
-    note = _note_on_clients(len(clients), all_values.shape[1])
-    labels = client_names or range(all_values.shape[1])
-    if not isinstance(val, Tensor):
-        labels = client_labels(all_values.shape[1], client_names)
-    names = [label_text(labels[client]) for client in clients]
+    names = _names_to_draw(clients, num_clients, client_names, is_over_rounds)
+    note = _note_on_clients(len(clients), num_clients)
 
     if is_heatmap:
         ax = _heatmap(ax, values[0], column_names, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel(f"client{note}")
-    elif isinstance(val, Tensor):
+    elif is_over_rounds:
+        ax = ax or _new_axis(7.6, 3.8)
+        _draw_lines(ax, values, names)
+        ax.set_xlabel(f"round{note}")
+        _finish_axis(ax, unit, limits)
+    else:
         if intervals is not None:
             low, high = intervals
             intervals = low[clients], high[clients]
@@ -101,13 +105,24 @@ def plot_contributions(
         ax = _bars(ax, values[0], names, intervals, waterfall_from, sum_of_values)
         ax.set_xlabel(f"client{note}")
         _finish_axis(ax, unit, limits)
-    else:
-        ax = ax or _new_axis(7.6, 3.8)
-        _draw_lines(ax, values, names)
-        ax.set_xlabel(f"round{note}")
-        _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
     return Shown((ax.figure, ax))
+
+
+def _as_array(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()
+
+
+def _names_to_draw(
+    clients: Sequence[int],
+    num_clients: int,
+    client_names: Sequence[str] | None,
+    is_over_rounds: bool,
+) -> list[str]:
+    labels: Sequence[Any] = client_names or range(num_clients)
+    if is_over_rounds:  # in a legend a number alone would say too little
+        labels = client_labels(num_clients, client_names)
+    return [label_text(labels[client]) for client in clients]
 
 
 def _heatmap(
@@ -225,10 +240,10 @@ def _draw_bars(
     intervals: tuple[Tensor, Tensor] | None,
 ) -> None:
     has_value = np.isfinite(values)
-    clients = np.flatnonzero(has_value)
-    ax.bar(clients, values[clients], color=PALETTE[0])
+    positions = np.arange(len(values))
+    ax.bar(positions[has_value], values[has_value], color=PALETTE[0])
     if intervals is not None:
-        _draw_intervals(ax, np.arange(len(values)), values, values, intervals)
+        _draw_intervals(ax, positions, heights=values, values=values, intervals=intervals)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
@@ -249,13 +264,14 @@ def _draw_waterfall(
     initial_score, _final_score = scores
     steps = np.nan_to_num(values)
     scores_after_steps = initial_score + steps.cumsum()
-    bases = scores_after_steps - steps
-    clients = np.arange(1, len(values) + 1)
+    scores_before_steps = scores_after_steps - steps
+    last_position = len(values) + 1
+    positions = np.arange(1, last_position)  # between the two scores
     colors = np.where(steps < 0, PALETTE[1], PALETTE[0])
-    ax.bar([0, len(values) + 1], scores, color="0.6")
-    ax.bar(clients, steps, bottom=bases, color=colors)
+    ax.bar([0, last_position], scores, color="0.6")
+    ax.bar(positions, steps, bottom=scores_before_steps, color=colors)
     if intervals is not None:
-        _draw_intervals(ax, clients, scores_after_steps, values, intervals)
+        _draw_intervals(ax, positions, scores_after_steps, values, intervals)
     ax.axhline(0, color="black", linewidth=0.8)
     _label_axis(ax.xaxis, ["untrained", *names, "all"])
 
@@ -268,13 +284,16 @@ def _draw_intervals(
     intervals: tuple[Tensor, Tensor],
 ) -> None:
     """Draw the intervals of ``values [n]`` as error bars at the points with these positions and heights."""
-    low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
+    low = _as_array(intervals[0])
+    high = _as_array(intervals[1])
     # If there is a NaN, matplotlib cannot find the limits of the axes.
     has_interval = np.isfinite(values) & np.isfinite(low) & np.isfinite(high)
+    lengths_below = (values - low)[has_interval]
+    lengths_above = (high - values)[has_interval]
     ax.errorbar(
         positions[has_interval],
         heights[has_interval],
-        yerr=[(values - low)[has_interval], (high - values)[has_interval]],
+        yerr=[lengths_below, lengths_above],
         fmt="none",  # without markers
         ecolor="0.25",
         capsize=3,
@@ -373,15 +392,7 @@ def _write_numbers(ax: Any, values: np.ndarray, bound: float) -> None:
         value = values[row, column]
         text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
         color = "white" if abs(value) > 0.6 * bound else "black"
-        ax.text(
-            column,
-            row,
-            text,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=color,
-        )
+        ax.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:

@@ -132,6 +132,17 @@ class ShadowShapley(MeasuredMetric):
     participations: Tensor
     evaluations: Tensor
 
+    averages = False
+    """Whether values are means over the last rounds, as with a sampler."""
+    max_valued_rounds = MAX_VALUED_ROUNDS
+    """The largest number of rounds with values, if ``every`` is None. It depends on how much is scored."""
+
+    _num_rounds: int | None = None  # None: not known yet
+    _pending: str | None = None
+    # Each client's score of the federation's own model, if clients score models.
+    _client_scores: Tensor | None = None
+    _round_values: RoundValues | None = None
+
     def __init__(
         self,
         num_clients: int | None = None,
@@ -149,23 +160,15 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         self.halvings = halvings or 1
         check_halvings(coalitions, self.halvings, evaluators)
-        self.max_fits = max_fits
-        self.excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
+        self.excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
+        self.max_fits = max_fits
         self.every = every
         self._rounds_per_value = every or 1
-        self._num_rounds: int | None = None  # None: not known yet
-        # The largest number of rounds with values, if `every` is None. It depends on how much is scored.
-        self.max_valued_rounds = MAX_VALUED_ROUNDS
-        # Whether values are means over the last rounds, as with a sampler.
-        self.averages = False
-        self._pending: str | None = None
-        # Each client's score of the federation's own model, if clients score models.
-        self._client_scores: Tensor | None = None
-        self._round_values: RoundValues | None = None
         self._why_missing: dict[str, Any] = {}
+        # The argument num_classes alone has the same effect.
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         super().__init__(num_clients, num_classes, **kwargs)
@@ -249,7 +252,7 @@ class ShadowShapley(MeasuredMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
-            no_values = torch.full((num_clients, width), float("nan")).double()
+            no_values = torch.full((num_clients, width), torch.nan).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
         # The values after each of the last rounds. NaN if they are not known.
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
@@ -279,15 +282,15 @@ class ShadowShapley(MeasuredMetric):
         self._check_width(coalitions)
         masks = coalitions.cpu()
         utilities = utility(masks).detach().cpu().double()
-        recent_values = self.recent.cpu()
-        is_known = recent_values.isfinite().all(2).all(1)
+        recent_values = self.recent.cpu()  # [rounds, n, M]
+        is_known = recent_values.isfinite().flatten(1).all(1)
         round_values = value_after_round(
             self.game(masks, rounds=[0]),
             utilities.view(len(masks), -1),
-            recent_estimates=[*recent_values[is_known]],
+            recent_estimates=list(recent_values[is_known]),
         )
-        estimate = round_values.estimate[None].to(self.recent)
-        self.recent = torch.cat([self.recent[1:], estimate])
+        latest_values = round_values.estimate[None].to(self.recent)
+        self.recent = torch.cat([self.recent[1:], latest_values])
         self._show(round_values)
         self.evaluations = self.evaluations + len(masks)
 
@@ -386,7 +389,7 @@ class ShadowShapley(MeasuredMetric):
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""
         never_took_part = self.participations == 0
-        value = self.values.masked_fill(never_took_part[:, None], float("nan"))
+        value = self.values.masked_fill(never_took_part[:, None], torch.nan)
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:

@@ -104,15 +104,15 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
     if local.class_counts.sum() == 0:
         return FirstResponse(samples=0, broken=0)
     x, y = local.samples()
-    raw_features = embed(local, x).detach().float()
-    features = raw_features.cpu()
+    device_features = embed(local, x).detach().float()
+    features = device_features.cpu()
     is_finite = features.isfinite().all(1)
     num_broken = int((~is_finite).sum())
     if num_broken == len(is_finite):
         local.memory[SampleValues] = _values_of_broken(num_broken)
         return FirstResponse(samples=0, broken=num_broken)
 
-    client_state = _client_state(features, y.cpu(), is_finite, raw_features.device, valuer)
+    client_state = _client_state(features, y.cpu(), is_finite, device_features.device, valuer)
     local.memory[key] = client_state
     return FirstResponse(
         samples=len(client_state.x),
@@ -137,20 +137,21 @@ def _client_state(
     device: torch.device,
     valuer: ValuationOptions,
 ) -> _ClientState:
-    x = features[is_finite]
-    y = y[is_finite]
-    points, statistics = embed_labels(x, y, valuer)
-    allow_reconstruction = valuer.allow_reconstruction
+    finite_features = features[is_finite]
+    finite_y = y[is_finite]
+    points, statistics = embed_labels(finite_features, finite_y, valuer)
+    transport_client = TransportClient(
+        points, p=valuer.p, allow_reconstruction=valuer.allow_reconstruction
+    )
+    if device.type == "mps":  # Apple's GPUs lack float64, in which samples are valued
+        device = torch.device("cpu")
     return _ClientState(
-        x,
-        y,
+        x=finite_features,
+        y=finite_y,
         is_finite=is_finite,
         statistics=statistics,
-        transport_client=TransportClient(
-            points, p=valuer.p, allow_reconstruction=allow_reconstruction
-        ),
-        # Samples are valued in float64, which Apple's GPUs lack.
-        device=torch.device("cpu") if device.type == "mps" else device,
+        transport_client=transport_client,
+        device=device,
     )
 
 
@@ -170,18 +171,18 @@ def value_samples(
     """
     client_state: _ClientState = local.memory[key]
     is_finite = client_state.is_finite
-    gradients = _sample_gradients(client_state, points, valuer, seed)  # of the finite samples
-    classes = None  # within which samples are compared
-    if valuer.calibration == "class":
+    finite_gradients = _sample_gradients(client_state, points, valuer, seed)
+    classes = None
+    if valuer.calibration == "class":  # samples are compared within their class
         classes = client_state.y
-        gradients = calibrated_by_class(gradients, classes)
+        finite_gradients = calibrated_by_class(finite_gradients, classes)
 
-    all_gradients = torch.full(is_finite.shape, torch.inf)
-    all_gradients[is_finite] = gradients
+    gradients = torch.full(is_finite.shape, torch.inf)
+    gradients[is_finite] = finite_gradients
     is_flagged = ~is_finite
-    is_flagged[is_finite] = flag_samples(gradients, valuer.rule, classes)
-    reasons = _reasons(gradients, is_finite, classes=classes, rule=valuer.rule)
-    local.memory[SampleValues] = SampleValues(all_gradients, is_flagged, reasons)
+    is_flagged[is_finite] = flag_samples(finite_gradients, valuer.rule, classes)
+    reasons = _reasons(finite_gradients, is_finite, classes=classes, rule=valuer.rule)
+    local.memory[SampleValues] = SampleValues(gradients, is_flagged, reasons)
     return int(is_flagged.sum())
 
 
@@ -193,20 +194,26 @@ def _sample_gradients(
     points = points.to(device)
     statistics = client_state.statistics.to(device)
     count = len(client_state.x)
-    gradients = torch.empty(count)
+    num_parts = math.ceil(count / valuer.chunk)
     order = torch.randperm(count, generator=generator_for(seed, "parts"))
-    has_labels = valuer.label_weight > 0
-    for rows in order.chunk(math.ceil(count / valuer.chunk)):
-        gradients[rows] = client_values(
+    gradients = torch.empty(count)
+    for rows in order.chunk(num_parts):
+        y = None
+        part: Part = "features"
+        if valuer.label_weight > 0:
+            y = client_state.y[rows].to(device)
+            part = valuer.part
+        part_gradients = client_values(
             client_state.x[rows].to(device),
-            client_state.y[rows].to(device) if has_labels else None,
+            y,
             points,
-            part=valuer.part if has_labels else "features",
+            part=part,
             blur=valuer.blur,
             covariance=valuer.covariance,
             label_weight=valuer.label_weight,
             statistics=statistics,
-        ).cpu()
+        )
+        gradients[rows] = part_gradients.cpu()
     return gradients
 
 
@@ -216,25 +223,29 @@ REASON_OF_NOT_FINITE = "not finite: the sample or its features are NaN or infini
 def _reasons(
     gradients: Tensor, is_finite: Tensor, classes: Tensor | None, rule: str
 ) -> tuple[str, ...]:
-    """Return the reason for each sample's value as a text."""
+    """Return the reason for each sample's value as a text. The ``gradients`` are those of the finite samples."""
+    reasons = [REASON_OF_NOT_FINITE] * len(is_finite)
+    finite_rows = is_finite.nonzero().flatten().tolist()
+    for row, reason in zip(finite_rows, _reasons_of_finite(gradients, classes, rule)):
+        reasons[row] = reason
+    return tuple(reasons)
+
+
+def _reasons_of_finite(
+    gradients: Tensor,
+    classes: Tensor | None,
+    rule: str,
+) -> list[str]:
     peers = "the client's samples" if classes is None else "its class"
-    has_deviations = rule == "outlier" and len(gradients) >= MIN_SAMPLES
-    if has_deviations:
-        reasons_of_finite = [
+    if rule == "outlier" and len(gradients) >= MIN_SAMPLES:
+        return [
             f"{deviation:.1f} deviations above the center of {peers}"
             for deviation in deviations(gradients, classes).tolist()
         ]
-    else:
-        reason = (
-            f"more weight on it would move the client away from the target ({peers} as the measure)"
-        )
-        reasons_of_finite = [reason] * len(gradients)
-
-    reasons = [REASON_OF_NOT_FINITE] * len(is_finite)
-    finite_rows = is_finite.nonzero().flatten().tolist()
-    for row, reason in zip(finite_rows, reasons_of_finite):
-        reasons[row] = reason
-    return tuple(reasons)
+    reason = (
+        f"more weight on it would move the client away from the target ({peers} as the measure)"
+    )
+    return [reason] * len(gradients)
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
@@ -276,29 +287,22 @@ def write_flagged(
             client reads them.
         class_names: names of the M classes. None: the file has numbers.
     """
-    stored_values: SampleValues | None = local.memory.get(SampleValues)
-    if stored_values is None:
+    values: SampleValues | None = local.memory.get(SampleValues)
+    if values is None or len(values.why) != len(values.gradients):  # not valued, or without reasons
         return
-    scores = stored_values.gradients  # positive for harmful samples
-    reasons = stored_values.why
-    has_reasons = len(reasons) == len(scores)
-    if not has_reasons:
-        return
-
     _x, y = local.samples()
     labels = y.tolist()
     rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
-    most_harmful_first = scores.argsort(descending=True, stable=True)
+    most_harmful_first = values.gradients.argsort(descending=True, stable=True)
     for position in most_harmful_first.tolist():
-        if not stored_values.flagged[position]:
+        if not values.flagged[position]:
             continue
         label = labels[position]
         if class_names is not None:
             label = class_names[label]
-        score = scores[position].item()
-        score_text = f"{score:.6g}" if score < math.inf else ""
-        index = int(indices[position])
-        rows.append((index, label, score_text, reasons[position]))
+        gradient = values.gradients[position].item()
+        score = f"{gradient:.6g}" if gradient < math.inf else ""
+        rows.append((int(indices[position]), label, score, values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED_FILE, rows)
 

@@ -206,10 +206,11 @@ class PCA(Features):
                 f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
             )
         # Of all clients together: the number of samples, their sum [d], and the sum of their outer products [d, d].
-        counts, sums, sums_of_products = zip(*moments)
-        count = sum(counts)
-        sum_of_samples = sum(sums[1:], sums[0])
-        sum_of_products = sum(sums_of_products[1:], sums_of_products[0])
+        count, sum_of_samples, sum_of_products = moments[0]
+        for client_count, client_sum, client_products in moments[1:]:
+            count += client_count
+            sum_of_samples = sum_of_samples + client_sum
+            sum_of_products = sum_of_products + client_products
         mean = sum_of_samples / count
         covariance = sum_of_products / count - mean[:, None] * mean
         eigenvectors = torch.linalg.eigh(covariance).eigenvectors  # columns, of ascending variance
@@ -297,13 +298,16 @@ class Backbone(Features):
             size = (self.image_size, self.image_size)
             x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
         if self._network is None:
-            options = dict(self.options or {})
-            if self.pretrained:
-                options["pretrained"] = True
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
-                # Two classes, as the head itself is not used.
-                input_shape = tuple(x.shape[1:])
-                network = build_network(self.name, 2, input_shape, **options)
-            self._network = network.eval().requires_grad_(False)
+            input_shape = tuple(x.shape[1:])
+            self._network = self._build_network(input_shape)
         return head_inputs(self._network.to(x.device), x)
+
+    def _build_network(self, input_shape: tuple[int, ...]) -> nn.Module:
+        options = dict(self.options or {})
+        if self.pretrained:
+            options["pretrained"] = True
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            # Two classes, as the head itself is not used.
+            network = build_network(self.name, 2, input_shape, **options)
+        return network.eval().requires_grad_(False)

@@ -192,10 +192,11 @@ class FedBary(ValidatedArguments, SampleFilter):
         Returns:
             The clients' distances and, with ``values_samples``, numbers of flagged samples.
         """
-        key = object()
+        key = object()  # of what this valuation stores in the clients' memory
         seed = int(torch.randint(2**62, (1,), generator=generator))
         server_samples = None if server is None else server.samples("val")
-        self.features.fit(None if server_samples is None else server_samples[0], clients)
+        server_inputs = None if server_samples is None else server_samples[0]
+        self.features.fit(server_inputs, clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(client_functions.enter, key=key, embed=embed, valuer=self)
         try:
@@ -204,24 +205,18 @@ class FedBary(ValidatedArguments, SampleFilter):
             response_by_client = dict(zip(clients, first_responses))
             sizes = {client.id: reply.samples for client, reply in response_by_client.items()}
             support = self.support_for({**(others or {}), **sizes})
+            exchange = _Exchange(key, seed, support)
             responses = {
                 client: reply for client, reply in response_by_client.items() if reply.samples
             }
             if server is None or server_samples is None:
-                self._check_features(responses)
-                target = self._barycenter(responses, key, support, seed)
+                target = self._barycenter(responses, exchange)
             else:
                 x, y = server_samples
-                server_features = embed(server, x)
-                target = self._target_points(server_features, y)
-                self._check_features(responses, server_features.shape[1])
+                target = self._server_points(embed(server, x), y, responses)
+
             value_client = partial(
-                self._value_client,
-                target=target,
-                key=key,
-                seed=seed,
-                values_samples=values_samples,
-                num_points=support,
+                self._value_client, target=target, exchange=exchange, values_samples=values_samples
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 values = map_clients(list(responses), value_client, pool.map)
@@ -233,21 +228,21 @@ class FedBary(ValidatedArguments, SampleFilter):
     def _barycenter(
         self,
         responses: Mapping[Client, FirstResponse],
-        key: object,
-        support: int,
-        seed: int,
+        exchange: _Exchange,
     ) -> Tensor:
+        self._check_features(responses)
         barycenter_clients = []
         num_samples = []
         for client, response in responses.items():
-            barycenter_clients.append(_BarycenterClient(client, key, response.dim))
+            barycenter_clients.append(_BarycenterClient(client, exchange.key, response.dim))
             num_samples.append(float(response.samples))
         barycenter = wasserstein_barycenter(
             barycenter_clients,
-            support=support,
+            support=exchange.support,
             iterations=self.iterations,
             weights=torch.tensor(num_samples),
-            generator=generator_for(seed, "barycentre"),  # another name would draw other numbers
+            # Another name would draw other numbers.
+            generator=generator_for(exchange.seed, "barycentre"),
             p=self.p,
         )
         return barycenter.support_points
@@ -269,9 +264,14 @@ class FedBary(ValidatedArguments, SampleFilter):
         self.value(clients, server, generator)
         return [client.request(_unflagged_samples) for client in clients]
 
-    def _target_points(self, features: Tensor, y: Tensor) -> Tensor:
-        """Return the target's points ``[m', d']``: the server's samples with ``features [m, d]`` and classes ``y [m]``
-        that are finite, with their classes embedded.
+    def _server_points(
+        self,
+        features: Tensor,
+        y: Tensor,
+        responses: Mapping[Client, FirstResponse],
+    ) -> Tensor:
+        """Return the server's samples as points ``[m', d']``: those with ``features [m, d]`` and classes ``y [m]`` that
+        are finite, with their classes embedded. Check that the clients have as many features.
         """
         x = features.detach().float().cpu()
         is_finite = x.isfinite().all(1)
@@ -279,6 +279,7 @@ class FedBary(ValidatedArguments, SampleFilter):
             raise ConfigurationError("no sample of the server's validation set is finite.")
         labels = y.cpu()[is_finite]
         points, _statistics = client_functions.embed_labels(x[is_finite], labels, self)
+        self._check_features(responses, features.shape[1])
         return points
 
     def _check_features(
@@ -307,25 +308,34 @@ class FedBary(ValidatedArguments, SampleFilter):
         self,
         client: Client,
         target: Tensor,
-        key: object,
-        seed: int,
+        exchange: _Exchange,
         values_samples: bool,
-        num_points: int,
     ) -> tuple[Tensor, int | None]:
         """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
         server = TransportServer(target, p=self.p)
-        gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
+        generator = generator_for(exchange.seed, "support", client.id)
+        gamma = server.start(exchange.support, generator)
         for _ in range(self.iterations):
-            eta, distance = client.request(client_functions.respond, key, gamma)
+            eta, distance = client.request(client_functions.respond, exchange.key, gamma)
             gamma = server.step(eta, distance)
-        flagged_count = None
-        if values_samples:
-            assert server.eta is not None
-            flagged_count = client.request(
-                client_functions.value_samples, key, server.eta, self, seed
-            )
-        return server.distance, flagged_count
+        if not values_samples:
+            return server.distance, None
+
+        assert server.eta is not None
+        num_flagged = client.request(
+            client_functions.value_samples, exchange.key, server.eta, self, exchange.seed
+        )
+        return server.distance, num_flagged
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What the exchanges of a valuation with all clients have in common."""
+
+    key: object
+    seed: int
+    support: int
 
 
 @dataclass(frozen=True)
@@ -351,12 +361,14 @@ def _valuation(
     flagged_counts = []
     for client, response in zip(clients, first_responses):
         distance, flagged_count = value_by_client.get(client, no_value)
+        if flagged_count is None:  # the samples were not valued
+            flagged_count = response.broken
         distances.append(distance)
-        flagged_counts.append(response.broken if flagged_count is None else flagged_count)
+        flagged_counts.append(flagged_count)
     return Valuation(
-        tuple(client.id for client in clients),
-        torch.tensor([response.samples for response in first_responses]),
-        torch.tensor([response.broken for response in first_responses]),
+        clients=tuple(client.id for client in clients),
+        samples=torch.tensor([response.samples for response in first_responses]),
+        broken=torch.tensor([response.broken for response in first_responses]),
         distances=torch.stack(distances),
         flagged=torch.tensor(flagged_counts),
         support=support,

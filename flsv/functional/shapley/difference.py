@@ -87,25 +87,22 @@ class _Strata:
 
     def draw_samples(self, sample_cost: int) -> None:
         """Draw samples of random sizes until the budget is spent."""
-        budget = self.game.budget - 2  # without the empty and the grand coalition
+        # A size is the number of members of S, beside the pair of players: 0 to n - 2. Sizes differ in their numbers of
+        # evaluations, so the number of sizes is fixed before they are drawn.
         num_sizes = self.num_players - 1
         num_inner_sizes = self.num_players - 3  # all except 0 and n - 2
-        # A size is the number of members of S, beside the pair of players. Sizes differ in their numbers of
-        # evaluations, so the number of sizes is fixed before they are drawn. Samples of the sizes 0 and n - 2 need the
-        # n single players, and the n coalitions without one.
+        num_drawn_sizes = num_sizes
+        budget = self.game.budget - 2  # without the empty and the grand coalition
+        # Samples of the sizes 0 and n - 2 need the n single players, and the n coalitions without one.
         cost_of_outer_sizes = 2 * self.num_players
         cost_of_inner_sizes = num_inner_sizes * sample_cost
         if budget < cost_of_outer_sizes + cost_of_inner_sizes:
             num_drawn_sizes = budget // sample_cost
-        else:
-            num_drawn_sizes = num_sizes
-        (order_of_sizes,) = random_permutations(
-            count=1, num_players=num_sizes, generator=self.generator
-        )
-        sizes = order_of_sizes[:num_drawn_sizes]
+
+        permutations = random_permutations(1, num_sizes, self.generator)
+        sizes = permutations[0, :num_drawn_sizes]
         coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
         self.add(sizes, coalitions_with_base, coalitions_with_other)
-
         if num_drawn_sizes == num_sizes and num_inner_sizes > 0:
             self._draw_inner_sizes(num_inner_sizes, sample_cost)
 
@@ -136,10 +133,10 @@ class _Strata:
         """Draw coalitions S of sizes ``[R]`` for each player i. Return S + base player and S + i, both bool ``[R,
         n-1, n]``.
         """
-        # For each of R sizes, and each player i except the base player, one coalition without both.
+        # For each of R sizes, and each of the n - 1 players i (all except the base player), one coalition of the
+        # n - 2 players except both: [R (n - 1), n - 2].
         num_others = self.num_players - 1
-        # [R (n - 1), n - 2]
-        coalitions = random_coalitions(
+        drawn_members = random_coalitions(
             sizes=sizes.repeat_interleave(num_others),
             num_players=num_others - 1,
             generator=self.generator,
@@ -149,13 +146,14 @@ class _Strata:
         # False. For n = 4 the drawn rows ab, cd, ef become -ab, c-d, ef-.
         is_own_column = torch.eye(num_others, dtype=torch.bool)
         is_drawn_column = ~is_own_column.expand(len(sizes), -1, -1)
-        members = torch.zeros_like(is_drawn_column)  # [R, n - 1, n - 1]
-        members = members.masked_scatter(is_drawn_column, coalitions)
+        without_both = torch.zeros_like(is_drawn_column)  # S [R, n - 1, n - 1]
+        without_both = without_both.masked_scatter(is_drawn_column, drawn_members)
+        with_other = without_both | is_own_column
 
         # The base player gets the first column: S + base and S + i, both [R, n - 1, n].
-        base_is_absent = torch.zeros_like(members[:, :, :1])
-        coalitions_with_base = torch.cat([~base_is_absent, members], dim=2)
-        coalitions_with_other = torch.cat([base_is_absent, members | is_own_column], dim=2)
+        is_absent = torch.zeros_like(without_both[:, :, :1])
+        coalitions_with_base = torch.cat([~is_absent, without_both], dim=2)
+        coalitions_with_other = torch.cat([is_absent, with_other], dim=2)
         return coalitions_with_base, coalitions_with_other
 
     def add(

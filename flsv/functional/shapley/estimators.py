@@ -44,14 +44,13 @@ def estimator_of(
         return partial(estimator, **arguments)
     if estimator != "auto":
         return partial(ESTIMATORS[estimator], **arguments)
-    has_few_players = num_players <= _MAX_ENUMERATED_PLAYERS
-    if has_few_players and not arguments:
-        return exact_shapley
-    if has_few_players:
-        budget = 2**num_players  # all coalitions: the surrogate's values are exact, too
+    if num_players > _MAX_ENUMERATED_PLAYERS:
+        default_budget = _BUDGET_PER_PLAYER * num_players
+    elif arguments:
+        default_budget = 2**num_players  # all coalitions: the surrogate's values are exact, too
     else:
-        budget = _BUDGET_PER_PLAYER * num_players
-    return partial(surrogate_shapley, **{"budget": budget, **arguments})
+        return exact_shapley
+    return partial(surrogate_shapley, **{"budget": default_budget, **arguments})
 
 
 def check_estimator(
@@ -61,19 +60,19 @@ def check_estimator(
 ) -> None:
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
     function = _function_of(owner, estimator)
-
-    def additive_game(masks: torch.Tensor) -> torch.Tensor:
-        return masks.sum(1).double()
-
     num_players = 1  # enough to find arguments that are out of range
     try:
         # A TypeError is raised for arguments that the function does not take.
         signature = inspect.signature(function)
-        signature.bind(additive_game, num_players, generator=None, **arguments)
+        signature.bind(_additive_game, num_players, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
-            function(additive_game, num_players, generator=torch.Generator(), **arguments)
+            function(_additive_game, num_players, generator=torch.Generator(), **arguments)
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
+
+
+def _additive_game(masks: torch.Tensor) -> torch.Tensor:
+    return masks.sum(1).double()
 
 
 def _function_of(owner: str, estimator: str | Estimator) -> Estimator:

@@ -55,21 +55,22 @@ def weights_by_size(num_players: int) -> Tensor:
 
 def shapley_of_table(table: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
-    # Without bit i of a row's number, the numbers are those below 2^(n-1), in order. So one vector of weights is used
-    # for every player.
+    # The coalitions without player i, in order, are the numbers 0 to 2^(n-1) - 1 with a bit 0 inserted at position i.
+    # So their sizes, the numbers of one-bits, are the same for every player i, and so are their weights.
     num_players = len(table).bit_length() - 1
-    num_members = torch.zeros(1, dtype=torch.int64)  # the number of one-bits of 0, 1, 2, ...
+    num_games = table.shape[1]
+    sizes = torch.zeros(1, dtype=torch.int64)
     for _ in range(num_players - 1):
-        num_members = torch.cat([num_members, num_members + 1])
-    weights = weights_by_size(num_players)[num_members]  # [2^(n-1)]
+        sizes = torch.cat([sizes, sizes + 1])
+    weights = weights_by_size(num_players)[sizes]  # [2^(n-1)]
 
     # Viewed as [high bits, bit i, low bits, M], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
-    values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
+    values = torch.empty(num_players, num_games, dtype=torch.float64)
     for player in range(num_players):
-        utilities = table.view(-1, 2, 2**player, table.shape[1])
+        utilities = table.view(-1, 2, 2**player, num_games)
         marginals = utilities[:, 1] - utilities[:, 0]
-        values[player] = weights @ marginals.reshape(len(weights), -1)
+        values[player] = weights @ marginals.reshape(len(weights), num_games)
     return values
 
 

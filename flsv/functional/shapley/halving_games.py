@@ -72,17 +72,16 @@ def expected_classes(trained: TrainedOutputs) -> Prediction:
     num_classes = probabilities.shape[-1]
     num_players = len(probabilities)
     probabilities_by_player = probabilities.double().view(num_players, -1, num_classes)
-    # [n, M]
-    frequencies = probabilities_by_player.mean(1)
-    other_axes = [1] * (probabilities.ndim - 2)
+    player_frequencies = probabilities_by_player.mean(1)  # [n, M], over all samples
+    sample_axes = [1] * (probabilities.ndim - 2)  # over which the logits broadcast
 
     def predict(masks: Tensor) -> Tensor:
         shares = coalition_shares(masks, trained.weights)
-        coalition_frequencies = shares @ frequencies.cpu()  # q_S [c, M]
+        frequencies = shares @ player_frequencies.cpu()  # q_S [c, M]
         uniform = UNIFORM_PART / num_classes
-        smoothed = (1 - UNIFORM_PART) * coalition_frequencies + uniform
+        smoothed = (1 - UNIFORM_PART) * frequencies + uniform
         logits = center_logits(smoothed.log())
-        return logits.to(probabilities).view(-1, *other_axes, num_classes)
+        return logits.to(probabilities).view(-1, *sample_axes, num_classes)
 
     return predict
 
@@ -116,7 +115,11 @@ def blocks(trained: TrainedOutputs) -> Prediction:
     return predict
 
 
-def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+def block_weights(
+    masks: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Compute the weights ``[K, T]`` of trained coalitions in other coalitions, each cut into the fewest disjoint
     trained ones. A trained coalition is weighted by its members' weights, and averaged over all such cuts.
 
@@ -126,28 +129,34 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
         weights: ``[n]``, the players' weights.
     """
     weights = weights.double().cpu()
+    # A cut is given by its blocks of several players. Players in none of them are alone.
     cuts = _disjoint_coalitions(trained)  # bool [C, T]
-    unions = (cuts.double() @ trained.double()) > 0  # [C, n]
-    parts_of_cuts = _parts_of_fewest(masks, cuts, unions)  # [K, C]
+    is_in_block = (cuts.double() @ trained.double()) > 0  # [C, n]
+    cut_weights = _weights_of_cuts(masks, cuts, is_in_block)  # [K, C]
 
-    totals = masks.double() @ weights
+    # The parts of all cuts in which a block occurs, and in which a player is alone.
+    parts_with_block = cut_weights @ cuts.double()  # [K, T]
+    parts_alone = cut_weights @ (~is_in_block).double()  # [K, n]
     block_totals = trained.double() @ weights
-    parts_of_blocks = parts_of_cuts @ cuts.double()  # [K, T]
-    mixing_weights = parts_of_blocks * block_totals / totals[:, None]
+    totals = masks.double() @ weights
+    mixing_weights = parts_with_block * block_totals / totals[:, None]
 
-    part_alone = parts_of_cuts @ (~unions).double()  # [K, n]
-    alone_weights = part_alone * coalition_shares(masks, weights)
+    single_weights = parts_alone * coalition_shares(masks, weights)  # [K, n]
     is_single = trained.sum(1) == 1
-    players = trained[is_single].int().argmax(1)
-    mixing_weights[:, is_single] += alone_weights[:, players]
+    single_players = trained[is_single].int().argmax(1)
+    mixing_weights[:, is_single] += single_weights[:, single_players]
     return mixing_weights
 
 
-def _parts_of_fewest(masks: Tensor, cuts: Tensor, unions: Tensor) -> Tensor:
+def _weights_of_cuts(
+    masks: Tensor,
+    cuts: Tensor,
+    is_in_block: Tensor,
+) -> Tensor:
     """Return equal weights ``[K, C]`` of all cuts of a coalition into the fewest blocks. Other cuts have 0."""
     # A block of m members replaces m blocks of one player.
-    num_saved = unions.sum(1) - cuts.sum(1)
-    num_outside = (~masks).double() @ unions.double().T  # [K, C]
+    num_saved = is_in_block.sum(1) - cuts.sum(1)
+    num_outside = (~masks).double() @ is_in_block.double().T  # [K, C]
     saved = num_saved.masked_fill(num_outside > 0, -1)
     is_fewest = saved == saved.amax(1, keepdim=True)
     num_cuts = is_fewest.sum(1, keepdim=True)
@@ -157,11 +166,8 @@ def _parts_of_fewest(masks: Tensor, cuts: Tensor, unions: Tensor) -> Tensor:
 def _disjoint_coalitions(trained: Tensor) -> Tensor:
     """List the families of disjoint trained coalitions of several players, bool ``[C, T]``, the empty one first."""
     num_trained, num_players = trained.shape
-    # Each row is a family. It has a column for each trained coalition.
-    families = torch.zeros(1, num_trained, dtype=torch.bool)
-    # The players of each family's coalitions.
-    unions = torch.zeros(1, num_players, dtype=torch.bool)
-    # Coalitions of one player are added by the caller.
+    families = torch.zeros(1, num_trained, dtype=torch.bool)  # a row for each family
+    unions = torch.zeros(1, num_players, dtype=torch.bool)  # the players of its coalitions
     has_several_players = trained.sum(1) > 1
     for position in has_several_players.nonzero().flatten().tolist():
         coalition = trained[position]
@@ -169,8 +175,9 @@ def _disjoint_coalitions(trained: Tensor) -> Tensor:
         # Each family of coalitions that are disjoint from this one is added again with it.
         larger_families = families[is_disjoint]
         larger_families[:, position] = True
+        larger_unions = unions[is_disjoint] | coalition
         families = torch.cat([families, larger_families])
-        unions = torch.cat([unions, unions[is_disjoint] | coalition])
+        unions = torch.cat([unions, larger_unions])
     return families
 
 
@@ -191,23 +198,24 @@ def combiner(trained: TrainedOutputs) -> Prediction:
 def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
     """Return the function from masks ``[c, n]`` to the combiner's four logits, ``[c, V, ..., M, 4]``."""
     single_outputs = trained.ordered(trained.outputs[trained.single_positions])
-    mix_probabilities = mixer(single_outputs.softmax(-1))
     are_single = torch.ones(len(single_outputs), dtype=torch.bool)
-    mix_logits = mixer(cap_logits(single_outputs, is_single=are_single))
-    mean_by_shares = ensemble(trained)
-    class_logits = expected_classes(trained)
+    weighted_mean = ensemble(trained)
+    mix_capped_logits = mixer(cap_logits(single_outputs, is_single=are_single))
+    mix_probabilities = mixer(single_outputs.softmax(-1))
+    class_logits_of = expected_classes(trained)
 
     def features(masks: Tensor) -> Tensor:
+        weighted_logits = center_logits(weighted_mean(masks))
         shares = coalition_shares(masks, trained.weights)
-        equal_shares = masks.double() / masks.sum(1, keepdim=True)
-        unweighted_mean = mix_probabilities(equal_shares)
+        capped_logits = mix_capped_logits(shares)
+        sizes = masks.sum(1, keepdim=True)
+        unweighted_mean = mix_probabilities(masks.double() / sizes)
         unweighted_logits = unweighted_mean.clamp_min(MIN_PROBABILITY).log()
-        mean_logits = center_logits(mean_by_shares(masks))
         logits = [
-            mean_logits,
-            mix_logits(shares),
+            weighted_logits,
+            capped_logits,
             center_logits(unweighted_logits),
-            class_logits(masks).expand_as(mean_logits),
+            class_logits_of(masks).expand_as(weighted_logits),
         ]
         return torch.stack(logits, -1)
 

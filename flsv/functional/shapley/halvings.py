@@ -65,7 +65,8 @@ def choose_halvings(
     order = torch.tensor(players_by_name)
     similarity = output_similarity(outputs[order], logits=logits)
     candidates = _candidates(similarity, sorted(names), seed)
-    cheapest = _costs(candidates, similarity).argsort(stable=True)[:count]
+    costs = _costs(candidates, similarity)
+    cheapest = costs.argsort(stable=True)[:count]
 
     first_halves = candidates[cheapest]
     halves = torch.stack([first_halves, ~first_halves], 1)  # [count, 2, n], players by name

@@ -105,15 +105,15 @@ def _value_of_player(
     s = s.unsqueeze(1)
     t = torch.tensor(size).double()
     j = torch.arange(size + 1).double()
-    predecessors = kernel(j, s, t)  # [s, j]
-    marginal_contribution = kernel(j + num_own, s + 1, t) - predecessors
-    probability = _hypergeometric(
+    with_player = kernel(j + num_own, s + 1, t)  # [s, j]
+    without_player = kernel(j, s, t)
+    probabilities = _hypergeometric(
         num_elements=num_players - 1,
         marked=size - num_own,
         max_hits=size,
     )
-    total = (probability * marginal_contribution).sum()
-    return total / num_players
+    terms = probabilities * (with_player - without_player)
+    return terms.sum() / num_players
 
 
 @lru_cache(maxsize=128)
@@ -123,7 +123,7 @@ def _hypergeometric(
     max_hits: int,
 ) -> Tensor:
     """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
-    # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
+    # The probability of h hits (columns) among d drawn elements (rows), for all numbers of both.
     num_drawn = torch.arange(num_elements + 1).double()
     num_drawn = num_drawn.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()

@@ -95,7 +95,7 @@ def marginals_along(
     empty_utility, grand_utility = game.empty_and_grand()
     path_utilities = empty_utility.repeat(num_permutations, num_players + 1, 1)
     path_utilities[:, -1] = grand_utility
-    masks = prefixes(permutations)  # of the first 1 to n - 1 players
+    masks = prefixes(permutations)  # [P, n - 1, n], of the first 1 to n - 1 players
     if truncation is None:
         path_utilities[:, 1:-1] = game(masks)
     else:
@@ -118,20 +118,21 @@ def _fill_truncated(
 ) -> None:
     """Fill in utilities along permutations until they are close to the grand coalition's."""
     num_players = masks.shape[-1]
-    running = torch.arange(len(path_utilities))  # the permutations that are not truncated
+    untruncated = torch.arange(len(path_utilities))  # rows of the paths
     for size in range(num_players):
-        utilities = path_utilities[running, size]  # of the first players of each permutation
+        utilities = path_utilities[untruncated, size]  # of the first `size` players
         gap = (grand - utilities).abs()
         is_close = (gap <= truncation).all(dim=1)
 
         # The utilities of a truncated permutation stay equal, so that its later players contribute 0.
-        truncated = running[is_close]
+        truncated = untruncated[is_close]
         path_utilities[truncated, size + 1 :] = utilities[is_close].unsqueeze(1)
-        running = running[~is_close]
-        if len(running) == 0 or size + 1 == num_players:
+        untruncated = untruncated[~is_close]
+        if len(untruncated) == 0 or size + 1 == num_players:
             return
-        larger_coalitions = masks[running, size]  # the masks begin with size 1
-        path_utilities[running, size + 1] = game(larger_coalitions)
+        # The masks begin with one player: those at position `size` have one player more.
+        larger_coalitions = masks[untruncated, size]
+        path_utilities[untruncated, size + 1] = game(larger_coalitions)
 
 
 @checked
@@ -214,12 +215,13 @@ class _PermutationGroups:
         """Sample groups until they have ``max_permutations``, rounded up, or the budget is spent."""
         max_groups = (max_permutations + self.group_size - 1) // self.group_size
         max_batch = max(_COALITIONS_PER_BATCH // self.cost_of_group, 1)
-        num_sampled = 0
-        self.game.empty_and_grand()
+        num_sampled = 0  # in the last batch
+        self.game.empty_and_grand()  # evaluated first, so that the budget that is left is for others
         while self.moments.count < max_groups:
             num_safe = self._num_safe_groups(max_groups)
-            batch_size = max(num_safe, 2 * num_sampled, _MIN_BATCH)
-            batch_size = min(batch_size, max_groups - self.moments.count, max_batch)
+            num_wanted = max(num_safe, 2 * num_sampled, _MIN_BATCH)
+            num_missing = max_groups - self.moments.count
+            batch_size = min(num_wanted, num_missing, max_batch)
             groups = self._draw_groups(batch_size)
             coalitions = _coalitions_of_groups(groups)
             num_sampled = self.game.affordable(coalitions)
@@ -350,14 +352,16 @@ def _sample_guided(
     """Return marginal contributions ``[P, n, M]`` along guided permutations, and who comes first in each, ``[P]``."""
     samples: list[Tensor] = []
     leaders: list[Tensor] = []
-    while sum(map(len, leaders)) < game.budget:  # more permutations only repeat coalitions
+    num_sampled = 0
+    while num_sampled < game.budget:  # more permutations only repeat coalitions
         num_cycles = _num_cycles(game, convergence)
         permutations = _guided_permutations(game.num_players, num_cycles, generator)
         num_affordable = game.affordable(prefixes(permutations))
         if num_affordable > 0:
-            permutations_used = permutations[:num_affordable]
-            samples.append(marginals_along(game, permutations_used, tolerance))
-            leaders.append(permutations_used[:, 0])
+            sampled_permutations = permutations[:num_affordable]
+            samples.append(marginals_along(game, sampled_permutations, tolerance))
+            leaders.append(sampled_permutations[:, 0])
+            num_sampled += num_affordable
         if _is_budget_spent(num_affordable, len(permutations), tolerance):
             break
         if convergence is not None and _has_converged(torch.cat(samples), convergence):
@@ -393,36 +397,35 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
     count, num_players = samples.shape[:2]
     if count < max(_MIN_PERMUTATIONS, num_players):
         return False
-    # The last running means are compared with the final mean. Differences are relative to the final mean.
-    # The number of permutations of each mean.
-    first_count = count - _NUM_COMPARED_MEANS
-    counts = torch.arange(first_count, count + 1)
+    # The last running means, of these numbers of permutations, are compared with the final mean, relative to it.
+    counts = torch.arange(count - _NUM_COMPARED_MEANS, count + 1)
     sums = samples.cumsum(dim=0)
     last_sums = sums[-len(counts) :]
     running_means = last_sums / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]
-    distance = (running_means[:-1] - final_mean).abs()
-    relative_change = distance / final_mean.abs().clamp_min(1e-12)  # avoids 0 / 0
-    is_small = relative_change.mean(dim=1) < threshold
-    return bool(is_small.all())
+    distances = (running_means[:-1] - final_mean).abs()
+    relative_distances = distances / final_mean.abs().clamp_min(1e-12)  # not 0 / 0
+    is_close = relative_distances.mean(dim=1) < threshold
+    return bool(is_close.all())
 
 
 def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
     """Compute the standard error of mean marginal contributions over permutations that begin with ``leaders``."""
-    # It pools the variance over permutations with the same first player, and adds that of an incomplete last cycle.
+    # The variance is pooled over permutations with the same leader, the first player. That of an incomplete last cycle
+    # is added.
     count, num_players = samples.shape[:2]
-    num_led = torch.bincount(leaders, minlength=num_players)
-    has_led = num_led > 0
+    shape = samples.shape[1:]  # [n, M]
+    counts = torch.bincount(leaders, minlength=num_players)  # [n], by leader
+    has_led = counts > 0
     degrees_of_freedom = count - int(has_led.sum())
     if degrees_of_freedom < 2:
-        error = 0.0 if num_players == 1 else torch.nan  # the value of a single player is exact
-        shape = samples.shape[1:]
-        return torch.full(shape, error, dtype=torch.float64)
+        if num_players == 1:  # its value is exact
+            return torch.zeros(shape, dtype=torch.float64)
+        return torch.full(shape, torch.nan, dtype=torch.float64)
 
-    totals = samples.new_zeros(num_players, *samples.shape[1:])
-    totals.index_add_(0, leaders, samples)
-    divisors = num_led.clamp_min(1).view(-1, 1, 1)
-    means = totals / divisors
+    sums = samples.new_zeros(num_players, *shape)
+    sums.index_add_(0, leaders, samples)
+    means = sums / counts.clamp_min(1).view(-1, 1, 1)  # [n, n, M], by leader
     squares = (samples - means[leaders]).square()
     pooled_variance = squares.sum(dim=0) / degrees_of_freedom
     variance = pooled_variance / count

@@ -133,6 +133,7 @@ class PredictedGame:
         _check_trained(trained, utilities, outputs, weights)
         rows = utilities.reshape(len(trained), -1)
         self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
+        self._num_games = rows.shape[1]
         self._score = scoring.score
         self._coalitions_per_chunk = _coalitions_per_chunk(outputs[0].numel())
 
@@ -146,8 +147,7 @@ class PredictedGame:
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
-        num_games = len(next(iter(self._utilities.values())))
-        utilities = torch.empty(len(masks), self.num_predictions, num_games).double()
+        utilities = torch.empty(len(masks), self.num_predictions, self._num_games).double()
         untrained = []
         for position, key in enumerate(keys):
             if key in self._utilities:
@@ -157,9 +157,9 @@ class PredictedGame:
 
         if untrained:
             for positions in torch.tensor(untrained).split(self._coalitions_per_chunk):
-                scores = self._predicted_utilities(masks[positions])
-                shape = (len(positions), self.num_predictions, num_games)
-                utilities[positions] = scores.view(shape)
+                predicted_utilities = self._predicted_utilities(masks[positions])
+                shape = (len(positions), self.num_predictions, self._num_games)
+                utilities[positions] = predicted_utilities.view(shape)
         return utilities.flatten(1)
 
     def _predicted_utilities(self, masks: Tensor) -> Tensor:
@@ -307,21 +307,26 @@ def _joint_estimates(
 ) -> list[ShapleyEstimate]:
     """Estimate the values of games of many players from the same drawn coalitions."""
 
-    def utility(masks: Tensor) -> Tensor:
+    def joint_utility(masks: Tensor) -> Tensor:
         # This is called once, with all coalitions. So each game is made, played and forgotten.
         return torch.cat([game(masks) for game in games], dim=1)
 
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
     # With 100 players its error is a fifth of that of permutation sampling with 65,536 coalitions.
-    estimate = joint_shapley(
-        utility,
+    joint_estimate = joint_shapley(
+        joint_utility,
         num_players,
         budget=NUM_DRAWN_COALITIONS,
-        generator=generator or torch.Generator().manual_seed(0),
+        generator=generator,
         num_parts=num_games,
     )
-    values = estimate.values.chunk(num_games, 1)
-    errors = estimate.stderr.chunk(num_games, 1)
-    return [ShapleyEstimate(*columns, estimate.evaluations) for columns in zip(values, errors)]
+    values_by_game = joint_estimate.values.chunk(num_games, dim=1)
+    stderr_by_game = joint_estimate.stderr.chunk(num_games, dim=1)
+    return [
+        ShapleyEstimate(values, stderr, joint_estimate.evaluations)
+        for values, stderr in zip(values_by_game, stderr_by_game)
+    ]
 
 
 def case_values(

@@ -90,19 +90,16 @@ class PairedSample:
         counts = self._optimal_counts(total)
         for stratum, count in zip(self.strata, counts, strict=True):
             if count == stratum.capacity:
-                self._add_coalitions(stratum, self._shuffled_coalitions(stratum.size), count)
+                masks = self._shuffled_coalitions(stratum.size)
+                self._add_coalitions(stratum, masks, max_pairs=count)
                 continue
             while len(stratum.masks) < count:
                 # Coalitions that the stratum already has are dropped, so some more are drawn.
                 num_missing = count - len(stratum.masks)
                 num_draws = num_missing + _SPARE_DRAWS
                 sizes = torch.full((num_draws,), stratum.size)
-                masks = random_coalitions(
-                    sizes=sizes,
-                    num_players=self.num_players,
-                    generator=self.generator,
-                )
-                self._add_coalitions(stratum, masks, count)
+                masks = random_coalitions(sizes, self.num_players, self.generator)
+                self._add_coalitions(stratum, masks, max_pairs=count)
 
     def coalitions(self) -> Tensor:
         """Return the drawn coalitions, bool ``[K, n]``. The empty and the grand one are the first."""
@@ -115,26 +112,27 @@ class PairedSample:
         # is proportional to the root of 1 / (s (n - s)). So the next pair goes to the stratum with the fewest pairs
         # relative to this weight.
         counts = [stratum.min_num_pairs for stratum in self.strata]
-        weights = []
-        for stratum in self.strata:
-            product = stratum.size * (self.num_players - stratum.size)
-            weights.append(stratum.num_sizes / math.sqrt(product))
+        heap = []
+        for index, count in enumerate(counts):
+            heap.append((self._relative_count(index, count + 1), index))
+        heapq.heapify(heap)
 
-        heap: list[tuple[float, int]] = []
-
-        def queue_stratum(index: int) -> None:
-            if counts[index] < self.strata[index].capacity:
-                filled = (counts[index] + 1) / weights[index]
-                heapq.heappush(heap, (filled, index))
-
-        for index in range(len(counts)):
-            queue_stratum(index)
         num_free = min(total, self.capacity) - sum(counts)
         for _ in range(num_free):
-            _, index = heapq.heappop(heap)
+            _, index = heap[0]
             counts[index] += 1
-            queue_stratum(index)
+            next_count = counts[index] + 1
+            heapq.heapreplace(heap, (self._relative_count(index, next_count), index))
         return counts
+
+    def _relative_count(self, index: int, count: int) -> float:
+        """Return a number of pairs in units of the stratum's weight. Infinity if the stratum has fewer pairs."""
+        stratum = self.strata[index]
+        if count > stratum.capacity:
+            return math.inf
+        product = stratum.size * (self.num_players - stratum.size)
+        weight = stratum.num_sizes / math.sqrt(product)
+        return count / weight
 
     def _shuffled_coalitions(self, size: int) -> Tensor:
         """Return all coalitions of a size in a random order, bool ``[K, n]``."""
@@ -260,18 +258,19 @@ def fit_surrogate(
     """
     mean = utilities.mean(dim=0)
     deviation = utilities.std(dim=0)
-    # A constant column has only a mean.
+    # A constant column has only a mean, so its standardized utilities and its scale are 0.
     is_constant = ~(deviation > TINY * (1 + mean.abs()))
     divisors = deviation.masked_fill(is_constant, torch.inf)
-    y = (utilities - mean) / divisors
+    standardized = (utilities - mean) / divisors
     scale = divisors.masked_fill(divisors.isinf(), 0)
 
-    fits = [_fit_ridge(kernel, y) for kernel in kernels]
+    fits = [_fit_ridge(kernel, standardized) for kernel in kernels]
     best_fit = min(fits, key=lambda fit: fit.loss)
-    dual = best_fit.dual_coefficients(y)
+    dual = best_fit.dual_coefficients(standardized)
     offset = mean + CONSTANT_VARIANCE * dual.sum(dim=0) * scale
     surrogate = Surrogate(best_fit.kernel, dual * scale, offset)
-    return surrogate, best_fit.leave_one_out_residuals(dual) * scale
+    residuals = best_fit.leave_one_out_residuals(dual) * scale
+    return surrogate, residuals
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,21 +357,24 @@ def adjusted_values(
     # KernelSHAP with the expectation of its matrix in place of the sampled one (as in Witter, Liu and Musco, arXiv
     # 2506.11849, 2025). The residuals are those of the coalitions used in the fit, which biases towards the surrogate.
     fitted_halves = _masks_to_fit(sample.strata)
-    masks = _with_complements(torch.cat(fitted_halves))
-    surrogate = JointSurrogate(masks, utility(masks), num_parts)
-    empty_and_grand = masks[:2]
+    fitted_masks = _with_complements(torch.cat(fitted_halves))
+    surrogate = JointSurrogate(fitted_masks, utility(fitted_masks), num_parts)
+    empty_and_grand = fitted_masks[:2]
     empty_residual, grand_residual = utility(empty_and_grand) - surrogate(empty_and_grand)
     values = surrogate.shapley() + (grand_residual - empty_residual) / sample.num_players
 
     variance = torch.zeros(())
-    residuals_left_out = _residuals_of_pairs(surrogate, fitted_halves)
-    for stratum, fitted_residuals in zip(sample.strata, residuals_left_out, strict=True):
-        residuals = utility(stratum.masks) - utility(~stratum.masks)  # [m, M]
-        residuals = residuals - surrogate(stratum.masks) + surrogate(~stratum.masks)
+    left_out_by_stratum = _residuals_of_pairs(surrogate, fitted_halves)
+    for stratum, left_out_residuals in zip(sample.strata, left_out_by_stratum, strict=True):
+        halves = stratum.masks
+        utility_differences = utility(halves) - utility(~halves)  # [m, M]
+        residuals = utility_differences - surrogate(halves) + surrogate(~halves)
         values = values + _terms_of_pairs(stratum, residuals).mean(dim=0)
-        # The errors are computed from leave-one-out residuals.
-        residuals[: len(fitted_residuals)] = fitted_residuals
-        variance = variance + _variance_of_stratum(stratum, residuals)
+
+        # The errors of the first pairs, to which the surrogate was fitted, are their leave-one-out residuals.
+        not_fitted_residuals = residuals[len(left_out_residuals) :]
+        errors = torch.cat([left_out_residuals, not_fitted_residuals])
+        variance = variance + _variance_of_stratum(stratum, errors)
     return values, variance.sqrt().expand_as(values)
 
 

@@ -182,26 +182,27 @@ def class_statistics(
     """
     check_points(x)
     check_labels(y, x)
-    labels, index, counts = y.long().unique(return_inverse=True, return_counts=True)
+    labels, positions, counts = y.long().unique(return_inverse=True, return_counts=True)
     data = x.detach().double()
+    divisors = counts[:, None]
     sums = data.new_zeros(len(labels), x.shape[1])
-    means = sums.index_add_(0, index, data) / counts[:, None]
+    means = sums.index_add_(0, positions, data) / divisors
 
     deviations = None
     if covariance == "diag":
-        squares = (data - means[index]).square_()
-        sums_of_squares = torch.zeros_like(means).index_add_(0, index, squares)
-        deviations = (sums_of_squares / counts[:, None]).sqrt_().to(x.dtype)
+        squares = (data - means[positions]).square_()
+        sums_of_squares = torch.zeros_like(means).index_add_(0, positions, squares)
+        deviations = (sums_of_squares / divisors).sqrt_().to(x.dtype)
     elif covariance == "full":
-        deviations = _covariance_roots(data, index, means).to(x.dtype)
+        deviations = _covariance_roots(data, positions, means).to(x.dtype)
     return ClassStatistics(labels, counts, means=means.to(x.dtype), deviations=deviations)
 
 
-def _covariance_roots(data: Tensor, index: Tensor, means: Tensor) -> Tensor:
+def _covariance_roots(data: Tensor, positions: Tensor, means: Tensor) -> Tensor:
     # [M, d, d]
     roots = []
     for position, mean in enumerate(means):
-        samples_of_class = data[index == position]
+        samples_of_class = data[positions == position]
         roots.append(_covariance_root(samples_of_class - mean))
     return torch.stack(roots)
 

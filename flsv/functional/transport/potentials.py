@@ -402,18 +402,18 @@ def _gradient_of_samples(
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps)
     del cost  # frees [m, m2], before another matrix is made
-    gradient = torch.zeros_like(feature_potential)
+    feature_gradient = torch.zeros_like(feature_potential)
     if part != "labels":
-        gradient = feature_potential - self_potential(squared_costs(x, x), eps)
+        feature_gradient = feature_potential - self_potential(squared_costs(x, x), eps)
     if part == "features" or y is None:
-        return gradient
+        return feature_gradient
 
     # With the same eps for both costs, the labels' part is the difference of their potentials.
     labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps)
     label_gradient = labeled_potential - feature_potential
     if part == "both":
         label_gradient = LABEL_EMPHASIS * label_gradient
-    return _centered_by_class(gradient + label_gradient, y)
+    return _centered_by_class(feature_gradient + label_gradient, y)
 
 
 def _centered_by_class(gradient: Tensor, y: Tensor) -> Tensor:

@@ -16,11 +16,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
 from flsv.functional.distances import squared_distances
-from flsv.functional.transport.cost import (
-    check_pair,
-    check_points,
-    check_support,
-)
+from flsv.functional.transport.cost import check_pair, check_points, check_support
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 

@@ -44,7 +44,7 @@ class SurrogateAverage(MovingAverage):
         if self.normalize == "min-max":
             spread = spread - values.amin(0)
         scaled_stderr = estimate.stderr / spread
-        stderr = torch.where(spread > 0, scaled_stderr, float("nan"))
+        stderr = torch.where(spread > 0, scaled_stderr, torch.nan)
         return normalize_shapley(values, self.normalize), stderr
 
 

@@ -45,15 +45,13 @@ class _AtTheEnd(Fold):
         metric.add_state(
             "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None
         )
-        metric.add_state(
-            "values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None
-        )
+        metric.add_state("values", torch.full((num_clients, width), torch.nan), dist_reduce_fx=None)
 
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
         values = estimate.values.to(metric.values).reshape(metric.values.shape)
-        metric.values = values.masked_fill(metric.participations[:, None] == 0, float("nan"))
+        metric.values = values.masked_fill(metric.participations[:, None] == 0, torch.nan)
 
     def compute(self, metric: Any) -> Tensor:
         return metric.values
@@ -220,7 +218,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
     ) -> None:
         mean_weights = self.weight / rounds_added
         # A client without any update has the weight 0.
-        divisors = mean_weights.where(mean_weights > 0, torch.ones_like(mean_weights))
+        divisors = mean_weights.where(mean_weights > 0, 1.0)
         mean_updates = self.updates / divisors.to(self.updates)[:, None]
         weighting: Any
         if self.weighting == "aggregation-fixed":

@@ -189,10 +189,11 @@ class CoalitionValue(MeasuredMetric):
             return
         parameters = dict(inspect.signature(cls.__init__).parameters)
         parameters.pop("self")
-        parameters.pop("kwargs", None)
+        parameters.pop("kwargs", None)  # follows as the last of the inherited ones
         inherited_parameters = inspect.signature(CoalitionValue.__init__).parameters
+        omitted_names = {"self", *chosen, *parameters}
         for name, parameter in inherited_parameters.items():
-            if name in ("self", *chosen) or name in parameters:
+            if name in omitted_names:
                 continue
             if name != "kwargs":
                 parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
