@@ -121,10 +121,7 @@ class ClientManager:
         return self._model_evaluator.with_batches(same_batches, private)
 
     def client_evaluator(
-        self,
-        client: int,
-        split: Split,
-        performance: ModelScore,
+        self, client: int, split: Split, performance: ModelScore
     ) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)

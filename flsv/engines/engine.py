@@ -465,11 +465,7 @@ def _scores_models(strategy: Any) -> bool:
     return strategy.evaluates or getattr(strategy, "performance", None) is not None
 
 
-def describe_place(
-    client: int | None,
-    round_index: int,
-    names: Sequence[str] = (),
-) -> str:
+def describe_place(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
     """Describe, for an error message, which client trained in which round.
 
     Example:

@@ -201,12 +201,7 @@ class ModelEvaluator(CopyEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def evaluate(
-        self,
-        build: Build,
-        count: int,
-        keep: bool = False,
-    ) -> Scores:
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models. One model or one chunk of models is in memory at a time.
 
         Args:
@@ -266,11 +261,7 @@ class ModelEvaluator(CopyEvaluator):
                     self.chunk = len(rows) // 2
 
     def _scores_if_they_fit(
-        self,
-        module: nn.Module,
-        build: Build,
-        rows: range,
-        keep: bool,
+        self, module: nn.Module, build: Build, rows: range, keep: bool
     ) -> Scores | None:
         """Score the models ``rows`` at once. Return None if two or more do not fit into memory."""
         try:
@@ -389,10 +380,7 @@ class ModelEvaluator(CopyEvaluator):
         return Scores(values, self._support, outputs)
 
     def _score(
-        self,
-        num_models: int,
-        compute_outputs: Callable[[Any], Any],
-        keep: bool = False,
+        self, num_models: int, compute_outputs: Callable[[Any], Any], keep: bool = False
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         measures = self._measures(num_models)

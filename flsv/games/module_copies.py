@@ -73,11 +73,7 @@ class ModuleCopies:
     _pickled: Pickled | None = None
 
     def __init__(
-        self,
-        module: nn.Module,
-        space: ParameterSpace | None = None,
-        *,
-        are_blank: bool = False,
+        self, module: nn.Module, space: ParameterSpace | None = None, *, are_blank: bool = False
     ) -> None:
         self._module = module
         self._trainer = trainer_of(module)
@@ -188,9 +184,7 @@ class ModuleCopies:
         return self._pickled
 
     def _load(
-        self,
-        is_last: bool = False,
-        redirected: list[Redirection] | None = None,
+        self, is_last: bool = False, redirected: list[Redirection] | None = None
     ) -> tuple[Any, Any, Any, Any]:
         def load_snapshot() -> Any:
             return self._snapshot().load(copies_memory=not is_last, redirected=redirected)
@@ -243,11 +237,7 @@ class ScoringEffects:
 
 
 @contextmanager
-def isolated_scoring(
-    effects: ScoringEffects,
-    seed: int,
-    device: torch.device,
-) -> Iterator[None]:
+def isolated_scoring(effects: ScoringEffects, seed: int, device: torch.device) -> Iterator[None]:
     """Context in which a model is scored. The random numbers do not depend on earlier scores, and autocast is off. At
     the end the global random generators and the program's globals are restored, and an error is raised if a stand-in
     was used.

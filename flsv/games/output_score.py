@@ -76,9 +76,7 @@ class OutputScore(PredictionScore):
 
 
 def _score_of_outputs(
-    scorer: OutputScorer,
-    measure: PerformanceMeasure,
-    by_sample: SampleScores | None,
+    scorer: OutputScorer, measure: PerformanceMeasure, by_sample: SampleScores | None
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""
     if isinstance(measure, ModelScore) and by_sample is not None and not by_sample.is_resampled:

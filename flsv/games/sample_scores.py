@@ -41,11 +41,7 @@ class SampleScores:
     strata: Tensor | None = None
 
     def values(
-        self,
-        trained: Tensor,
-        outputs: Tensor,
-        weights: Tensor,
-        scoring: PredictionScore,
+        self, trained: Tensor, outputs: Tensor, weights: Tensor, scoring: PredictionScore
     ) -> CaseValues | None:
         """Compute the Shapley values on each part of the validation samples.
 
@@ -108,9 +104,7 @@ def _balancing_weights(labels: Tensor) -> Tensor:
 
 
 def _metric_sample_scores(
-    scorer: OutputScorer,
-    measure: ModelScore,
-    labels: Tensor,
+    scorer: OutputScorer, measure: ModelScore, labels: Tensor
 ) -> SampleScores | None:
     metric = measure.of
     if not isinstance(metric, Metric):  # the name of a value that the module logs
@@ -143,11 +137,7 @@ def _power_of_error(metric: Metric) -> int | None:
     return None
 
 
-def _resampled(
-    scorer: OutputScorer,
-    measure: ModelScore,
-    labels: Tensor,
-) -> SampleScores:
+def _resampled(scorer: OutputScorer, measure: ModelScore, labels: Tensor) -> SampleScores:
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
     if has_classes:

@@ -19,10 +19,7 @@ Pair = tuple[Any, Any]
 
 @torch.inference_mode(False)
 def read_batches(
-    batches: Iterable[Any],
-    device: torch.device,
-    num_classes: int | None,
-    size: int | None = None,
+    batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
 ) -> tuple[list[Pair], Tensor | None]:
     """Move batches to a device, and split or merge them to ``size`` samples. Also return the number of samples of each
     class, int64 ``[M]`` on the CPU.
@@ -112,10 +109,7 @@ def _are_classes(y: Any) -> bool:
 
 
 def checked_logits(
-    logits: Any,
-    y: Tensor,
-    num_classes: int | None,
-    allow_more_columns: bool = False,
+    logits: Any, y: Tensor, num_classes: int | None, allow_more_columns: bool = False
 ) -> Tensor:
     """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns if these
     are allowed. ``num_classes`` None: any number of columns.

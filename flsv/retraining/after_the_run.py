@@ -319,12 +319,7 @@ class TrainingAfterTheRun:
         return f"{percent:.2g} % of the way from the initial model to the run's, first in {different_names[0]!r}"
 
 
-def game_of(
-    metric: ShadowShapley,
-    masks: Tensor,
-    store: CoalitionStore,
-    run: MeasuredRun,
-) -> Game:
+def game_of(metric: ShadowShapley, masks: Tensor, store: CoalitionStore, run: MeasuredRun) -> Game:
     """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds in which the
     metric has values.
     """

@@ -254,11 +254,7 @@ def _save_below(folder: str, callback: Any) -> None:
 
 
 def save_in_folder(
-    trainer: L.Trainer,
-    folder: str,
-    filepath: str | Path,
-    *arguments: Any,
-    **options: Any,
+    trainer: L.Trainer, folder: str, filepath: str | Path, *arguments: Any, **options: Any
 ) -> None:
     """Save a checkpoint at ``filepath``. If this path is outside of ``folder``, save it under the same name there."""
     if not _is_in(folder, filepath):

@@ -23,10 +23,7 @@ class Estimates(NamedTuple):
     high: Tensor
 
 
-def mean_with_interval(
-    values: Tensor,
-    evidence: Evidence | None = None,
-) -> Estimates:
+def mean_with_interval(values: Tensor, evidence: Evidence | None = None) -> Estimates:
     """Compute mean values over several seeds.
 
     Args:

@@ -216,9 +216,7 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
 
 
 def _coalitions_not_finite(
-    masks: Tensor,
-    utilities: Tensor,
-    outputs: Tensor | None,
+    masks: Tensor, utilities: Tensor, outputs: Tensor | None
 ) -> list[list[int]]:
     """Return the members of each coalition ``[K, n]`` with a utility or an output that is not finite."""
     is_finite = utilities.isfinite().all(1).cpu()
@@ -293,9 +291,7 @@ def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues 
 
 
 def _estimate(
-    game: Game,
-    utilities: Tensor,
-    predicted: PredictedValues | None,
+    game: Game, utilities: Tensor, predicted: PredictedValues | None
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Return one round's values, their standard errors because of coalitions that are not trained, and evidence."""
     estimate: ShapleyEstimate
@@ -346,10 +342,7 @@ def read_scores(run_folder: Path) -> dict[int, SeedScores]:
     }
 
 
-def values(
-    scores: Path | Mapping[int, SeedScores],
-    game: Game,
-) -> DataFrame:
+def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
     """Compute a table of the clients' values.
 
     Args:
@@ -386,11 +379,7 @@ def values(
     return pandas.concat(tables, ignore_index=True)
 
 
-def _table_of_round(
-    round_index: int,
-    seeds: Sequence[RoundValues],
-    per_class: bool,
-) -> DataFrame:
+def _table_of_round(round_index: int, seeds: Sequence[RoundValues], per_class: bool) -> DataFrame:
     from pandas import DataFrame  # slow
 
     if per_class:
