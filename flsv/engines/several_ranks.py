@@ -56,7 +56,12 @@ class SeveralRanks(Engine):
         options: the further arguments of :class:`flsv.engines.engine.Engine`.
     """
 
-    def __init__(self, trainer: L.Trainer, data: FederatedDataModule, *options: Any) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        *options: Any,
+    ) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
         steps: LocalSteps = options[-1]  # the last argument of Engine
@@ -84,7 +89,13 @@ class SeveralRanks(Engine):
         self._gather_states()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
+        return ClientManager(
+            self.trainer,
+            self.data,
+            self.space,
+            self.store,
+            self.placement,
+        )
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.placement.assign(clients)
@@ -284,7 +295,12 @@ class SeveralRanks(Engine):
                 self._compare(round, name, values.get(name))
         self._take_first_model(model)
 
-    def _compare(self, round: Round, name: str, value: Tensor | None) -> None:
+    def _compare(
+        self,
+        round: Round,
+        name: str,
+        value: Tensor | None,
+    ) -> None:
         """Raise RuntimeError if the ranks' values differ by more than the rounding of a device's kernels."""
         values = self.ranks.all_gather(value, f"the {name}")
         for rank, value_of_rank in enumerate(values):
@@ -348,5 +364,9 @@ def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
         return torch.equal(value, value_of_rank)
     largest = value.nan_to_num().abs().max()
     return torch.allclose(
-        value_of_rank, value, rtol=0.0, atol=MAX_ROUNDING * float(largest), equal_nan=True
+        value_of_rank,
+        value,
+        rtol=0.0,
+        atol=MAX_ROUNDING * float(largest),
+        equal_nan=True,
     )

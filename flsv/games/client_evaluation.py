@@ -60,7 +60,10 @@ def _performance_called(name: str, mode: Any) -> str | ModelScore:
 
 
 def _form_of_scores(
-    client: RespondingClient, models: Tensor, performance: Any = None, mode: str | None = None
+    client: RespondingClient,
+    models: Tensor,
+    performance: Any = None,
+    mode: str | None = None,
 ) -> Numbers:
     """Return the type, shape and range of the response of :func:`score_models` to these arguments."""
     if performance is not None:
@@ -70,7 +73,10 @@ def _form_of_scores(
 
 
 def _form_of_coalition_scores(
-    client: RespondingClient, models: Tensor, trained: Tensor, weights: Tensor
+    client: RespondingClient,
+    models: Tensor,
+    trained: Tensor,
+    weights: Tensor,
 ) -> Numbers:
     """Return the type, shape and range of the response of :func:`score_coalitions` to these arguments."""
     num_coalitions = 2 ** trained.shape[1]
@@ -143,7 +149,12 @@ def _numbers_of_coalitions(num_clients: int, num_classes: int) -> int:
 declare_response(score_models, _form_of_scores, _numbers_of_models)
 
 
-def score_coalitions(local: LocalData, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+def score_coalitions(
+    local: LocalData,
+    models: Tensor,
+    trained: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Count how many samples of each class every coalition's model classifies correctly, by predicted outputs.
 
     The server runs this at the client by :meth:`flsv.core.Client.request`.
@@ -208,7 +219,10 @@ def _class_to_hide(support: Tensor) -> Tensor:
     return torch.cat([later_classes, other_classes])[:1]
 
 
-def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
+def hits_by_class(
+    responses: Sequence[Tensor],
+    samples: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Sum the numbers of correctly classified samples that clients report, see :func:`score_models` without a
     ``performance``.
 
@@ -319,7 +333,12 @@ class ClientEvaluator(VectorEvaluator):
         )
         return self._measure.by_class and is_cheap
 
-    def predict(self, models: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+    def predict(
+        self,
+        models: Tensor,
+        trained: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
         """Let clients predict all coalitions' outputs, by interpolation and by an ensemble, and score them. Return both
         utilities of each coalition, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
@@ -342,11 +361,20 @@ class ClientEvaluator(VectorEvaluator):
             utilities.append(self._measure.utility(values))
         return torch.stack(utilities, 1)
 
-    def _scores_by_class(self, counts_of_clients: Sequence[Tensor], ids: list[int]) -> Scores:
+    def _scores_by_class(
+        self,
+        counts_of_clients: Sequence[Tensor],
+        ids: list[int],
+    ) -> Scores:
         hits, held_out = hits_by_class(counts_of_clients, self._data.num_samples[ids])
         return Scores({"correct": hits}, held_out)
 
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Let the clients score ``count`` models. With ``keep``, the attribute ``outputs`` of the result has the models
         themselves, for :meth:`predict`.
         """

@@ -36,7 +36,12 @@ Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 class CoalitionModels:
     """Builder of the models of a round's coalitions, with one kind of weights of the updates."""
 
-    def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
+    def __init__(
+        self,
+        round: Round,
+        weighting: Weighting,
+        server_lr: float,
+    ) -> None:
         self._round = round
         self._server_lr = server_lr
         self._is_normalized = not isinstance(weighting, Tensor)
@@ -151,7 +156,12 @@ class CoalitionTable:
 
     _scores: Scores | None = None
 
-    def __init__(self, round: Round, evaluator: VectorEvaluator, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        round: Round,
+        evaluator: VectorEvaluator,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.round = round
         self.evaluator = evaluator
         self._ranks = ALONE if evaluator.requests_from_clients else ranks

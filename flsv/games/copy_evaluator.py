@@ -37,7 +37,11 @@ class CopyEvaluator(VectorEvaluator):
         self._seed = seed
         self._read_private: Private = dict
 
-    def with_batches(self, batches: Any, private: Private | None = None) -> Self:
+    def with_batches(
+        self,
+        batches: Any,
+        private: Private | None = None,
+    ) -> Self:
         """Return a copy of this evaluator that computes the same scores on other batches.
 
         Args:
@@ -60,7 +64,11 @@ class CopyEvaluator(VectorEvaluator):
         return isolated_scoring(self.effects, self._seed, device=self.device)
 
     def _new_vector(self) -> Tensor:
-        return torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
+        return torch.empty(
+            self.space.size,
+            dtype=self.space.dtype,
+            device=self.device,
+        )
 
     def _write(self, module_copy: nn.Module, vector: Tensor) -> None:
         """Write a model ``[P]``, and the state-dict entries that vectors do not contain, into a copy of the module."""

@@ -76,7 +76,12 @@ class ValidatedModels(CopyEvaluator):
         self._loaders = batches
 
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Compute the scores of ``count`` models, one after the other.
 
         Args:
@@ -198,7 +203,11 @@ class ValidatedModels(CopyEvaluator):
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 
-    def _value_and_gradient(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def _value_and_gradient(
+        self,
+        vector: Tensor,
+        name: str,
+    ) -> tuple[Tensor, Tensor]:
         """Return the value that ``validation_step`` logs under ``name`` for a model ``[P]``, and its gradient
         ``[P']``.
         """
@@ -219,7 +228,12 @@ class ValidatedModels(CopyEvaluator):
                     total_weight += weight
         return total / total_weight, gradient / total_weight
 
-    def _gradient_of_value(self, value: Tensor, name: str, parameters: list[Tensor]) -> Tensor:
+    def _gradient_of_value(
+        self,
+        value: Tensor,
+        name: str,
+        parameters: list[Tensor],
+    ) -> Tensor:
         """Return the gradient of a logged value, float64 ``[P']``."""
         if not value.requires_grad:
             raise ConfigurationError(
@@ -239,7 +253,12 @@ class ValidatedModels(CopyEvaluator):
                 parameters[name] = parameter.requires_grad_(True)
         return [parameters[name] for name in self.space.names if name in parameters]
 
-    def _check_gradient(self, name: str, vector: Tensor, logged_value: float) -> None:
+    def _check_gradient(
+        self,
+        name: str,
+        vector: Tensor,
+        logged_value: float,
+    ) -> None:
         """Raise ConfigurationError unless the value that is differentiated equals ``logged_value``, which Lightning
         logs.
         """
@@ -292,7 +311,10 @@ def _arguments_of_log(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return log_call.arguments
 
 
-def _names_of_logged(logged: Mapping[str, Any], loader_index: int | None) -> list[str]:
+def _names_of_logged(
+    logged: Mapping[str, Any],
+    loader_index: int | None,
+) -> list[str]:
     """Return the names under which a value can be found."""
     names = [logged["name"]]
     if loader_index is not None and logged["add_dataloader_idx"]:

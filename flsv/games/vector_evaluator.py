@@ -133,7 +133,12 @@ class VectorEvaluator(ABC):
         return self.evaluate(row_builder(vectors), len(vectors), keep)
 
     @abstractmethod
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Compute the scores of ``count`` models, which ``build`` writes (see :data:`Build`).
 
         One model or one chunk of models is in memory at a time. With ``keep`` the scores also contain the models'

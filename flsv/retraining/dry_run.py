@@ -20,7 +20,13 @@ from flsv.retraining.coalition_fit import (
     only_watches_the_run,
     prepare_coalition_fit,
 )
-from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.copied_fits import (
+    HOW_TO_MAKE_AGAIN,
+    CopyOfRun,
+    KeptRun,
+    fit_quietly,
+    in_quiet,
+)
 from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
@@ -29,7 +35,14 @@ from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, digest
 
 #: Types of objects to which a callback may refer, and which are not part of its own state.
-_SHARED_TYPES = (nn.Module, L.Trainer, L.LightningDataModule, Dataset, DataLoader, Optimizer)
+_SHARED_TYPES = (
+    nn.Module,
+    L.Trainer,
+    L.LightningDataModule,
+    Dataset,
+    DataLoader,
+    Optimizer,
+)
 #: The folder of flsv's own code.
 _PACKAGE = Path(__file__).parents[1]
 
@@ -59,7 +72,12 @@ def client_of_dry_run(data: FederatedDataModule) -> int:
     return clients[-1]
 
 
-def dry_run(run_copy: CopyOfRun, trainer: L.Trainer, client: int, seed: int) -> DryRunResult:
+def dry_run(
+    run_copy: CopyOfRun,
+    trainer: L.Trainer,
+    client: int,
+    seed: int,
+) -> DryRunResult:
     """Train one client for a round in a copy of the run, then end the fit, as a coalition does. The run itself does not
     change.
 
@@ -109,7 +127,14 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
-    scoring = prepare_coalition_fit(trainer, module, data, measures={}, job=job, folder=folder)
+    scoring = prepare_coalition_fit(
+        trainer,
+        module,
+        data,
+        measures={},
+        job=job,
+        folder=folder,
+    )
     scoring.reads.watch_checkpoints(trainer)
 
     if trainer.check_val_every_n_epoch:
@@ -136,7 +161,12 @@ class _Comparison(L.Callback):
         validation: Any = trainer.fit_loop.epoch_loop.val_loop
         validation.run = partial(self._run, trainer, pl_module, validation.run)
 
-    def _run(self, trainer: L.Trainer, module: L.LightningModule, validate: Any) -> Any:
+    def _run(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        validate: Any,
+    ) -> Any:
         if self.depends_on_validations:
             return validate()
 

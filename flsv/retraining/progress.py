@@ -41,7 +41,10 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._bar = Tqdm(
-            total=self._total, desc=self._title, leave=False, disable=not self._shows_bar
+            total=self._total,
+            desc=self._title,
+            leave=False,
+            disable=not self._shows_bar,
         )
         return self
 

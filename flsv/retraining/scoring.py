@@ -18,7 +18,9 @@ class ModelScoring:
     """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
 
     def __init__(
-        self, measures: Measures, evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator]
+        self,
+        measures: Measures,
+        evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator],
     ) -> None:
         self._measures = measures
         self.evaluators: dict[Hashable, VectorEvaluator] = {}
@@ -27,7 +29,11 @@ class ModelScoring:
             if key not in self.evaluators:
                 self.evaluators[key] = evaluator_of(measure)
 
-    def score(self, module: nn.Module, untrained: Measures | None = None) -> ScoredModel:
+    def score(
+        self,
+        module: nn.Module,
+        untrained: Measures | None = None,
+    ) -> ScoredModel:
         """Score a module as it is. If the module is untrained, ``untrained`` has the measures of metrics, ``{metric:
         measure}``: an error is raised if the model's score by one of these is not finite.
         """
@@ -58,7 +64,11 @@ class ModelScoring:
             models.append(model)
         return models
 
-    def _model(self, scores_by_key: Mapping[Hashable, Scores], index: int) -> ScoredModel:
+    def _model(
+        self,
+        scores_by_key: Mapping[Hashable, Scores],
+        index: int,
+    ) -> ScoredModel:
         utilities = {}
         outputs = {}
         for measure_name, measure in self._measures.items():

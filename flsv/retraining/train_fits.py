@@ -102,7 +102,12 @@ class CoalitionTraining:
         if failures:
             raise FitsFailed(failures)
 
-    def _add(self, members: Members, result: FitResult, store: CoalitionStore) -> None:
+    def _add(
+        self,
+        members: Members,
+        result: FitResult,
+        store: CoalitionStore,
+    ) -> None:
         """Store the scores of a fit that are missing."""
         self._check_start(result.start_hash)
         self.changed_tensors.update(result.changed_tensors)
@@ -142,7 +147,11 @@ class CoalitionTraining:
             jobs_of_turn = jobs_by_rank[ranks.rank][turn : turn + 1]
             yield from self._results_of_turn(jobs_of_turn, ranks)
 
-    def _divided(self, jobs: Sequence[TrainingJob], num_ranks: int) -> list[list[TrainingJob]]:
+    def _divided(
+        self,
+        jobs: Sequence[TrainingJob],
+        num_ranks: int,
+    ) -> list[list[TrainingJob]]:
         """Divide jobs among the ranks by their members' numbers of samples."""
         costs = [sum(self.num_samples[client] for client in job.members) for job in jobs]
         jobs_by_rank: list[list[TrainingJob]] = [[] for _ in range(num_ranks)]

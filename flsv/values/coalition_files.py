@@ -97,7 +97,10 @@ def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
     models: dict[Training, dict[int, ScoredModel]] = {}
     for path in sorted(folder.glob("*/*.pt")):
         content = torch.load(path, weights_only=True)
-        training = Training(seed=int(path.parent.name), members=tuple(content["members"]))
+        training = Training(
+            seed=int(path.parent.name),
+            members=tuple(content["members"]),
+        )
         models_of_coalition = models.setdefault(training, {})
         for round_index, table in content["rounds"].items():
             models_of_coalition[round_index] = ScoredModel(**table)

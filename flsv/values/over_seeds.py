@@ -23,7 +23,10 @@ class Estimates(NamedTuple):
     high: Tensor
 
 
-def mean_with_interval(values: Tensor, evidence: Evidence | None = None) -> Estimates:
+def mean_with_interval(
+    values: Tensor,
+    evidence: Evidence | None = None,
+) -> Estimates:
     """Compute mean values over several seeds.
 
     Args:

@@ -92,7 +92,11 @@ class RowTraining:
         original_order = indices.argsort()
         return _select_models(sorted_states, original_order), losses[original_order]
 
-    def _train_sorted(self, states: State, batches: Sequence[Sequence[Any]]) -> Tensor:
+    def _train_sorted(
+        self,
+        states: State,
+        batches: Sequence[Sequence[Any]],
+    ) -> Tensor:
         """Train models in place, those with more batches first. Return their mean losses ``[m]``."""
         device = next(iter(states.values())).device
         num_batches = [len(batches_of_model) for batches_of_model in batches]  # descending
@@ -174,7 +178,10 @@ class StackedOptimizer:
     """Optimizer of m stacked models, which are sorted by falling number of steps."""
 
     def __init__(
-        self, template: Optimizer, names_by_group: list[list[str]], stacked: State
+        self,
+        template: Optimizer,
+        names_by_group: list[list[str]],
+        stacked: State,
     ) -> None:
         self._stacked = stacked
         self._names_by_group = names_by_group  # of the parameters to train
@@ -449,7 +456,8 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 
 @contextmanager
 def convert_errors(
-    module: nn.Module, expected_errors: tuple[type[Exception], ...] = ()
+    module: nn.Module,
+    expected_errors: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
     """Convert errors of torch.func, ConfigurationErrors and ``expected_errors`` to NotBatched, except out-of-memory
     errors."""

@@ -207,7 +207,12 @@ class VmapProcess(IdleEngine):
                 )
             raise
 
-    def _end_client(self, client: _PreparedClient, model: State, mean_loss: Tensor) -> None:
+    def _end_client(
+        self,
+        client: _PreparedClient,
+        model: State,
+        mean_loss: Tensor,
+    ) -> None:
         """Let a client's training end with its trained ``model`` in the module, as if the Trainer had trained it."""
         self._current_client = client.id
         trained_tensors = [model[name] for name in self._stacked_tensors]
@@ -331,7 +336,11 @@ def _use_initial_rates(optimizer: Any) -> None:
 
 
 def _train_row(
-    training: RowTraining, trainer: L.Trainer, tensors: State, batches: list[Any], seed: int
+    training: RowTraining,
+    trainer: L.Trainer,
+    tensors: State,
+    batches: list[Any],
+    seed: int,
 ) -> tuple[State, Tensor]:
     """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
     module = trainer.lightning_module
@@ -350,7 +359,11 @@ def _train_row(
 
 
 def _compare_models(
-    module: nn.Module, row: State, ordinary: State, initial_model: State, rounding: Rounding
+    module: nn.Module,
+    row: State,
+    ordinary: State,
+    initial_model: State,
+    rounding: Rounding,
 ) -> None:
     """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily."""
     squared_norm = 0.0
@@ -372,7 +385,11 @@ def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
 
 
-def _first_batches(trainer: L.Trainer, trial_trainer: L.Trainer, seed: int) -> list[Any]:
+def _first_batches(
+    trainer: L.Trainer,
+    trial_trainer: L.Trainer,
+    seed: int,
+) -> list[Any]:
     data = data_of(trainer)
     clients_with_samples = (data.num_samples > 0).nonzero()
     first_client = int(clients_with_samples[0])
