@@ -232,7 +232,7 @@ class CopiedFits:
     def _train_at_workers(
         self, jobs: Sequence[TrainingJob]
     ) -> Iterator[tuple[TrainingJob, FitOutcome]]:
-        train_at_worker = joblib.delayed(_train_at_worker)
+        delayed_training = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
             import_path=sys.path,
             folder=os.getcwd(),
@@ -240,7 +240,7 @@ class CopiedFits:
             process=os.getpid(),
         )
         calls = (
-            train_at_worker(program_state, self._run_copy, self._measures, job, index)
+            delayed_training(program_state, self._run_copy, self._measures, job, index)
             for index, job in enumerate(jobs)
         )
         parallel = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")

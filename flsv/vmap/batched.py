@@ -61,17 +61,16 @@ class RowTraining:
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
-        name_of_trained = {
-            parameter: name
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in frozen
-        }
+        name_by_parameter = {}  # of trained parameters
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and name not in frozen:
+                name_by_parameter[parameter] = name
 
-        self._names_by_group: list[list[str]] = []  # of trained parameters
+        self._names_by_group: list[list[str]] = []
         self._trained_names: set[str] = set()
         for group in optimizer.param_groups:
-            trained = [tensor for tensor in group["params"] if tensor in name_of_trained]
-            names = [name_of_trained[tensor] for tensor in trained]
+            trained = [parameter for parameter in group["params"] if parameter in name_by_parameter]
+            names = [name_by_parameter[parameter] for parameter in trained]
             self._names_by_group.append(names)
             self._trained_names.update(names)
         self._step = RowStep(module, sorted(self._trained_names))
@@ -155,23 +154,30 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     # A batch is a tree, such as a tuple or a dict, whose leaves are tensors.
     leaves_of_batches = []
     structures = []
-    positions_by_shape = defaultdict[Any, list[int]](list)
+    positions_by_shapes = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
         leaves, structure = tree_flatten(batch)
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise ConfigurationError(
-                    f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
-                    f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
-                )
+        _check_tensors(leaves)
         leaves_of_batches.append(leaves)
         structures.append(structure)
-        positions_by_shape[tuple(leaf.shape for leaf in leaves)].append(position)
+        shapes = tuple(leaf.shape for leaf in leaves)
+        positions_by_shapes[shapes].append(position)
 
-    for positions in positions_by_shape.values():
+    for positions in positions_by_shapes.values():
         leaves_of_group = [leaves_of_batches[position] for position in positions]
+        # The tensors at one place in all batches of the group are stacked.
         stacked_leaves = [torch.stack(tensors) for tensors in zip(*leaves_of_group)]
-        yield positions, tree_unflatten(stacked_leaves, structures[positions[0]])
+        structure = structures[positions[0]]
+        yield positions, tree_unflatten(stacked_leaves, structure)
+
+
+def _check_tensors(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise ConfigurationError(
+                f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
+                f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
+            )
 
 
 class StackedOptimizer:
@@ -190,10 +196,10 @@ class StackedOptimizer:
         groups = []
         for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
-            groups.append({**group, "params": views})
-        # The groups have all options. The constructor also makes the state with which Adagrad begins.
-        kind: Any = type(template)
-        self._optimizer = kind(groups)
+            groups.append({**group, "params": views})  # with the template's options
+        # The constructor also makes the state with which Adagrad begins.
+        optimizer_class: Any = type(template)
+        self._optimizer = optimizer_class(groups)
 
     @torch.no_grad()
     def step(self, num_active: int, gradients: State) -> None:
@@ -336,22 +342,27 @@ class RowStep:
             name: tensor for name, tensor in states.items() if name not in self._trained_names
         }
         if self._trains_linear_layers_only:
-            parameters = [tensor.detach().requires_grad_() for tensor in parameters]
-            with torch.enable_grad():
-                losses, new_tensors = self._batched_loss(parameters, other_tensors, batch)
-                # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
-                gradients = torch.autograd.grad(
-                    losses.sum(), parameters, allow_unused=True, materialize_grads=True
-                )
+            compute_gradients = self._gradients_by_autograd
         else:
-            gradients, losses_and_tensors = self._batched_gradients(
-                parameters, other_tensors, batch
-            )
-            losses, new_tensors = losses_and_tensors
-
+            compute_gradients = self._batched_gradients
+        gradients, losses_and_tensors = compute_gradients(parameters, other_tensors, batch)
+        losses, new_tensors = losses_and_tensors
         for name, tensor in new_tensors.items():
             states[name].copy_(tensor.detach())
         return dict(zip(self._trained_names, gradients)), losses.detach()
+
+    def _gradients_by_autograd(
+        self, parameters: list[Tensor], other_tensors: State, batch: Any
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, State]]:
+        """Return what :attr:`_batched_gradients` returns, by autograd through the sum of all models' losses."""
+        leaves = [tensor.detach().requires_grad_() for tensor in parameters]
+        with torch.enable_grad():
+            losses, new_tensors = self._batched_loss(leaves, other_tensors, batch)
+            # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
+            gradients = torch.autograd.grad(
+                losses.sum(), leaves, allow_unused=True, materialize_grads=True
+            )
+        return gradients, (losses, new_tensors)
 
     def _loss_of_one(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
@@ -468,17 +479,23 @@ def convert_errors(
             raise
         message = str(error)
         is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
-        if not is_about_batching:
-            if not isinstance(error, expected_errors):
-                raise  # an error of the module itself
-            message = f"{type(error).__name__}: {message}"
+        if is_about_batching:
+            raise not_batched_error(module, _reason_in(message)) from error
+        if isinstance(error, expected_errors):
+            named_message = f"{type(error).__name__}: {message}"
+            raise not_batched_error(module, _reason_in(named_message)) from error
+        raise  # an error of the module itself
 
-        # The other sentences of torch's messages are advice for its developers.
-        first_line = message.splitlines()[0]
-        reason = first_line.split(". ")[0].rstrip(".")
-        if "broadcast shape" in message:
-            reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
-        raise not_batched_error(module, reason) from error
+
+def _reason_in(message: str) -> str:
+    # The other sentences of torch's messages are advice for its developers.
+    first_line = message.splitlines()[0]
+    reason = first_line.split(". ")[0].rstrip(".")
+    if "broadcast shape" in message:
+        reason += (
+            ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
+        )
+    return reason
 
 
 class NotBatched(ConfigurationError):
