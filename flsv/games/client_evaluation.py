@@ -307,7 +307,10 @@ class ClientEvaluator(VectorEvaluator):
         silent_ids = [client.id for client in self._clients if client.id not in self.responses]
         if silent_ids:
             messages = [str(warning.message) for warning in recorded_warnings]
-            raise _silent_clients(silent_ids, messages)
+            reasons = [message for message in messages if message.endswith(_EXCLUDED_NOTICE)]
+            raise ConfigurationError(
+                f'evaluators="clients": the clients {silent_ids} do not score models. {" ".join(reasons)}'
+            )
         if scores is not None and scores.support is not None:  # the scores are by class
             self._check_classes(scores.support)
 
@@ -383,8 +386,8 @@ class ClientEvaluator(VectorEvaluator):
         """
         bytes_per_model = self.space.size * self.space.dtype.itemsize
         chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
-        chunks_of_models: list[Tensor] = []
-        chunks_of_responses: list[list[Tensor | None]] = []
+        chunks_of_models = []
+        chunks_of_responses = []
         num_rows = max(count, 1)  # without models, clients get one request of no models
         for first_row in range(0, num_rows, chunk_size):
             end_row = min(first_row + chunk_size, count)
@@ -447,14 +450,6 @@ class ClientEvaluator(VectorEvaluator):
         # A utility is the measure's value or its negative, so the same function converts utilities back to values.
         values = self._measure.utility(mean_utilities)
         return Scores({self._measure.name: values})
-
-
-def _silent_clients(client_ids: list[int], messages: list[str]) -> ConfigurationError:
-    """Return the error for clients that do not score models. The reasons are among the warnings' ``messages``."""
-    reasons = [message for message in messages if message.endswith(_EXCLUDED_NOTICE)]
-    return ConfigurationError(
-        f'evaluators="clients": the clients {client_ids} do not score models. {" ".join(reasons)}'
-    )
 
 
 def _function_arguments(measure: ModelScore) -> dict[str, Any]:

@@ -392,7 +392,7 @@ class ModelEvaluator(CopyEvaluator):
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         measures = self._measures(num_models)
-        kept_outputs: KeptOutputs | None = None
+        kept_outputs = None
         if keep and self.form is not None:
             kept_outputs = KeptOutputs(self.form)
         seed_global_rngs(self._seed, "utility")
@@ -517,7 +517,7 @@ class ModelEvaluator(CopyEvaluator):
         """Score a module on all batches, which finds errors of the metric. Return the shapes ``[B, ...]`` of its
         outputs, None for a batch whose outputs are not numbers.
         """
-        batch_shapes: list[Any] = []
+        batch_shapes = []
 
         def outputs_with_recorded_shape(x: Any) -> Any:
             outputs = outputs_of(module, x)  # [1, B, ...]

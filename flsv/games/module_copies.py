@@ -359,7 +359,7 @@ def _configures_callbacks(module: nn.Module) -> bool:
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _factories(module: nn.Module) -> list[Any]:
-    factories: list[Any] = []
+    factories = []
     for layer in module.modules():
         for value in vars(layer).values():
             if issubclass(type(value), partial) and _is_factory(value):
@@ -398,7 +398,7 @@ def _function_before_compilation(value: Any) -> Any:
         return None
     if isinstance(value, nn.Module):  # a submodule, which is uncompiled itself
         return None
-    function = getattr(value, "_torchdynamo_orig_callable", None)
+    function: Any = getattr(value, "_torchdynamo_orig_callable", None)
     if _is_frame_of_dynamo(function):
         return function.__wrapped__  # the function of torch in the frame
     return function
@@ -428,7 +428,10 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     constant_ids = set(map(id, constants.values()))
     weights = []
     for tensor in named_tensors(module).values():
-        if id(tensor) not in constant_ids and _can_be_changed(tensor):
+        if is_lazy(tensor) or id(tensor) in constant_ids:
+            continue
+        is_number = tensor.is_floating_point() and is_dense(tensor)
+        if is_number and not tensor.is_inference():
             weights.append((tensor, tensor.clone()))
     try:
         for tensor, _ in weights:
@@ -437,12 +440,6 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     finally:
         for tensor, original in weights:
             tensor.copy_(original)
-
-
-def _can_be_changed(tensor: Tensor) -> bool:
-    if is_lazy(tensor):
-        return False
-    return tensor.is_floating_point() and is_dense(tensor) and not tensor.is_inference()
 
 
 def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> bool:

@@ -70,25 +70,21 @@ class OutputMetric:
         """
         self._last_batch = f"{description_of(outputs)}, with y {description_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
-            outputs, y = self._in_form_of_metric(outputs, y)
+            if outputs.dtype in (torch.bfloat16, torch.float16):
+                outputs = outputs.float()
+            # Outputs [B, 1] for labels [B], or labels [B, 1] for outputs [B], lose their last dimension.
+            if outputs.shape == (*y.shape, 1):
+                outputs = outputs.squeeze(-1)
+            elif y.shape == (*outputs.shape, 1):
+                y = y.squeeze(-1)
+            if self.converts_logits:
+                outputs = _probabilities(self.metric, outputs, y)
+            if task_of(self.metric) == "Binary":
+                outputs = class_1_probabilities(outputs, y)
         try:
             self.metric.update(outputs, y)
         except Exception as error:
             raise self._refused(error) from error
-
-    def _in_form_of_metric(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if outputs.dtype in (torch.bfloat16, torch.float16):
-            outputs = outputs.float()
-        # Outputs [B, 1] for labels [B], or labels [B, 1] for outputs [B], lose their last dimension.
-        if outputs.shape == (*y.shape, 1):
-            outputs = outputs.squeeze(-1)
-        elif y.shape == (*outputs.shape, 1):
-            y = y.squeeze(-1)
-        if self.converts_logits:
-            outputs = _probabilities(self.metric, outputs, y)
-        if task_of(self.metric) == "Binary":
-            outputs = class_1_probabilities(outputs, y)
-        return outputs, y
 
     def compute(self) -> float:
         """Return the metric's value over all batches that were added."""

@@ -74,7 +74,12 @@ class OwnValidation:
         run_values = _numbers(self._trainer.callback_metrics)
         try:
             values = self._values(copies)
-            names = self._names_not_random(copies, values, run_values)
+            names = self._differing(values, run_values)
+            if names:
+                # Values that depend on random numbers or random batches differ between two copies, too.
+                repeated_values = self._values(copies, is_repetition=True)
+                random_names = self._differing(values, repeated_values)
+                names = [name for name in names if name not in random_names]
         except Exception:  # scoring the first model raises the same error with a reason
             self._is_over = True
             return ""
@@ -83,17 +88,6 @@ class OwnValidation:
         self._is_over = True
         name = names[0]
         return f"a copy logs {name} {values[name]:.5g}, and the run {run_values[name]:.5g}"
-
-    def _names_not_random(
-        self, copies: ModuleCopies, values: Mapping[str, float], run_values: Mapping[str, float]
-    ) -> list[str]:
-        """Return the names of values that differ from the run's, but do not differ between two copies."""
-        names = self._differing(values, run_values)
-        if not names:
-            return []
-        # Values that depend on random numbers or random batches differ between two copies, too.
-        random_names = self._differing(values, self._values(copies, is_repetition=True))
-        return [name for name in names if name not in random_names]
 
     def _values(self, copies: ModuleCopies, is_repetition: bool = False) -> dict[str, float]:
         """Return the numbers that a copy logs. A repetition has other random numbers, and reads the batches again."""

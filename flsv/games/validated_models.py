@@ -283,7 +283,7 @@ def _values_of_step(
     loader_index: int | None,
 ) -> list[tuple[Tensor, float]]:
     """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``wanted_name``."""
-    values_and_sizes: list[tuple[Any, float]] = []
+    values_and_sizes = []
 
     # This function replaces self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:

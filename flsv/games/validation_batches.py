@@ -19,7 +19,10 @@ Pair = tuple[Any, Any]
 
 @torch.inference_mode(False)
 def read_batches(
-    batches: Iterable[Any], device: torch.device, num_classes: int | None, size: int | None = None
+    batches: Iterable[Any],
+    device: torch.device,
+    num_classes: int | None,
+    size: int | None = None,
 ) -> tuple[list[Pair], Tensor | None]:
     """Move batches to a device, and split or merge them to ``size`` samples. Also return the number of samples of each
     class, int64 ``[M]`` on the CPU.

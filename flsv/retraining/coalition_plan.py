@@ -84,6 +84,10 @@ LONG_SECONDS = 10.0
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 
+#: Values of metrics, ``{round: {metric: values}}``.
+MetricValues = dict[int, dict[str, Tensor]]
+
+
 class CoalitionsElsewhere(Protocol):
     """Coalitions that are trained beside the run, as by sites."""
 
@@ -121,11 +125,16 @@ class CoalitionPlan(RunExtension):
         self._metrics = _metrics_with_training(config.metrics)
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
-        _check_same_coalitions(self._metrics)
         metrics = list(self._metrics.values())
         self._max_fits = min(metric.max_fits for metric in metrics)
-        self._design = metrics[0].trains  # the design and its halvings are those of all metrics
+        self._design = metrics[0].trains
         self._halvings = metrics[0].halvings
+        for metric in metrics:
+            if metric.trains != self._design or metric.halvings != self._halvings:
+                raise ConfigurationError(
+                    f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of "
+                    "coalitions. Give these metrics the same coalitions, or keep only one of them."
+                )
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
         # The part of the run's checkpoints that belongs to this object.
@@ -236,9 +245,8 @@ class CoalitionPlan(RunExtension):
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
-        scoring = (
-            0.0  # seconds. Metrics share the scored models, but not the computation of values.
-        )
+        # Seconds. Metrics share the scored models, but not the computation of values.
+        scoring = 0.0
         estimation = 0.0
         for metric in self._metrics.values():
             num_rounds = len(metric.rounds_to_value(run.trainer.max_epochs or 1))
@@ -458,9 +466,9 @@ class CoalitionPlan(RunExtension):
         missing = self._federation.metrics.missing
         return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
-    def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
+    def train(self, run: MeasuredRun) -> tuple[MetricValues, list[str]]:
         """Train the coalitions if metrics need them, and return the metrics' values and lines to print."""
-        values: dict[int, dict[str, Tensor]] = {}
+        values: MetricValues = {}
         pending_names = set(self._federation.metrics.pending_names)
         if pending_names.intersection(self._metrics):
             try:
@@ -481,7 +489,7 @@ class CoalitionPlan(RunExtension):
             metric.explain_missing(reason, interrupted)
         rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
 
-    def _values(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+    def _values(self, run: MeasuredRun) -> MetricValues:
         metrics = self._valued_metrics
         if self._scoring is None:  # a resumed run in which no round was left
             self._open_store(run)
@@ -495,7 +503,7 @@ class CoalitionPlan(RunExtension):
             masks = self._sites.masks
             self._exclude_rounds(masks, run.seed)
 
-        values: dict[int, dict[str, Tensor]] = {index: {} for index in self._store.rounds}
+        values: MetricValues = {index: {} for index in self._store.rounds}
         scores = self._store.scores(run.seed)
         for name, metric in metrics.items():
             game = showing_progress(game_of(metric, masks, self._store, run), run.trainer)
@@ -555,23 +563,11 @@ def _metrics_with_training(metrics: Mapping[str, Any]) -> dict[str, ShadowShaple
     }
 
 
-def _check_same_coalitions(metrics: Mapping[str, ShadowShapley]) -> None:
-    first_metric = next(iter(metrics.values()))
-    for metric in metrics.values():
-        has_same_design = metric.trains == first_metric.trains
-        if not has_same_design or metric.halvings != first_metric.halvings:
-            raise ConfigurationError(
-                f"The metrics {list(metrics)} need different coalitions, but a run trains one set of coalitions. Give "
-                "these metrics the same coalitions, or keep only one of them."
-            )
-
-
 def _error_in_words(error: Exception) -> str:
     innermost_frame = traceback.extract_tb(error.__traceback__)[-1]
     file_and_line = f"{Path(innermost_frame.filename).name}:{innermost_frame.lineno}"
-    return (
-        f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
-    )
+    description = f"{type(error).__name__} at {file_and_line}: {error}"
+    return f"{description}. flsv retrain trains the coalitions."
 
 
 def num_verified_rounds(num_rounds: int | None) -> int:

@@ -226,7 +226,10 @@ class ProgramFolder:
 
         os.unlink(link)
         if os.path.isdir(source):
-            _make_folder_of_links(link, source)
+            os.mkdir(link)
+            for entry in _entries(source):
+                link_of_entry = os.path.join(link, entry.name)
+                os.symlink(entry.path, link_of_entry)
             return
         loses_content = access == "overwrite"
         if os.path.exists(source) and not loses_content:
@@ -315,14 +318,6 @@ class ProgramFolder:
             shutil.copy2(source, entry)
         elif kind in ("file", "link"):
             os.symlink(source, entry)
-
-
-def _make_folder_of_links(folder: str, source: str) -> None:
-    """Create a folder with a link to each entry of the folder ``source``."""
-    os.mkdir(folder)
-    for entry in _entries(source):
-        link = os.path.join(folder, entry.name)
-        os.symlink(entry.path, link)
 
 
 def _new_folder(owner: ProgramFolder) -> str:

@@ -40,7 +40,7 @@ class ModelScoring:
         weighing_of_classes: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             weighing_of_classes = module.weighing_for_all()
-        scores_by_key: dict[Hashable, Scores] = {}
+        scores_by_key = {}
         with weighing_of_classes:
             for key, evaluator in self.evaluators.items():
                 scores_by_key[key] = evaluator.score_module(module)

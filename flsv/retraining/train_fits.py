@@ -92,7 +92,7 @@ class CoalitionTraining:
         if scores_untrained and not coalitions_to_fit:
             coalitions_to_fit = [(0,)]  # the fit of one client is cheap
 
-        failures: dict[Members, FitFailed] = {}
+        failures = {}
         for members, result in self._results(coalitions_to_fit, scores_untrained, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result

@@ -157,7 +157,9 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     positions_by_shapes = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
         leaves, structure = tree_flatten(batch)
-        _check_tensors(leaves)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise _holds_no_tensor(leaf)
         leaves_of_batches.append(leaves)
         structures.append(structure)
         shapes = tuple(leaf.shape for leaf in leaves)
@@ -171,13 +173,11 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         yield positions, tree_unflatten(stacked_leaves, structure)
 
 
-def _check_tensors(leaves: Sequence[Any]) -> None:
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            raise ConfigurationError(
-                f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
-                f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
-            )
+def _holds_no_tensor(leaf: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
+        f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
+    )
 
 
 class StackedOptimizer:
@@ -316,10 +316,9 @@ class RowStep:
         device_types = {parameter.device.type for parameter in self._module.parameters()}
         if any(map(torch.is_autocast_enabled, device_types)):
             return False
-        layers = dict(self._module.named_modules())
         for name in self._trained_names:
             layer_name = name.rpartition(".")[0]
-            if type(layers[layer_name]) is not nn.Linear:
+            if type(self._module.get_submodule(layer_name)) is not nn.Linear:
                 return False
         return True
 
@@ -477,25 +476,19 @@ def convert_errors(
     except Exception as error:
         if isinstance(error, NotBatched) or is_oom_error(error):
             raise
-        message = str(error)
-        is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
-        if is_about_batching:
-            raise not_batched_error(module, _reason_in(message)) from error
-        if isinstance(error, expected_errors):
-            named_message = f"{type(error).__name__}: {message}"
-            raise not_batched_error(module, _reason_in(named_message)) from error
-        raise  # an error of the module itself
+        if isinstance(error, ConfigurationError) or "vmap" in str(error):
+            message = str(error)
+        elif isinstance(error, expected_errors):
+            message = f"{type(error).__name__}: {error}"
+        else:
+            raise  # an error of the module itself
 
-
-def _reason_in(message: str) -> str:
-    # The other sentences of torch's messages are advice for its developers.
-    first_line = message.splitlines()[0]
-    reason = first_line.split(". ")[0].rstrip(".")
-    if "broadcast shape" in message:
-        reason += (
-            ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
-        )
-    return reason
+        # The other sentences of torch's messages are advice for its developers.
+        first_line = message.splitlines()[0]
+        reason = first_line.split(". ")[0].rstrip(".")
+        if "broadcast shape" in message:
+            reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
+        raise not_batched_error(module, reason) from error
 
 
 class NotBatched(ConfigurationError):
@@ -534,7 +527,7 @@ class _TrainerOfManyClients:
 @contextmanager
 def _silence_metrics(module: nn.Module) -> Iterator[None]:
     """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
-    changes: list[tuple[Any, str, Any]] = []
+    changes = []
     for layer in module.modules():
         zero = torch.zeros(())
         if isinstance(layer, MetricCollection):

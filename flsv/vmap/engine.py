@@ -318,7 +318,9 @@ def dry_run_of_rows(
         trained_model = _copied_tensors(module)
 
         # The same training, batched, must come to the same model.
-        _write_tensors(module, initial_model)
+        with torch.no_grad():
+            for name, tensor in named_tensors(module).items():
+                tensor.copy_(initial_model[name])
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
         initial_row = {
             name: tensor for name, tensor in initial_model.items() if name not in shared_names
@@ -328,12 +330,6 @@ def dry_run_of_rows(
     _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
     _compare_models(module, row, trained_model, initial_model, rounding=rounding)
     return names_without_gradient
-
-
-@torch.no_grad()
-def _write_tensors(module: nn.Module, tensors: State) -> None:
-    for name, tensor in named_tensors(module).items():
-        tensor.copy_(tensors[name])
 
 
 def _use_initial_rates(optimizer: Any) -> None:
