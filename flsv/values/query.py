@@ -249,7 +249,9 @@ def value_after_round(
     shape = game.masks.shape[1], utilities.shape[1]  # [n, 1] or [n, M]
     broken_coalitions = _coalitions_not_finite(game.masks, utilities, outputs)
     if broken_coalitions:
-        return _no_values(shape, broken_coalitions)
+        no_values = torch.full(shape, torch.nan).double()
+        reason = f"The coalitions {broken_coalitions} come to no finite performance."
+        return RoundValues(no_values, no_values, no_values, {"why_no_values": reason})
 
     flat_estimate, flat_stderr, evidence = _estimate(
         game, game.without_class_axis(utilities), predicted
@@ -268,12 +270,6 @@ def value_after_round(
         recent_values=recent_values if has_spread else None,
     )
     return RoundValues(values, stderr, estimate, evidence, _case_values(game, outputs))
-
-
-def _no_values(shape: tuple[int, int], broken_coalitions: list[list[int]]) -> RoundValues:
-    no_values = torch.full(shape, torch.nan).double()
-    reason = f"The coalitions {broken_coalitions} come to no finite performance."
-    return RoundValues(no_values, no_values, no_values, {"why_no_values": reason})
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
@@ -347,7 +343,10 @@ def read_scores(run_folder: Path) -> dict[int, SeedScores]:
     }
 
 
-def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
+def values(
+    scores: Path | Mapping[int, SeedScores],
+    game: Game,
+) -> DataFrame:
     """Compute a table of the clients' values.
 
     Args:
@@ -384,11 +383,16 @@ def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
     return pandas.concat(tables, ignore_index=True)
 
 
-def _table_of_round(round_index: int, seeds: Sequence[RoundValues], per_class: bool) -> DataFrame:
+def _table_of_round(
+    round_index: int,
+    seeds: Sequence[RoundValues],
+    per_class: bool,
+) -> DataFrame:
     from pandas import DataFrame  # slow
 
     if per_class:
-        means = torch.stack([seed.values for seed in seeds]).mean(0)  # [n, M]
+        values_by_seed = torch.stack([seed.values for seed in seeds])  # [S, n, M]
+        means = values_by_seed.mean(0)
         columns = {str(label): means[:, label] for label in range(means.shape[1])}
     else:
         columns = mean_over_seeds(seeds)._asdict()
