@@ -73,10 +73,7 @@ def _form_of_scores(
 
 
 def _form_of_coalition_scores(
-    client: RespondingClient,
-    models: Tensor,
-    trained: Tensor,
-    weights: Tensor,
+    client: RespondingClient, models: Tensor, trained: Tensor, weights: Tensor
 ) -> Numbers:
     """Return the type, shape and range of the response of :func:`score_coalitions` to these arguments."""
     num_coalitions = 2 ** trained.shape[1]

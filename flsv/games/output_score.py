@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+
 from typing import Any
 
 import torch
@@ -81,20 +81,9 @@ def _score_of_outputs(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""
     if isinstance(measure, ModelScore) and by_sample is not None and not by_sample.is_resampled:
-        return partial(_mean_over_samples, by_sample.score)
-    return partial(_utility_of_outputs, scorer, measure)
-
-
-def _mean_over_samples(score_by_sample: Callable[[Tensor], Tensor], outputs: Tensor) -> Tensor:
-    utilities = score_by_sample(outputs)  # [c, V]
-    return utilities.mean(1)
-
-
-def _utility_of_outputs(
-    scorer: OutputScorer, measure: PerformanceMeasure, outputs: Tensor
-) -> Tensor:
-    scores = scorer.score(outputs, losses=measure == "negative_loss")
-    return utility_of(scores, measure)
+        return lambda outputs: by_sample.score(outputs).mean(1)  # over the samples
+    needs_losses = measure == "negative_loss"
+    return lambda outputs: utility_of(scorer.score(outputs, losses=needs_losses), measure)
 
 
 def _values_with_trained(tables: Tensor, trained: Tensor, utilities: Tensor) -> PredictedValues:

@@ -20,13 +20,7 @@ from flsv.retraining.coalition_fit import (
     only_watches_the_run,
     prepare_coalition_fit,
 )
-from flsv.retraining.copied_fits import (
-    HOW_TO_MAKE_AGAIN,
-    CopyOfRun,
-    KeptRun,
-    fit_quietly,
-    in_quiet,
-)
+from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of

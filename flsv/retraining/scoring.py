@@ -18,9 +18,7 @@ class ModelScoring:
     """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
 
     def __init__(
-        self,
-        measures: Measures,
-        evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator],
+        self, measures: Measures, evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator]
     ) -> None:
         self._measures = measures
         self.evaluators: dict[Hashable, VectorEvaluator] = {}

@@ -159,7 +159,10 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         leaves, structure = tree_flatten(batch)
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise _holds_no_tensor(leaf)
+                raise ConfigurationError(
+                    f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
+                    f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
+                )
         leaves_of_batches.append(leaves)
         structures.append(structure)
         shapes = tuple(leaf.shape for leaf in leaves)
@@ -173,21 +176,11 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         yield positions, tree_unflatten(stacked_leaves, structure)
 
 
-def _holds_no_tensor(leaf: Any) -> ConfigurationError:
-    return ConfigurationError(
-        f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
-        f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
-    )
-
-
 class StackedOptimizer:
     """Optimizer of m stacked models, which are sorted by falling number of steps."""
 
     def __init__(
-        self,
-        template: Optimizer,
-        names_by_group: list[list[str]],
-        stacked: State,
+        self, template: Optimizer, names_by_group: list[list[str]], stacked: State
     ) -> None:
         self._stacked = stacked
         self._names_by_group = names_by_group  # of the parameters to train
@@ -316,9 +309,10 @@ class RowStep:
         device_types = {parameter.device.type for parameter in self._module.parameters()}
         if any(map(torch.is_autocast_enabled, device_types)):
             return False
+        layers = dict(self._module.named_modules())
         for name in self._trained_names:
             layer_name = name.rpartition(".")[0]
-            if type(self._module.get_submodule(layer_name)) is not nn.Linear:
+            if type(layers[layer_name]) is not nn.Linear:
                 return False
         return True
 
@@ -352,7 +346,7 @@ class RowStep:
 
     def _gradients_by_autograd(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
-    ) -> tuple[Sequence[Tensor], tuple[Tensor, State]]:
+    ) -> Any:
         """Return what :attr:`_batched_gradients` returns, by autograd through the sum of all models' losses."""
         leaves = [tensor.detach().requires_grad_() for tensor in parameters]
         with torch.enable_grad():

@@ -142,7 +142,7 @@ class VmapProcess(IdleEngine):
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
-        self._stacked_tensors: State = {
+        self._stacked_tensors = {
             name: tensor.detach()
             for name, tensor in named_tensors(self._module).items()
             if name not in self._shared_names
