@@ -385,8 +385,8 @@ class ClientEvaluator(VectorEvaluator):
         chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
         chunks_of_models = []
         chunks_of_responses = []
-        num_rows = max(count, 1)  # without models, clients get one request of no models
-        for first_row in range(0, num_rows, chunk_size):
+        # Without models, clients get one request to score none.
+        for first_row in range(0, max(count, 1), chunk_size):
             end_row = min(first_row + chunk_size, count)
             models = self._built(build, range(first_row, end_row))
             chunks_of_models.append(models)

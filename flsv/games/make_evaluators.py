@@ -118,10 +118,9 @@ def _evaluators_of_scores(
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    needs_logged_values = any(isinstance(measure.of, str) for measure in model_scores.values())
-    if needs_logged_values:
+    if any(isinstance(measure.of, str) for measure in model_scores.values()):  # a logged value
         evaluators["logged"] = _validated_models(
-            trainer, space, batches, model_scores, seed=seed, effects=effects
+            trainer, space, batches, model_scores, seed, effects
         )
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):

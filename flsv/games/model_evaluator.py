@@ -309,7 +309,7 @@ class ModelEvaluator(CopyEvaluator):
                 gradient += gradient_part.detach()
         return gradient
 
-    def _loss_part(self, module: nn.Module, vector: Tensor, batch: tuple[Any, Any]) -> Tensor:
+    def _loss_part(self, module: nn.Module, vector: Tensor, batch: Any) -> Tensor:
         """Return a batch's part of a model's mean cross-entropy. It depends on ``vector [P]`` by autograd."""
         x, y = batch
         state = self._differentiable_state(module, vector)

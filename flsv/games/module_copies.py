@@ -269,8 +269,7 @@ def _restored(effects: ScoringEffects) -> Iterator[None]:
     not restored in later contexts.
     """
     _redirected.clear()
-    changes_nothing = effects.program is False
-    if changes_nothing:
+    if effects.program is False:  # scoring does not change it
         try:
             yield
         finally:
@@ -282,8 +281,7 @@ def _restored(effects: ScoringEffects) -> Iterator[None]:
         yield
         # References to copies are not changes by the program.
         _refer_to_originals()
-        is_unknown = effects.program is None
-        if is_unknown:
+        if effects.program is None:  # this is the first score
             effects.program = not program.is_present()
 
 

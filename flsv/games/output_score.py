@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ class OutputScore(PredictionScore):
     def for_evaluator(evaluator: Any, measure: PerformanceMeasure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
-            # The clients predict the outputs and return scores, so `score` is not used.
+            # The clients predict the outputs and return scores, so this function of outputs is never called.
             return OutputScore(lambda scores: scores, logits=True, client_evaluator=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None

@@ -436,7 +436,7 @@ class CoalitionPlan(RunExtension):
             self._add_scores_of_round(index, self._scoring, trainer.lightning_module)
 
     def _add_scores_of_round(self, index: int, scoring: ModelScoring, module: Any) -> None:
-        state: FederationState = self._federation.state
+        state = self._federation.state
         all_clients = tuple(range(state.num_clients))
         if self._sites is None:
             self._add(all_clients, {index: scoring.score(module)})

@@ -250,7 +250,7 @@ class ProgramFolder:
         for folder in Path(self.path).parents:
             neighbors = _entries(str(folder))
             if len(neighbors) > MAX_NEIGHBORS:
-                continue
+                continue  # each is linked when it is opened
             for entry in neighbors:
                 link = self._root + entry.path
                 if not os.path.exists(link):
