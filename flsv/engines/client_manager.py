@@ -53,7 +53,7 @@ class ClientManager:
         self._first_client = first_client
         self._num_classes = data.known_num_classes
         class_counts = data.class_counts
-        if num_classes is not None:
+        if num_classes is not None:  # these data may have no samples of the last classes
             self._num_classes = num_classes
             class_counts = _pad_classes(class_counts, num_classes)
         self._federation_class_counts = class_counts.sum(0)
@@ -121,10 +121,7 @@ class ClientManager:
         return self._model_evaluator.with_batches(same_batches, private)
 
     def client_evaluator(
-        self,
-        client: int,
-        split: Split,
-        performance: ModelScore,
+        self, client: int, split: Split, performance: ModelScore
     ) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)

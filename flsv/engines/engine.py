@@ -260,11 +260,12 @@ class Engine:
         self._matrix = copied_rows(self.matrix)
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
-            self.updates[row] = replace(update, vector=vector)
+            traffic = update.traffic
             if update.client_id in false_updates:
                 vector[:num_parameters] = global_parameters + false_updates[update.client_id]
-                traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-                self.updates[row] = replace(update, vector=vector, traffic=traffic)
+                num_bytes = float(vector.numel() * vector.element_size())
+                traffic = Traffic(vector.numel(), num_bytes)
+            self.updates[row] = replace(update, vector=vector, traffic=traffic)
             self._store_sent(vector, update.client_id)
 
     def _store_sent(self, vector: Tensor, client: int) -> None:
@@ -395,8 +396,11 @@ class Engine:
             )
             scores_of_clients.append(client_scores)
 
-        # The scores [k] of clients without test samples are NaN.
-        return {name: torch.tensor([row[name] for row in scores_of_clients]) for name in OWN_SCORES}
+        scores_by_name = {}
+        for name in OWN_SCORES:
+            scores = [client_scores[name] for client_scores in scores_of_clients]
+            scores_by_name[name] = torch.tensor(scores)  # [k], NaN without test samples
+        return scores_by_name
 
     def _write_own_model(self, module: L.LightningModule, client: int, model: Tensor) -> None:
         """Write a client's model, and the tensors that it does not share, into a copy of the module."""
@@ -465,11 +469,7 @@ def _scores_models(strategy: Any) -> bool:
     return strategy.evaluates or getattr(strategy, "performance", None) is not None
 
 
-def describe_place(
-    client: int | None,
-    round_index: int,
-    names: Sequence[str] = (),
-) -> str:
+def describe_place(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
     """Describe, for an error message, which client trained in which round.
 
     Example:

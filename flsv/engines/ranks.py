@@ -354,6 +354,7 @@ def _check_alike(ranks: Ranks, identity: Identity) -> None:
     identities = ranks.all_gather(identity.plain(), "the federation")
     for rank, plain_identity in enumerate(identities):
         identity_of_rank = Identity(**plain_identity)
+        # With a place for each rank's value of a setting.
         template = f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
         differences = identity.other_settings(identity_of_rank, template)
         if differences:

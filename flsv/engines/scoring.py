@@ -141,10 +141,7 @@ def copy_to_score(module: nn.Module, space: ParameterSpace) -> Any:
 
 
 def class_scores(
-    trainer: L.Trainer,
-    module: nn.Module,
-    loader: Any,
-    num_classes: int,
+    trainer: L.Trainer, module: nn.Module, loader: Any, num_classes: int
 ) -> dict[str, float]:
     """Return the scores of a module in evaluation mode on a loader's samples, by name."""
     # Other processes have other clients.
@@ -154,10 +151,7 @@ def class_scores(
 
 
 def try_forward(
-    trainer: L.Trainer,
-    batches: Iterable[Any],
-    num_classes: int | None,
-    needed_by: str,
+    trainer: L.Trainer, batches: Iterable[Any], num_classes: int | None, needed_by: str
 ) -> int | None:
     """Check on one batch that a trainer's module returns logits ``[B, M]``, and return M. Error messages begin with
     ``needed_by``.

@@ -162,8 +162,8 @@ class SeveralRanks(Engine):
         for training in trainings:
             self._restore_generators(training.generator_states)
         # Lightning's counters must include the steps of all ranks. They include this rank's already.
-        counts_of_ranks = [training.counts for training in trainings]
-        total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
+        counts_of_ranks = torch.tensor([training.counts for training in trainings])  # [ranks, 3]
+        total_counts = TrainingCounts(*counts_of_ranks.sum(0).tolist())
         add_counts(self.trainer, total_counts - counts)
 
     def _rank_training(self, counts: TrainingCounts) -> RankTraining:
@@ -171,8 +171,8 @@ class SeveralRanks(Engine):
         unsent_models = self._models_unlike_sent() if self._config.evaluation.keeps else {}
         generator_states = None
         is_idle = self._is_idle()
-        last_client = self._clients[-1]
-        if not is_idle and self._client_batches[-1].client == last_client:
+        has_last_client = not is_idle and self._client_batches[-1].client == self._clients[-1]
+        if has_last_client:
             python_and_numpy = global_rngs()[:2]
             generator_states = (*python_and_numpy, *torch_rngs(self._matrix.device))
         no_vector = self._matrix.new_empty(0)
@@ -218,17 +218,18 @@ class SeveralRanks(Engine):
             for update in training.updates:
                 update_by_client[update.client_id] = update
                 rank_by_client[update.client_id] = rank
+        # In the order of the cohort, those that have sent an update.
         clients = [client for client in self._clients if client in update_by_client]
-        owners = [rank_by_client[client] for client in clients]
 
         matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
-        rows = dict(zip(clients, matrix))
-        for client, vector in self._sent_vectors().items():
-            rows[client].copy_(vector)
-        self.ranks.broadcast_rows(matrix, owners, exchange_name)
+        row_by_client = dict(zip(clients, matrix))
+        for client, vector in self._sent_vectors().items():  # of this rank's clients
+            row_by_client[client].copy_(vector)
+        owners_of_rows = [rank_by_client[client] for client in clients]
+        self.ranks.broadcast_rows(matrix, owners_of_rows, exchange_name)
         self._matrix = matrix
         self.updates = []
-        for client, row in rows.items():
+        for client, row in row_by_client.items():
             self.updates.append(replace(update_by_client[client], vector=row))
 
         broken_clients = set(chain.from_iterable(training.broken_clients for training in trainings))
@@ -289,7 +290,8 @@ class SeveralRanks(Engine):
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
         # A value may be missing on one of the ranks, so the names of all ranks are compared.
-        for name in dict.fromkeys(chain.from_iterable(checksums_by_rank)):
+        names = dict.fromkeys(chain.from_iterable(checksums_by_rank))
+        for name in names:
             different_checksums = {of_rank.get(name) for of_rank in checksums_by_rank}
             if len(different_checksums) > 1:
                 self._compare(round, name, values.get(name))

@@ -1,7 +1,4 @@
-from . import (
-    make_evaluators as make_evaluators,
-    module_copies as module_copies,
-)
+from . import make_evaluators as make_evaluators, module_copies as module_copies
 from .coalition_games import CoalitionGames as CoalitionGames
 from .coalition_utility import (
     CoalitionTable as CoalitionTable,

@@ -27,13 +27,8 @@ class Classification:
     ) -> None:
         self._support = support
         self._num_models = num_models
-        num_classes = len(support)
-        shape = num_models, num_classes
-        self._correct = torch.zeros(
-            shape,
-            dtype=torch.int64,
-            device=device,
-        )
+        shape = num_models, len(support)
+        self._correct = torch.zeros(shape, dtype=torch.int64, device=device)
         self._losses: list[Tensor] = []  # for each batch, the sum of each model's losses [c]
 
     def update(self, logits: Tensor, labels: Tensor) -> None:

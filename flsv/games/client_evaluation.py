@@ -73,10 +73,7 @@ def _form_of_scores(
 
 
 def _form_of_coalition_scores(
-    client: RespondingClient,
-    models: Tensor,
-    trained: Tensor,
-    weights: Tensor,
+    client: RespondingClient, models: Tensor, trained: Tensor, weights: Tensor
 ) -> Numbers:
     """Return the type, shape and range of the response of :func:`score_coalitions` to these arguments."""
     num_coalitions = 2 ** trained.shape[1]
@@ -170,25 +167,30 @@ def score_coalitions(
         the rows and columns of :func:`score_models`. The coalitions are those of
         :func:`flsv.functional.shapley.exact.all_coalitions`.
     """
-    scores: Any = local.evaluate(models, keep=True)
-
-    def correct_by_class(outputs: Tensor) -> Tensor:
-        output_scores: Any = local.score_outputs(outputs)
-        return output_scores.values["correct"].double()
-
+    trained_scores: Any = local.evaluate(models, keep=True)
     game = PredictedGame(
         trained.cpu(),
-        utilities=scores.values["correct"],  # [T, M]
-        outputs=scores.outputs,
+        utilities=trained_scores.values["correct"],  # [T, M]
+        outputs=trained_scores.outputs,
         weights=weights.cpu(),
-        scoring=PredictionScore(correct_by_class, logits=True),
+        scoring=PredictionScore(partial(_correct_by_class, local), logits=True),
     )
-    # The game has a column per class for the outputs by interpolation, and one for those by an ensemble.
     masks = all_coalitions(num_players=trained.shape[1])
     predicted_counts = game(masks).round().long()  # [2^n, 2 * M]
-    counts_by_method = predicted_counts.chunk(2, dim=1)
-    responses = [_without_rare_classes(scores.support, counts) for counts in counts_by_method]
+    # The first M columns are of outputs by interpolation, the last M of those by an ensemble.
+    by_interpolation, by_ensemble = predicted_counts.chunk(2, dim=1)
+
+    support = trained_scores.support
+    responses = [
+        _without_rare_classes(support, by_interpolation),
+        _without_rare_classes(support, by_ensemble),
+    ]
     return torch.stack(responses)  # [2, 1 + 2^n, M + 1]
+
+
+def _correct_by_class(local: LocalData, outputs: Tensor) -> Tensor:
+    scores: Any = local.score_outputs(outputs)
+    return scores.values["correct"].double()
 
 
 declare_response(score_coalitions, _form_of_coalition_scores, _numbers_of_coalitions)
@@ -245,9 +247,9 @@ def hits_by_class(
     # [clients, 1 + K, M + 1]: row 0 has the held-out samples, the last column the sum over rare classes.
     counts = torch.stack([*responses]).double()
     held_out_samples = counts[:, 0].sum(1)  # [clients]
-    # Clients could claim many held-out samples to get more weight.
-    factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)  # [clients]
-    counts *= factors[:, None, None]
+    # Clients could claim many held-out samples to get more weight, so at most their training samples count.
+    factors = samples / held_out_samples.clamp(min=1)  # [clients]
+    counts *= factors.clamp(max=1)[:, None, None]
 
     totals = counts.sum(0)  # [1 + K, M + 1]
     totals_by_class = totals[:, :-1]
@@ -293,12 +295,12 @@ class ClientEvaluator(VectorEvaluator):
 
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
-        support = None
+        scores: Scores | None = None
         with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoResponse):
             warnings.simplefilter("always")
-            scores = self(model[None])  # the call also sets self.responses
-            support = scores.support
+            scores = self(model[None])
 
+        # The call has set self.responses, by client.
         silent_ids = [client.id for client in self._clients if client.id not in self.responses]
         if silent_ids:
             messages = [str(warning.message) for warning in recorded_warnings]
@@ -306,8 +308,8 @@ class ClientEvaluator(VectorEvaluator):
             raise ConfigurationError(
                 f'evaluators="clients": the clients {silent_ids} do not score models. {" ".join(reasons)}'
             )
-        if support is not None:
-            self._check_classes(support)
+        if scores is not None and scores.support is not None:  # the scores are by class
+            self._check_classes(scores.support)
 
     def _check_classes(self, support: Tensor) -> None:
         """Raise ConfigurationError if there is a class without held-out samples that clients report."""
@@ -343,20 +345,21 @@ class ClientEvaluator(VectorEvaluator):
         utilities of each coalition, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         tensors = [models.to(self._device), trained, weights]
-        responses = map_clients(self._clients, partial(self._request, score_coalitions, tensors))
-        counts_by_client = {
-            client.id: response
-            for client, response in zip(self._clients, responses)
-            if response is not None
-        }
-        if not counts_by_client:
+        request = partial(self._request, score_coalitions, tensors)
+        responses = map_clients(self._clients, request)
+        response_by_client = {}
+        for client, response in zip(self._clients, responses):
+            if response is not None:
+                response_by_client[client.id] = response
+        if not response_by_client:
             raise NoResponse("no client has scored the coalitions' models.")
 
-        # Each client's counts are by interpolation first, then by an ensemble.
+        client_ids = list(response_by_client)
         utilities = []
+        # Each client's counts are by interpolation first, then by an ensemble.
         for method in range(2):
-            counts_of_clients = [counts[method] for counts in counts_by_client.values()]
-            scores = self._scores_by_class(counts_of_clients, list(counts_by_client))
+            counts = [response[method] for response in response_by_client.values()]
+            scores = self._scores_by_class(counts, client_ids)
             values = scores.value(self._measure.name)
             utilities.append(self._measure.utility(values))
         return torch.stack(utilities, 1)
@@ -380,17 +383,18 @@ class ClientEvaluator(VectorEvaluator):
         """
         bytes_per_model = self.space.size * self.space.dtype.itemsize
         chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
-        chunks_of_models: list[Tensor] = []
-        chunks_of_responses: list[list[Tensor | None]] = []
+        chunks_of_models = []
+        chunks_of_responses = []
+        # Without models, clients get one request to score none.
         for first_row in range(0, max(count, 1), chunk_size):
-            last_row = min(first_row + chunk_size, count)
-            models = self._built(build, range(first_row, last_row))
-            request = partial(self._request, self._function, [models])
+            end_row = min(first_row + chunk_size, count)
+            models = self._built(build, range(first_row, end_row))
             chunks_of_models.append(models)
+            request = partial(self._request, self._function, [models])
             chunks_of_responses.append(map_clients(self._clients, request))
-        self._set_responses(chunks_of_responses)
 
-        scores = self._scores()
+        self._set_responses(chunks_of_responses)
+        scores = self._scores()  # from the responses
         if keep and self.can_predict:
             return replace(scores, outputs=torch.cat(chunks_of_models).cpu())
         return scores
@@ -432,13 +436,13 @@ class ClientEvaluator(VectorEvaluator):
             return None
 
     def _scores(self) -> Scores:
-        evaluators = list(self.responses)
+        client_ids = list(self.responses)
         responses = list(self.responses.values())
         if self._measure.by_class:
-            return self._scores_by_class(responses, evaluators)
+            return self._scores_by_class(responses, client_ids)
 
         num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
-        weights = num_samples[evaluators].double()
+        weights = num_samples[client_ids].double()
         mean_utilities = (weights / weights.sum()) @ torch.stack(responses)  # [K]
         # A utility is the measure's value or its negative, so the same function converts utilities back to values.
         values = self._measure.utility(mean_utilities)

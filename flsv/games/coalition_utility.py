@@ -76,10 +76,11 @@ class CoalitionModels:
         client_parameters = client_models[:, :num_parameters].T
         client_buffers = client_models[:, num_parameters:].T
 
-        exact_weights, exact_shares = self.weights(masks)  # [K, k]
-        parameter_weights = exact_weights.to(global_model)
-        buffer_weights = exact_shares.to(global_model)
+        exact_weights, exact_buffer_weights = self.weights(masks)  # float64 [K, k]
         weights_of_global_model = (1 - exact_weights.sum(1)).tolist()
+        # In the models' dtype and on their device.
+        parameter_weights = exact_weights.to(global_model)
+        buffer_weights = exact_buffer_weights.to(global_model)
         has_members = buffer_weights.any(1).tolist()
 
         def build(index: int, out: Tensor) -> None:
@@ -138,6 +139,16 @@ def _checked_weights(weights: Tensor, num_clients: int) -> Tensor:
 CoalitionKey = tuple[object, int | bytes]
 
 
+def _keys_of(models: CoalitionModels, masks: Tensor) -> list[CoalitionKey]:
+    keys: list[CoalitionKey] = []
+    has_members = masks.any(1).tolist()
+    for mask_key, is_not_empty in zip(coalition_keys(masks), has_members):
+        # The empty coalition's model is the global model, however updates are weighted.
+        weighting_key = models.key if is_not_empty else None
+        keys.append((weighting_key, mask_key))
+    return keys
+
+
 class CoalitionTable:
     """Table of the scores of a round's coalitions, each of which is evaluated once.
 
@@ -177,14 +188,9 @@ class CoalitionTable:
 
         Coalitions that are not in the table yet are evaluated, with models that ``models`` builds, and added.
         """
-        keys: list[CoalitionKey] = []
-        is_not_empty = masks.any(1).tolist()
-        for mask_key, has_members in zip(coalition_keys(masks), is_not_empty):
-            # The empty coalition's model is the global model, however updates are weighted.
-            weighting_key = models.key if has_members else None
-            keys.append((weighting_key, mask_key))
-
-        new_positions = first_positions(keys, self._row_by_coalition)  # {key: position in masks}
+        keys = _keys_of(models, masks)
+        # Of each coalition that is not in the table, {key: its position in masks}.
+        new_positions = first_positions(keys, self._row_by_coalition)
         new_masks = masks[list(new_positions.values())]
         if len(new_masks) or self._scores is None:
             build = models.builder(new_masks)
@@ -208,24 +214,29 @@ class CoalitionTable:
 
         # Rank r of R evaluates the models r, r + R, r + 2 R, ...
         indices_by_rank = [range(rank, count, num_ranks) for rank in range(num_ranks)]
-        indices_of_rank = indices_by_rank[self._ranks.rank]
-
-        def build_of_rank(position: int, out: Tensor) -> None:
-            build(indices_of_rank[position], out)
-
-        scores_of_rank: Scores | str
-        try:
-            scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices_of_rank))
-        except Exception as error:  # raised below: the other ranks wait for these scores
-            scores_of_rank = f"{type(error).__name__}: {error}"
+        scores_of_rank = self._scores_or_error(build, indices_by_rank[self._ranks.rank])
         scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
         for rank, scores_or_error in enumerate(scores_by_rank):
             if isinstance(scores_or_error, str):
                 raise RuntimeError(f"rank {rank}: {scores_or_error}")
+
         scores = Scores.cat(scores_by_rank)
-        model_of_score = torch.tensor(list(chain.from_iterable(indices_by_rank)))
-        rows_in_order = model_of_score.argsort()
-        return scores[rows_in_order]
+        model_of_row = torch.tensor(list(chain.from_iterable(indices_by_rank)))
+        row_of_model = model_of_row.argsort()
+        return scores[row_of_model]
+
+    def _scores_or_error(self, build: Build, indices: range) -> Scores | str:
+        """Evaluate the models with these indices. Return an error as a text, since the other ranks wait for an
+        answer.
+        """
+
+        def build_of_rank(position: int, out: Tensor) -> None:
+            build(indices[position], out)
+
+        try:
+            return self.evaluator.evaluate(build_of_rank, len(indices))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 @checked

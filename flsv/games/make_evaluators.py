@@ -104,7 +104,7 @@ def _evaluators_of_names(
         raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
     if effects is None and "negative_loss" in measures.values():
         classifier.check_logits(names)
-    return {None: classifier}
+    return {None: classifier}  # the key of all measures of classifiers
 
 
 def _evaluators_of_scores(
@@ -118,7 +118,7 @@ def _evaluators_of_scores(
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-    if any(isinstance(measure.of, str) for measure in model_scores.values()):
+    if any(isinstance(measure.of, str) for measure in model_scores.values()):  # a logged value
         evaluators["logged"] = _validated_models(
             trainer, space, batches, model_scores, seed, effects
         )
@@ -165,6 +165,7 @@ def _validated_models(
     """Create the evaluator of all logged values that measures need, from ``model_scores``, ``{name of a metric:
     measure}``.
     """
+    # {name of a logged value: names of the metrics that score models by it}
     metrics_by_value: dict[str, list[str]] = {}
     for metric, measure in model_scores.items():
         if isinstance(measure.of, str):

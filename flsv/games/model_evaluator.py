@@ -166,10 +166,13 @@ class ModelEvaluator(CopyEvaluator):
             self._use_metric(metric)
         self._read_batches(batches)
 
-        if effects is not None and metric is None and self.backend == "serial":
+        # Who has found out the effects of a classifier has checked its forward pass, too.
+        knows_effects = effects is not None
+        is_checked = knows_effects and metric is None and self.backend == "serial"
+        if is_checked:
             self.form = OutputForm(classifies=True)
         else:
-            self._check_forward(knows_effects=effects is not None)
+            self._check_forward(knows_effects)
 
     @torch.inference_mode(False)  # tensors made in inference mode can only be changed in it
     def _use_metric(self, metric: Metric) -> None:
@@ -201,12 +204,7 @@ class ModelEvaluator(CopyEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def evaluate(
-        self,
-        build: Build,
-        count: int,
-        keep: bool = False,
-    ) -> Scores:
+    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
         """Compute the scores of ``count`` models. One model or one chunk of models is in memory at a time.
 
         Args:
@@ -253,24 +251,20 @@ class ModelEvaluator(CopyEvaluator):
         with self._scoring():
             module = copies.load_to_score()
             put_private(module, self.space, self._read_private())
-            first_row = 0
-            while first_row < count:
-                rows = range(first_row, min(first_row + self.chunk, count))
+            num_scored = 0
+            while num_scored < count:
+                rows = range(num_scored, min(num_scored + self.chunk, count))
                 scores = self._scores_if_they_fit(module, build, rows, keep)
                 if scores is not None:
                     yield scores
-                    first_row = rows.stop
+                    num_scored = rows.stop
                 else:
                     # Here the tensors of the failed chunk are freed. Inside of an except block they would still exist.
                     free_cached_memory(self.device)
                     self.chunk = len(rows) // 2
 
     def _scores_if_they_fit(
-        self,
-        module: nn.Module,
-        build: Build,
-        rows: range,
-        keep: bool,
+        self, module: nn.Module, build: Build, rows: range, keep: bool
     ) -> Scores | None:
         """Score the models ``rows`` at once. Return None if two or more do not fit into memory."""
         try:
@@ -309,15 +303,20 @@ class ModelEvaluator(CopyEvaluator):
             own_vector = vector.detach().clone()
             parameters = own_vector[:num_parameters].requires_grad_()
             buffers = own_vector[num_parameters:]
-            for x, y in self._batches:
-                differentiable_vector = torch.cat([parameters, buffers])
-                state = self._differentiable_state(module, differentiable_vector)
-                logits = functional_call(module, state, (x,))
-                logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
-                loss_part = F.cross_entropy(logits, y, reduction="sum") / int(self.support.sum())
+            for batch in self._batches:
+                loss_part = self._loss_part(module, torch.cat([parameters, buffers]), batch)
                 (gradient_part,) = torch.autograd.grad(loss_part, parameters)
                 gradient += gradient_part.detach()
         return gradient
+
+    def _loss_part(self, module: nn.Module, vector: Tensor, batch: Any) -> Tensor:
+        """Return a batch's part of a model's mean cross-entropy. It depends on ``vector [P]`` by autograd."""
+        x, y = batch
+        state = self._differentiable_state(module, vector)
+        outputs = functional_call(module, state, (x,))
+        logits = checked_logits(outputs, y, len(self.support)).to(vector.dtype)
+        num_samples = int(self.support.sum())
+        return F.cross_entropy(logits, y, reduction="sum") / num_samples
 
     def _differentiable_state(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
         """Return a module's state from ``vector [P]``. Its parameters depend on the vector by autograd."""
@@ -389,14 +388,11 @@ class ModelEvaluator(CopyEvaluator):
         return Scores(values, self._support, outputs)
 
     def _score(
-        self,
-        num_models: int,
-        compute_outputs: Callable[[Any], Any],
-        keep: bool = False,
+        self, num_models: int, compute_outputs: Callable[[Any], Any], keep: bool = False
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         measures = self._measures(num_models)
-        kept_outputs: KeptOutputs | None = None
+        kept_outputs = None
         if keep and self.form is not None:
             kept_outputs = KeptOutputs(self.form)
         seed_global_rngs(self._seed, "utility")
@@ -505,19 +501,8 @@ class ModelEvaluator(CopyEvaluator):
 
     def _set_form(self, module: nn.Module, metric: Metric, are_logits: bool) -> None:
         """Score a module. Set :attr:`form` if the outputs for all samples are numbers of one shape."""
-        batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are not numbers
-
-        def outputs_with_recorded_shape(x: Any) -> Any:
-            outputs = outputs_of(module, x)
-            is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
-            shape_of_model = outputs.shape[1:] if is_number else None
-            batch_shapes.append(shape_of_model)
-            return outputs
-
-        # The scores are not used. The pass records the shapes, and finds errors of the metric on all batches.
-        self._score(num_models=1, compute_outputs=outputs_with_recorded_shape)
-
-        first_shape = batch_shapes[0]  # [B, ...]
+        batch_shapes = self._shapes_of_scored_outputs(module)
+        first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return
@@ -528,12 +513,27 @@ class ModelEvaluator(CopyEvaluator):
         _, y = self._batches[0]
         self.form = OutputForm.for_metric(metric, first_shape, y, gives_logits=are_logits)
 
+    def _shapes_of_scored_outputs(self, module: nn.Module) -> list[Any]:
+        """Score a module on all batches, which finds errors of the metric. Return the shapes ``[B, ...]`` of its
+        outputs, None for a batch whose outputs are not numbers.
+        """
+        batch_shapes = []
+
+        def outputs_with_recorded_shape(x: Any) -> Any:
+            outputs = outputs_of(module, x)  # [1, B, ...]
+            is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
+            batch_shapes.append(outputs.shape[1:] if is_number else None)
+            return outputs
+
+        self._score(num_models=1, compute_outputs=outputs_with_recorded_shape)
+        return batch_shapes
+
     def _try_vmap(self, module: nn.Module, x: Any) -> None:
-        build = row_builder(self.space.read(module)[None])
+        build_one_model = row_builder([self.space.read(module)])
         try:
             with self._context():
-                outputs_of_one_model = self._stacked_outputs(module, build, range(1))
-                outputs_of_one_model(x)
+                compute_outputs = self._stacked_outputs(module, build_one_model, rows=range(1))
+                compute_outputs(x)
         except Exception as error:
             if is_oom_error(error):
                 raise

@@ -73,15 +73,11 @@ class ModuleCopies:
     _pickled: Pickled | None = None
 
     def __init__(
-        self,
-        module: nn.Module,
-        space: ParameterSpace | None = None,
-        *,
-        are_blank: bool = False,
+        self, module: nn.Module, space: ParameterSpace | None = None, *, are_blank: bool = False
     ) -> None:
         self._module = module
         self._trainer = trainer_of(module)
-        # What stands in a copy in place of a part that cannot be pickled, {id of the part: its stand-in}.
+        # {id of a part that cannot be pickled: what stands in its place in a copy}
         self._stand_ins: dict[int, StandIn] = {}
         # References to these parts, so that no other object gets the id of one of them.
         self._refused_parts: list[Any] = []
@@ -90,12 +86,12 @@ class ModuleCopies:
 
         # Objects to which both a copy and the run's module refer.
         self._shared_objects = _factories(module)
-        # Storages of which copies need not have the content.
-        self._blank_storages: set[int] = set()
         if space is not None:
             self._shared_objects += space.constants(module).values()
-            if are_blank:
-                self._blank_storages = _storages_of_vectors(module, space)
+        # Keys of the storages whose content copies need not have, because the caller overwrites it.
+        self._blank_storages: set[int] = set()
+        if space is not None and are_blank:
+            self._blank_storages = _storages_of_vectors(module, space)
         self._program = present_state()
         self._take_snapshot()
         if self._trainer is not None and _configures_callbacks(module):
@@ -188,9 +184,7 @@ class ModuleCopies:
         return self._pickled
 
     def _load(
-        self,
-        is_last: bool = False,
-        redirected: list[Redirection] | None = None,
+        self, is_last: bool = False, redirected: list[Redirection] | None = None
     ) -> tuple[Any, Any, Any, Any]:
         def load_snapshot() -> Any:
             return self._snapshot().load(copies_memory=not is_last, redirected=redirected)
@@ -206,24 +200,27 @@ class ModuleCopies:
         """Call ``function``, which pickles or loads the parts, and return its result. If it fails at an attribute of a
         layer, replace this attribute by a stand-in and call the function again.
         """
-        reason = f"models are scored in copies of {type(self._module).__name__}"
+        while True:
+            try:
+                return function()
+            except Exception as error:
+                self._replace_refused_attribute(error)
+
+    def _replace_refused_attribute(self, error: Exception) -> None:
+        """Find the attribute at which pickling or loading has failed, and let copies have a stand-in for it."""
         module, optimizers, _, callbacks = self._parts()
         roots = {
             "the module": module,
             "the optimizers": optimizers,
             "the module's callbacks": callbacks,
         }
-        while True:
-            try:
-                return function()
-            except Exception as error:
-                refused = find_refused(roots, lambda part: self._dump(part).load())
-                message = refused.describe(reason)
-                if refused.attribute is None:
-                    raise ConfigurationError(message) from error
-                self._refused_parts.append(refused.attribute)
-                self._stand_ins[id(refused.attribute)] = StandIn(message)
-                self._pickled = None
+        refused = find_refused(roots, lambda part: self._dump(part).load())
+        message = refused.describe(f"models are scored in copies of {type(self._module).__name__}")
+        if refused.attribute is None:
+            raise ConfigurationError(message) from error
+        self._refused_parts.append(refused.attribute)
+        self._stand_ins[id(refused.attribute)] = StandIn(message)
+        self._pickled = None  # the next snapshot has the stand-in
 
 
 @dataclass
@@ -243,11 +240,7 @@ class ScoringEffects:
 
 
 @contextmanager
-def isolated_scoring(
-    effects: ScoringEffects,
-    seed: int,
-    device: torch.device,
-) -> Iterator[None]:
+def isolated_scoring(effects: ScoringEffects, seed: int, device: torch.device) -> Iterator[None]:
     """Context in which a model is scored. The random numbers do not depend on earlier scores, and autocast is off. At
     the end the global random generators and the program's globals are restored, and an error is raised if a stand-in
     was used.
@@ -276,7 +269,7 @@ def _restored(effects: ScoringEffects) -> Iterator[None]:
     not restored in later contexts.
     """
     _redirected.clear()
-    if effects.program is False:
+    if effects.program is False:  # scoring does not change it
         try:
             yield
         finally:
@@ -288,7 +281,7 @@ def _restored(effects: ScoringEffects) -> Iterator[None]:
         yield
         # References to copies are not changes by the program.
         _refer_to_originals()
-        if effects.program is None:
+        if effects.program is None:  # this is the first score
             effects.program = not program.is_present()
 
 
@@ -364,7 +357,7 @@ def _configures_callbacks(module: nn.Module) -> bool:
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
 def _factories(module: nn.Module) -> list[Any]:
-    factories: list[Any] = []
+    factories = []
     for layer in module.modules():
         for value in vars(layer).values():
             if issubclass(type(value), partial) and _is_factory(value):
@@ -392,15 +385,21 @@ def _uncompile(layer: nn.Module) -> None:
 
     # The program has set layer.forward = torch.compile(layer.forward), or another method.
     for name, value in list(attributes.items()):
-        if type(value) is StandIn:
-            continue
-        is_submodule = isinstance(value, nn.Module)  # it is among the layers itself
-        uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
-        if is_submodule or uncompiled is None:
-            continue
-        if _is_frame_of_dynamo(uncompiled):
-            uncompiled = uncompiled.__wrapped__  # the function of torch in the frame
-        attributes[name] = uncompiled
+        function = _function_before_compilation(value)
+        if function is not None:
+            attributes[name] = function
+
+
+def _function_before_compilation(value: Any) -> Any:
+    """Return the function that ``torch.compile`` has wrapped in ``value``, None for any other value."""
+    if type(value) is StandIn:
+        return None
+    if isinstance(value, nn.Module):  # a submodule, which is uncompiled itself
+        return None
+    function: Any = getattr(value, "_torchdynamo_orig_callable", None)
+    if _is_frame_of_dynamo(function):
+        return function.__wrapped__  # the function of torch in the frame
+    return function
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -423,10 +422,11 @@ def _is_frame_of_dynamo(function: Any) -> bool:
 @torch.no_grad()
 def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     """Change a module's weights within this context, except those that its copies share with it."""
-    shared_ids = set(map(id, space.constants(module).values()))
+    constants = space.constants(module)
+    constant_ids = set(map(id, constants.values()))
     weights = []
     for tensor in named_tensors(module).values():
-        if is_lazy(tensor) or id(tensor) in shared_ids:
+        if is_lazy(tensor) or id(tensor) in constant_ids:
             continue
         is_number = tensor.is_floating_point() and is_dense(tensor)
         if is_number and not tensor.is_inference():

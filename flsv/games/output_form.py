@@ -36,10 +36,7 @@ class OutputForm:
 
     @staticmethod
     def for_metric(
-        metric: Metric,
-        shape: tuple[int, ...],
-        y: Tensor,
-        gives_logits: bool,
+        metric: Metric, shape: tuple[int, ...], y: Tensor, gives_logits: bool
     ) -> OutputForm:
         """Return the form for a metric, and outputs of the shape ``[B, ...]`` for the labels ``y``."""
         if isinstance(metric, MeanLogLikelihood):

@@ -59,7 +59,7 @@ class OutputScore(PredictionScore):
     def for_evaluator(evaluator: Any, measure: PerformanceMeasure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` stores, by ``measure``. None if it stores no outputs."""
         if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
-            # The clients predict the outputs and return scores, so `score` is not used.
+            # The clients predict the outputs and return scores, so this function of outputs is never called.
             return OutputScore(lambda scores: scores, logits=True, client_evaluator=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
@@ -76,25 +76,13 @@ class OutputScore(PredictionScore):
 
 
 def _score_of_outputs(
-    scorer: OutputScorer,
-    measure: PerformanceMeasure,
-    by_sample: SampleScores | None,
+    scorer: OutputScorer, measure: PerformanceMeasure, by_sample: SampleScores | None
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from models' outputs ``[c, V, ...]`` to their utilities ``[c]`` or ``[c, M]``."""
     if isinstance(measure, ModelScore) and by_sample is not None and not by_sample.is_resampled:
-        score_by_sample = by_sample.score
-
-        def mean_score(outputs: Tensor) -> Tensor:
-            return score_by_sample(outputs).mean(1)
-
-        return mean_score
+        return lambda outputs: by_sample.score(outputs).mean(1)  # over the samples
     needs_losses = measure == "negative_loss"
-
-    def score(outputs: Tensor) -> Tensor:
-        scores = scorer.score(outputs, losses=needs_losses)
-        return utility_of(scores, measure)
-
-    return score
+    return lambda outputs: utility_of(scorer.score(outputs, losses=needs_losses), measure)
 
 
 def _values_with_trained(tables: Tensor, trained: Tensor, utilities: Tensor) -> PredictedValues:

@@ -88,10 +88,7 @@ class OutputScorer:
         return by_batch
 
     def metric(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        batch_sizes: list[int] | None = None,
+        self, outputs: Tensor, labels: Tensor, batch_sizes: list[int] | None = None
     ) -> float:
         """Compute the metric of one model's ``outputs [V, ...]`` for V labels, by batches of these sizes, or at
         once.

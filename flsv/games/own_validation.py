@@ -71,13 +71,14 @@ class OwnValidation:
         self._copies = None
         if copies is None:
             return ""
-        own_values = _numbers(self._trainer.callback_metrics)
+        run_values = _numbers(self._trainer.callback_metrics)
         try:
             values = self._values(copies)
-            names = self._differing(values, own_values)
+            names = self._differing(values, run_values)
             if names:
                 # Values that depend on random numbers or random batches differ between two copies, too.
-                random_names = self._differing(values, self._values(copies, is_repetition=True))
+                repeated_values = self._values(copies, is_repetition=True)
+                random_names = self._differing(values, repeated_values)
                 names = [name for name in names if name not in random_names]
         except Exception:  # scoring the first model raises the same error with a reason
             self._is_over = True
@@ -86,25 +87,28 @@ class OwnValidation:
             return ""
         self._is_over = True
         name = names[0]
-        return f"a copy logs {name} {values[name]:.5g}, and the run {own_values[name]:.5g}"
+        return f"a copy logs {name} {values[name]:.5g}, and the run {run_values[name]:.5g}"
 
     def _values(self, copies: ModuleCopies, is_repetition: bool = False) -> dict[str, float]:
         """Return the numbers that a copy logs. A repetition has other random numbers, and reads the batches again."""
-        scorer = self._scorer
-        if scorer is None or is_repetition:
-            seed = self._seed + 1 if is_repetition else self._seed
-            loaders = self._loaders()
-            generators = generators_of(loaders)
-            with isolated_rngs(seed, "own validation"), kept_generators(generators):
-                seed_generators(generators, seed, "own validation")
-                batches = store_batches(self._trainer, loaders)
-            scorer = ValidatedModels(self._trainer, self._space, batches, names=(), seed=seed)
         if self._scorer is None:
-            self._scorer = scorer
+            self._scorer = self._new_scorer(self._seed)
+        scorer = self._scorer
+        if is_repetition:
+            scorer = self._new_scorer(self._seed + 1)
         if not scorer.has_all_batches:
             self._is_over = True
             return {}
         return _numbers(scorer.logged_values(copies))
+
+    def _new_scorer(self, seed: int) -> ValidatedModels:
+        """Read the validation batches with the random numbers of ``seed``, and return a scorer on them."""
+        loaders = self._loaders()
+        generators = generators_of(loaders)
+        with isolated_rngs(seed, "own validation"), kept_generators(generators):
+            seed_generators(generators, seed, "own validation")
+            batches = store_batches(self._trainer, loaders)
+        return ValidatedModels(self._trainer, self._space, batches, names=(), seed=seed)
 
     def _differing(
         self, values: Mapping[str, float], other_values: Mapping[str, float]

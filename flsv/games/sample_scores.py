@@ -41,11 +41,7 @@ class SampleScores:
     strata: Tensor | None = None
 
     def values(
-        self,
-        trained: Tensor,
-        outputs: Tensor,
-        weights: Tensor,
-        scoring: PredictionScore,
+        self, trained: Tensor, outputs: Tensor, weights: Tensor, scoring: PredictionScore
     ) -> CaseValues | None:
         """Compute the Shapley values on each part of the validation samples.
 
@@ -60,16 +56,16 @@ class SampleScores:
         """
         if self._is_expensive(num_clients=trained.shape[1]):
             return None
-        ordered_outputs = outputs
-        if self.order is not None:
-            ordered_outputs = outputs[:, self.order]
-        utilities = self.score(ordered_outputs)
+        utilities = self.score(outputs if self.order is None else outputs[:, self.order])
         if not utilities.isfinite().all():
             return None
-        by_sample = replace(scoring, score=self.score, order=self.order)
-        values = case_values(trained, utilities, outputs, weights, by_sample)
+
+        # Predicted outputs, too, are brought into this order before they are scored.
+        scoring_by_sample = replace(scoring, score=self.score, order=self.order)
+        values = case_values(trained, utilities, outputs, weights, scoring_by_sample)
         if self.order is not None:
-            values = values[:, self.order.argsort()]
+            original_order = self.order.argsort()
+            values = values[:, original_order]
         return CaseValues(values, self.strata, self.is_resampled)
 
     def _is_expensive(self, num_clients: int) -> bool:
@@ -108,9 +104,7 @@ def _balancing_weights(labels: Tensor) -> Tensor:
 
 
 def _metric_sample_scores(
-    scorer: OutputScorer,
-    measure: ModelScore,
-    labels: Tensor,
+    scorer: OutputScorer, measure: ModelScore, labels: Tensor
 ) -> SampleScores | None:
     metric = measure.of
     if not isinstance(metric, Metric):  # the name of a value that the module logs
@@ -143,11 +137,7 @@ def _power_of_error(metric: Metric) -> int | None:
     return None
 
 
-def _resampled(
-    scorer: OutputScorer,
-    measure: ModelScore,
-    labels: Tensor,
-) -> SampleScores:
+def _resampled(scorer: OutputScorer, measure: ModelScore, labels: Tensor) -> SampleScores:
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
     if has_classes:
@@ -156,16 +146,14 @@ def _resampled(
         strata = torch.zeros(len(labels), dtype=torch.int64)
     resamples = [_resample(strata, generator) for _ in range(NUM_RESAMPLES)]
 
-    def score(outputs: Tensor) -> Tensor:
-        # [c, NUM_RESAMPLES], the metric of each model on each resample of the validation samples
+    def utilities_on_resamples(outputs: Tensor) -> Tensor:
         values = torch.empty(len(outputs), NUM_RESAMPLES, dtype=torch.float64)
         for model, model_outputs in enumerate(outputs):
-            for column, rows in enumerate(resamples):
-                value = scorer.metric(model_outputs[rows], labels[rows])
-                values[model, column] = value
+            for column, samples in enumerate(resamples):
+                values[model, column] = scorer.metric(model_outputs[samples], labels[samples])
         return measure.utility(values)
 
-    return SampleScores(score, is_resampled=True)
+    return SampleScores(utilities_on_resamples, is_resampled=True)
 
 
 def _resample(strata: Tensor, generator: torch.Generator) -> Tensor:

@@ -215,18 +215,18 @@ class ValidatedModels(CopyEvaluator):
         # directly, without hooks. Batches are averaged as in Lightning, weighted by their sizes.
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
         total = torch.zeros((), dtype=torch.float64)
-        total_weight = 0.0
+        num_samples = 0.0
         # The generator is closed, so that its contexts are left after an error, too.
         with self._validation(self.copies.take(), vector) as run, closing(run.steps()) as steps:
             parameters = self._trainable_parameters(run.module)
             for arguments, loader_index in steps:
                 with torch.enable_grad():
                     logged_values = _values_of_step(run.module, name, arguments, loader_index)
-                for value, weight in logged_values:
-                    gradient += weight * self._gradient_of_value(value, name, parameters)
-                    total = total + weight * value.detach().cpu().double()
-                    total_weight += weight
-        return total / total_weight, gradient / total_weight
+                for value, batch_size in logged_values:
+                    gradient += batch_size * self._gradient_of_value(value, name, parameters)
+                    total = total + batch_size * value.detach().cpu().double()
+                    num_samples += batch_size
+        return total / num_samples, gradient / num_samples
 
     def _gradient_of_value(
         self,
@@ -262,8 +262,8 @@ class ValidatedModels(CopyEvaluator):
         """Raise ConfigurationError unless the value that is differentiated equals ``logged_value``, which Lightning
         logs.
         """
-        value, _gradient = self._value_and_gradient(vector, name)
-        step_value = float(value)
+        mean_of_steps, _gradient = self._value_and_gradient(vector, name)
+        step_value = float(mean_of_steps)
         relative_tolerance = rounding_of(self._trainer).number
         tolerance = relative_tolerance * max(1.0, abs(logged_value))
         is_equal = abs(step_value - logged_value) <= tolerance  # False for NaN
@@ -283,16 +283,17 @@ def _values_of_step(
     loader_index: int | None,
 ) -> list[tuple[Tensor, float]]:
     """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``wanted_name``."""
-    values_and_weights: list[tuple[Any, float]] = []
+    values_and_sizes = []
 
     # This function replaces self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:
         logged = _arguments_of_log(*args, **kwargs)
-        if wanted_name in _names_of_logged(logged, loader_index):
-            batch_size = logged["batch_size"]
-            if batch_size is None:
-                batch_size = extract_batch_size(arguments[0])
-            values_and_weights.append((logged["value"], float(batch_size)))
+        if wanted_name not in _names_of_logged(logged, loader_index):
+            return
+        batch_size = logged["batch_size"]
+        if batch_size is None:
+            batch_size = extract_batch_size(arguments[0])
+        values_and_sizes.append((logged["value"], float(batch_size)))
 
     # The attribute hides the method during this step.
     attributes = vars(module)
@@ -301,7 +302,7 @@ def _values_of_step(
         module.validation_step(*arguments)
     finally:
         del attributes["log"]
-    return [(torch.as_tensor(value).sum(), weight) for value, weight in values_and_weights]
+    return [(torch.as_tensor(value).sum(), batch_size) for value, batch_size in values_and_sizes]
 
 
 def _arguments_of_log(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -27,29 +27,33 @@ def read_batches(
     """Move batches to a device, and split or merge them to ``size`` samples. Also return the number of samples of each
     class, int64 ``[M]`` on the CPU.
     """
-    pairs: list[Pair] = []
-    support = torch.zeros(num_classes or 0, dtype=torch.int64)
-    for batch in batches:
-        if num_classes is None:
-            x, y = batch
-        else:
-            x, y = checked_pair(batch, num_classes)
-            support += torch.bincount(y.cpu(), minlength=num_classes)
-            if len(y) == 0:
-                continue
-        device_pair = move_data_to_device((x, y), device)
-        pairs.append(apply_to_collection(device_pair, Tensor, _without_inference_mode))
-    if not pairs:
-        raise _no_samples()
     if num_classes is None:
+        pairs = [_on_device((x, y), device) for x, y in batches]
+        _check_has_samples(pairs)
         return pairs, None
+
+    pairs = []
+    support = torch.zeros(num_classes, dtype=torch.int64)
+    for batch in batches:
+        x, y = checked_pair(batch, num_classes)
+        support += torch.bincount(y.cpu(), minlength=num_classes)
+        if len(y):
+            pairs.append(_on_device((x, y), device))
+    _check_has_samples(pairs)
     if size is not None:
         pairs = _with_batch_size(pairs, size)
     return pairs, support
 
 
-def _no_samples() -> ConfigurationError:
-    return ConfigurationError(
+def _on_device(pair: Pair, device: torch.device) -> Pair:
+    device_pair = move_data_to_device(pair, device)
+    return apply_to_collection(device_pair, Tensor, _without_inference_mode)
+
+
+def _check_has_samples(pairs: list[Pair]) -> None:
+    if pairs:
+        return
+    raise ConfigurationError(
         "there are no validation samples on which models could be evaluated. Hold out some, for example with "
         "Splits(server_val=0.1)."
     )
@@ -112,19 +116,19 @@ def _are_classes(y: Any) -> bool:
 
 
 def checked_logits(
-    logits: Any,
-    y: Tensor,
-    num_classes: int | None,
-    allow_more_columns: bool = False,
+    logits: Any, y: Tensor, num_classes: int | None, allow_more_columns: bool = False
 ) -> Tensor:
     """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns if these
     are allowed. ``num_classes`` None: any number of columns.
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        has_columns = num_classes is None or num_columns == num_classes
-        if num_classes is not None and allow_more_columns:
+        if num_classes is None:
+            has_columns = True
+        elif allow_more_columns:
             has_columns = num_columns >= num_classes
+        else:
+            has_columns = num_columns == num_classes
         if num_rows == len(y) and has_columns:
             return logits
     raise ConfigurationError(

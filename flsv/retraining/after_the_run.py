@@ -100,8 +100,8 @@ class TrainingAfterTheRun:
             self._train_or_explain(coalition_training, run)
         finally:
             has_changed_run = kept_run.restore()
-        if has_changed_run:
-            self.consistency_warnings.append(_CHANGED_RUN)
+            if has_changed_run:
+                self.consistency_warnings.append(_CHANGED_RUN)
 
         for consistency_warning in self.consistency_warnings:
             rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
@@ -142,18 +142,20 @@ class TrainingAfterTheRun:
         metric chooses by their outputs.
         """
         # The run's own two coalitions are missing if the run was killed before they were stored.
-        coalitions = members_of(self.masks)
+        self._train_all(training, run, members_of(self.masks), title="Groups of clients")
+        halves = self._choose_halves(run)
+        if len(halves):
+            self.masks = torch.cat([self.masks, halves])
+            coalitions = self._coalitions_to_train()
+            self._train_all(training, run, coalitions, title="Halves of clients")
+
+    def _train_all(
+        self, training: CoalitionTraining, run: MeasuredRun, coalitions: list[Members], title: str
+    ) -> None:
+        """Train those of ``coalitions`` that are missing in the store, with a bar that shows the progress."""
         missing = self.store.missing(run.seed, coalitions)
         num_fits = sum(map(bool, missing))  # without the empty coalition
-        with Progress(run.trainer, num_fits, "Groups of clients") as progress:
-            training.train(coalitions, self.store, progress)
-        halves = self._choose_halves(run)
-        if not len(halves):
-            return
-        self.masks = torch.cat([self.masks, halves])
-        coalitions = self._coalitions_to_train()
-        num_fits = len(self.store.missing(run.seed, coalitions))
-        with Progress(run.trainer, num_fits, "Halves of clients") as progress:
+        with Progress(run.trainer, num_fits, title) as progress:
             training.train(coalitions, self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
@@ -200,14 +202,10 @@ class TrainingAfterTheRun:
         """
         if run.changes:
             # The run's first rounds had other settings, so its model cannot be reproduced.
-            self.consistency_warnings.append(
-                f"the run was resumed with other settings ({'; '.join(run.changes)}), but coalitions are trained with "
-                "the present settings from their first round on. So the values are only approximately those of the "
-                "run. For exact values, start flsv fit with the present settings"
-            )
+            self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
         ranks = ranks_of(run.trainer)
-        comparison: tuple[str | None, bool] = None, False
+        comparison: tuple[str | None, bool] = None, False  # on other ranks than 0
         if ranks.rank == 0:
             comparison = self._repeat_rounds(training)
         difference, needs_validations = ranks.broadcast(
@@ -217,8 +215,9 @@ class TrainingAfterTheRun:
             self.consistency_warnings.append(difference)
         if needs_validations:
             training.job = replace(training.job, validates=True)
-            self.store.discard(run.seed, self._coalitions_to_train())
-            training.train(self._coalitions_to_train(), self.store)
+            coalitions = self._coalitions_to_train()
+            self.store.discard(run.seed, coalitions)
+            training.train(coalitions, self.store)
 
     def _repeat_rounds(self, training: CoalitionTraining) -> tuple[str | None, bool]:
         """Return how the run's repeated rounds differ, and whether they differ only without validations."""
@@ -235,14 +234,15 @@ class TrainingAfterTheRun:
         if weighs_classes or excludes_callbacks:
             return  # updates in coalitions differ by intention
         norms_of_run = _norms_of_first_updates(trainer)
-        parameter_by_client = self._different_parameters(training, norms_of_run)
-        if parameter_by_client:
-            clients = listed(f"{client} ({name})" for client, name in parameter_by_client.items())
-            self.consistency_warnings.append(
-                f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
-                "Training depends on which other clients take part, or on data that pass from client to client outside "
-                "of the module, such as in a global, a cache, a class attribute or a file"
-            )
+        different_parameters = self._different_parameters(training, norms_of_run)
+        if not different_parameters:
+            return
+        clients = listed(f"{client} ({name})" for client, name in different_parameters.items())
+        self.consistency_warnings.append(
+            f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
+            "Training depends on which other clients take part, or on data that pass from client to client outside of "
+            "the module, such as in a global, a cache, a class attribute or a file"
+        )
 
     def _different_parameters(
         self, training: CoalitionTraining, norms_of_run: Mapping[int, Tensor]
@@ -265,13 +265,12 @@ class TrainingAfterTheRun:
         """
         if self.checked_model is None:
             return None
-        result = self._repeated(training, validates)
-        subject = (
-            f"the coalition of all clients, trained once more for {self.checked_round + 1} rounds"
-        )
-        if isinstance(result, FitFailed):
-            return f"{subject}, has failed ({result}), so it is not known whether coalitions are trained as the run is"
-        difference = self._describe_difference(result, self.checked_model)
+        outcome = self._repeated(training, validates)
+        num_rounds = self.checked_round + 1
+        subject = f"the coalition of all clients, trained once more for {num_rounds} rounds"
+        if isinstance(outcome, FitFailed):
+            return f"{subject}, has failed ({outcome}), so it is not known whether coalitions are trained as the run is"
+        difference = self._describe_difference(outcome, self.checked_model)
         if difference is None:
             return None
         return (
@@ -304,8 +303,9 @@ class TrainingAfterTheRun:
         initial_model = result.models.initial
         if not self._is_on_cpu and not torch.equal(model, expected_model):
             rounding = result.rounding
-            if rounding.unexplained_distance(model, expected_model, initial_model) is None:
-                return None
+            unexplained = rounding.unexplained_distance(model, expected_model, initial_model)
+            if unexplained is None:
+                return None  # rounding alone explains the difference
         are_both_nan = model.isnan() & expected_model.isnan()
         differs = (model != expected_model) & ~are_both_nan
         if not differs.any():
@@ -319,12 +319,7 @@ class TrainingAfterTheRun:
         return f"{percent:.2g} % of the way from the initial model to the run's, first in {different_names[0]!r}"
 
 
-def game_of(
-    metric: ShadowShapley,
-    masks: Tensor,
-    store: CoalitionStore,
-    run: MeasuredRun,
-) -> Game:
+def game_of(metric: ShadowShapley, masks: Tensor, store: CoalitionStore, run: MeasuredRun) -> Game:
     """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds in which the
     metric has values.
     """
@@ -352,11 +347,11 @@ def open_store(
 ) -> CoalitionStore:
     """Open the store of a run's coalitions ``masks [K, n]``. Stored coalitions of other settings are removed."""
     measures_with_outputs = set()
-    if favors_nobody(masks):
+    if favors_nobody(masks):  # values are computed from outputs for no other coalitions
         for metric in metrics.values():
             name = outputs_name(metric.measured_by)
-            is_of_outputs = name in outputs and output_score(metric, run.games) is not None
-            if is_of_outputs and _stores_outputs(metric, masks, outputs[name]):
+            has_outputs = name in outputs and output_score(metric, run.games) is not None
+            if has_outputs and _stores_outputs(metric, masks, outputs[name]):
                 measures_with_outputs.add(name)
     return CoalitionStore(
         run.folder,
@@ -367,9 +362,18 @@ def open_store(
     )
 
 
+def _resumed_with_changes(changes: Iterable[str]) -> str:
+    return (
+        f"the run was resumed with other settings ({'; '.join(changes)}), but coalitions are trained with the present "
+        "settings from their first round on. So the values are only approximately those of the run. For exact values, "
+        "start flsv fit with the present settings"
+    )
+
+
 def _norms_of_first_updates(trainer: L.Trainer) -> dict[int, Tensor]:
     """Return the norm of each parameter's first update in the run by client, from all ranks."""
-    norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
+    loop = find_loop(callbacks_of(trainer))
+    norms_of_rank = loop.run.engine.first_updates
     norms_by_client: dict[int, Tensor] = {}
     for norms in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
         norms_by_client |= norms

@@ -219,8 +219,9 @@ def prepare_coalition_fit(
     """
     data.restrict_to(job.members)
     scoring = CoalitionScoring(data, measures, job)
+    # The attributes are set in vars(...), where they hide properties and methods of the classes.
     vars(trainer)["callbacks"] = [scoring, *_callbacks_of_copy(trainer, job)]
-    # The trainer's callbacks already contain those that the module has configured.
+    # list() has no callbacks: the trainer's already contain those that the module has configured.
     vars(module)["configure_callbacks"] = list
     write_into(folder, trainer)
     if not job.validates:
@@ -254,11 +255,7 @@ def _save_below(folder: str, callback: Any) -> None:
 
 
 def save_in_folder(
-    trainer: L.Trainer,
-    folder: str,
-    filepath: str | Path,
-    *arguments: Any,
-    **options: Any,
+    trainer: L.Trainer, folder: str, filepath: str | Path, *arguments: Any, **options: Any
 ) -> None:
     """Save a checkpoint at ``filepath``. If this path is outside of ``folder``, save it under the same name there."""
     if not _is_in(folder, filepath):
@@ -273,20 +270,24 @@ def _is_in(folder: str, path: str | Path) -> bool:
 def _callbacks_of_copy(trainer: L.Trainer, job: TrainingJob) -> list[L.Callback]:
     """Return a coalition's callbacks. The FederatedLoop among them draws cohorts of members, and prints nothing."""
     callbacks = callbacks_that_train(trainer, job.keeps_checkpoints)
-    loops: Any = filter(is_loop, callbacks)
-    for loop in loops:
-        identity = loop.run_state.identity
-        change_in_place(
-            loop,
-            sampler=loop.config.sampler.among(job.members),
-            seed=job.seed,
-            # The metric that the run's sampler reads is not needed, because the sampler is replaced.
-            metrics=metrics_in_use(loop, without="sampler"),
-            reporting=Reporting(table=False, figures=0, files=False),
-            evaluation=ClientEvaluation(),
-        )
-        loop.inherited_identity = identity  # otherwise all samples would be hashed again
+    for callback in callbacks:
+        if is_loop(callback):
+            _set_up_loop(callback, job)
     return callbacks
+
+
+def _set_up_loop(loop: Any, job: TrainingJob) -> None:
+    identity = loop.run_state.identity
+    change_in_place(
+        loop,
+        sampler=loop.config.sampler.among(job.members),
+        seed=job.seed,
+        # The metric that the run's sampler reads is not needed, because the sampler is replaced.
+        metrics=metrics_in_use(loop, without="sampler"),
+        reporting=Reporting(table=False, figures=0, files=False),
+        evaluation=ClientEvaluation(),
+    )
+    loop.inherited_identity = identity  # otherwise all samples would be hashed again
 
 
 def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.Callback]:
@@ -299,11 +300,11 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
             continue
-        monitor, _, _ = str(getattr(callback, "monitor", None)).partition("/")
-        can_be_kept = (
-            isinstance(callback, Checkpoint | EarlyStopping) and monitor not in metric_names
-        )
-        is_kept = keeps_checkpoints and can_be_kept
+        # The part before "/" is the metric's name.
+        monitored_name, _, _ = str(getattr(callback, "monitor", None)).partition("/")
+        can_monitor = monitored_name not in metric_names
+        saves_or_stops = isinstance(callback, Checkpoint | EarlyStopping)
+        is_kept = keeps_checkpoints and saves_or_stops and can_monitor
         if is_kept or not only_watches_the_run(callback):
             taking_part.append(callback)
     return taking_part

@@ -84,6 +84,10 @@ LONG_SECONDS = 10.0
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 
+#: Values of metrics, ``{round: {metric: values}}``.
+MetricValues = dict[int, dict[str, Tensor]]
+
+
 class CoalitionsElsewhere(Protocol):
     """Coalitions that are trained beside the run, as by sites."""
 
@@ -164,11 +168,12 @@ class CoalitionPlan(RunExtension):
             raise _fitted_before(trainer.current_epoch)
         self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_of_dry_run(data)
-        seed = self.config.seed or 0
         try:
             self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
-            self._dry_run_result = dry_run(self._run_copy, trainer, client, seed)
+            self._dry_run_result = dry_run(
+                self._run_copy, trainer, client, seed=self.config.seed or 0
+            )
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
@@ -240,14 +245,14 @@ class CoalitionPlan(RunExtension):
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
+        # Seconds. Metrics share the scored models, but not the computation of values.
         scoring = 0.0
         estimation = 0.0
         for metric in self._metrics.values():
             num_rounds = len(metric.rounds_to_value(run.trainer.max_epochs or 1))
             scoring = max(scoring, len(masks) * num_rounds * self._seconds_per_score)
-            game = metric.game(
-                masks, range(num_rounds), score=output_score(metric, run.games), weights=run.weights
-            )
+            score = output_score(metric, run.games)
+            game = metric.game(masks, range(num_rounds), score=score, weights=run.weights)
             estimation += seconds_of_values(game, self._untrained_outputs)
         if scoring + estimation < LONG_SECONDS:
             return ""
@@ -256,25 +261,31 @@ class CoalitionPlan(RunExtension):
     def _open_store(self, run: MeasuredRun) -> None:
         """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
         is_new_run = not run.resumed
-        model = self._score_module(run)
+        scored_module = self._score_module(run)
         if self._failure is not None:
             raise self._failure
         if is_new_run:
             self._memory["start"] = hash_of_start(run.trainer.lightning_module)
             if run.trainer.is_global_zero and run.folder is not None:
                 remove_coalitions(run.folder)
-        self._find_rows(run)
-        start_hash = self._memory["start"]
-        masks = self.masks(run.data.num_clients)
-        self._store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
-        for outputs in model.outputs.values():  # none if clients score models
+        self._copy_from_earlier_folder(run)
+        self._store = open_store(
+            run,
+            self._metrics,
+            self.masks(run.data.num_clients),
+            start_hash=self._memory["start"],
+            outputs=scored_module.outputs,
+        )
+        for outputs in scored_module.outputs.values():  # none if clients score models
             self._limit_valued_rounds(run, num_validation_samples=len(outputs))
         self._score_untrained(run)
+
+        num_rounds = self._federation.state.round_index
         if is_new_run:
-            self._add(EMPTY, {NO_ROUND: model})
-        elif self._trains_at_sites and self._federation.state.round_index:
+            self._add(EMPTY, {NO_ROUND: scored_module})
+        elif self._trains_at_sites and num_rounds > 0:
             # If the run was killed, the utilities of its last round may not have been stored.
-            self.end_round(self._federation.state.round_index - 1, is_run_over=True)
+            self.end_round(num_rounds - 1, is_run_over=True)
 
     def _score_module(self, run: MeasuredRun) -> ScoredModel:
         """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
@@ -293,9 +304,17 @@ class CoalitionPlan(RunExtension):
 
     def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
+        masks = self._planned_masks(run.data.num_clients)
+        num_trained = self._num_trained_samples(masks, run)
+        num_scored = len(masks) * num_validation_samples
+        for metric in self._metrics.values():
+            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
+
+    def _num_trained_samples(self, masks: Tensor, run: MeasuredRun) -> float:
+        """Return about how many samples the training of the coalitions ``masks`` passes through the module."""
         data = run.data
-        masks = self._planned_masks(data.num_clients)
         sizes = masks.sum(1)
+        # The empty coalition and that of all clients are not trained.
         trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
         cohort_sizes = trained_sizes.clamp_max(self._mean_cohort_size or data.num_clients)
         trainings_per_round = cohort_sizes.sum()  # of one client, in all coalitions
@@ -304,10 +323,7 @@ class CoalitionPlan(RunExtension):
         num_epochs = [self.config.work_of(name).epochs or 1 for name in data.client_names]
         samples_per_training = (data.num_samples * torch.tensor(num_epochs)).double().mean()
         num_rounds = run.trainer.max_epochs or 0
-        num_trained = float(num_rounds * trainings_per_round * samples_per_training)
-        num_scored = len(masks) * num_validation_samples
-        for metric in self._metrics.values():
-            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
+        return float(num_rounds * trainings_per_round * samples_per_training)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
@@ -332,7 +348,7 @@ class CoalitionPlan(RunExtension):
             if output_score(metric, games) is None:
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
 
-    def _find_rows(self, run: MeasuredRun) -> None:
+    def _copy_from_earlier_folder(self, run: MeasuredRun) -> None:
         """If a resumed run has a new folder, copy the coalitions from its earlier folder."""
         if run.folder is None:
             return
@@ -414,17 +430,19 @@ class CoalitionPlan(RunExtension):
             self._memory["checked_round"] = index
             self._memory["first"] = state.model().cpu().clone()  # the model after the checked round
 
-        if not is_run_over:
-            # The last round's model is scored at the end of the run, after all hooks.
-            is_last = index + 1 == trainer.max_epochs
-            if is_last or not self._is_due(index):
-                return
+        # The last round's model is scored at the end of the run, after all hooks.
+        is_last = index + 1 == trainer.max_epochs
+        if is_run_over or (not is_last and self._is_due(index)):
+            self._add_scores_of_round(index, self._scoring, trainer.lightning_module)
+
+    def _add_scores_of_round(self, index: int, scoring: ModelScoring, module: Any) -> None:
+        state = self._federation.state
         all_clients = tuple(range(state.num_clients))
         if self._sites is None:
-            self._add(all_clients, {index: self._scoring.score(trainer.lightning_module)})
+            self._add(all_clients, {index: scoring.score(module)})
             return
         models = {**self._sites.models(), all_clients: state.model()}
-        scored_models = self._scoring.score_vectors(list(models.values()))
+        scored_models = scoring.score_vectors(list(models.values()))
         for members, scored_model in zip(models, scored_models):
             self._add(members, {index: scored_model})
 
@@ -448,23 +466,19 @@ class CoalitionPlan(RunExtension):
         missing = self._federation.metrics.missing
         return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
-    def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
+    def train(self, run: MeasuredRun) -> tuple[MetricValues, list[str]]:
         """Train the coalitions if metrics need them, and return the metrics' values and lines to print."""
-        values: dict[int, dict[str, Tensor]] = {}
-        if self._metrics.keys() & set(self._federation.metrics.pending_names):
+        values: MetricValues = {}
+        pending_names = set(self._federation.metrics.pending_names)
+        if pending_names.intersection(self._metrics):
             try:
                 values = self._values(run)
             except NoValues as reason:
                 self._explain_missing(f"{reason}", reason.interrupted)
-            # Whatever error the training of coalitions raises, the run's other results are written.
-            except Exception as error:
+            except Exception as error:  # the run's other results are written in any case
                 if ranks_of(run.trainer).size > 1:
                     raise  # the other ranks would wait for this one
-                innermost = traceback.extract_tb(error.__traceback__)[-1]
-                file_and_line = f"{Path(innermost.filename).name}:{innermost.lineno}"
-                self._explain_missing(
-                    f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
-                )
+                self._explain_missing(_error_in_words(error))
         if self._store is not None:
             self._store.write_table(run.data.client_names)
         return values, self._lines(self._planned_masks(run.data.num_clients))
@@ -475,27 +489,26 @@ class CoalitionPlan(RunExtension):
             metric.explain_missing(reason, interrupted)
         rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
 
-    def _values(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+    def _values(self, run: MeasuredRun) -> MetricValues:
         metrics = self._valued_metrics
         if self._scoring is None:  # a resumed run in which no round was left
             self._open_store(run)
         assert self._store is not None
         num_rounds = self._federation.state.round_index
-        rounds = [metric.rounds_to_value(num_rounds) for metric in metrics.values()]
-        self._store.rounds = sorted(set(chain.from_iterable(rounds)))
+        rounds_of_metrics = [metric.rounds_to_value(num_rounds) for metric in metrics.values()]
+        self._store.rounds = sorted(set(chain.from_iterable(rounds_of_metrics)))
         if self._sites is None:
             masks = self._train(run)
         else:
             masks = self._sites.masks
             self._exclude_rounds(masks, run.seed)
 
-        values: dict[int, dict[str, Tensor]] = {}
-        for round_index in self._store.rounds:
-            values[round_index] = {}
+        values: MetricValues = {index: {} for index in self._store.rounds}
         scores = self._store.scores(run.seed)
         for name, metric in metrics.items():
             game = showing_progress(game_of(metric, masks, self._store, run), run.trainer)
-            for round_index, values_of_round in metric.complete(scores, game).items():
+            values_by_round = metric.complete(scores, game)
+            for round_index, values_of_round in values_by_round.items():
                 values[round_index][name] = values_of_round
         return values
 
@@ -548,6 +561,13 @@ def _metrics_with_training(metrics: Mapping[str, Any]) -> dict[str, ShadowShaple
         for name, metric in metrics.items()
         if attribute_of(metric, "trains") is not None
     }
+
+
+def _error_in_words(error: Exception) -> str:
+    innermost_frame = traceback.extract_tb(error.__traceback__)[-1]
+    file_and_line = f"{Path(innermost_frame.filename).name}:{innermost_frame.lineno}"
+    description = f"{type(error).__name__} at {file_and_line}: {error}"
+    return f"{description}. flsv retrain trains the coalitions."
 
 
 def num_verified_rounds(num_rounds: int | None) -> int:

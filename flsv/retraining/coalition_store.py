@@ -79,9 +79,10 @@ class CoalitionStore:
         self._errors: dict[str, OSError] = {}
         if run_folder is not None and ranks.rank == 0:
             self._read(run_folder / COALITIONS_FOLDER)
-        what_rank_0_has_read = self._models, self.untrained
-        stored = ranks.broadcast(0, what_rank_0_has_read, "the stored coalitions")
-        self._models, self.untrained = stored
+        content_here = {"models": self._models, "untrained": self.untrained}
+        content_of_rank_0 = ranks.broadcast(0, content_here, "the stored coalitions")
+        self._models = content_of_rank_0["models"]
+        self.untrained = content_of_rank_0["untrained"]
 
     def _read(self, folder: Path) -> None:
         """Store coalitions in this folder from now on, and read those that were trained with the same settings."""

@@ -57,10 +57,7 @@ class CopyOfRun(RunCopy):
 
 
 def copy_of_run(
-    trainer: L.Trainer,
-    module: Any,
-    data: Any,
-    excluded: Collection[L.Callback] = (),
+    trainer: L.Trainer, module: Any, data: Any, excluded: Collection[L.Callback] = ()
 ) -> CopyOfRun:
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. ``excluded``
     callbacks do nothing in a copy.
@@ -105,11 +102,7 @@ class KeptRun:
     def __init__(self, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
         optimizer_states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
-        tensors = [
-            *module.parameters(),
-            *module.buffers(),
-            *tree_leaves(optimizer_states),
-        ]
+        tensors = [*module.parameters(), *module.buffers(), *tree_leaves(optimizer_states)]
 
         self._snapshot = ModuleSnapshot(module)
         self._tensors: list[tuple[Tensor, Tensor]] = []
@@ -129,11 +122,7 @@ class KeptRun:
         return is_changed
 
 
-def train_coalition(
-    run_copy: CopyOfRun,
-    measures: Measures,
-    job: TrainingJob,
-) -> FitOutcome:
+def train_coalition(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitOutcome:
     """Train one coalition in this process. Return its result, or the error that ended its fit."""
     try:
         with in_quiet() as changed_tensors:
@@ -149,9 +138,7 @@ def train_coalition(
 
 
 def _fit_with_needed_validations(
-    run_copy: CopyOfRun,
-    measures: Measures,
-    job: TrainingJob,
+    run_copy: CopyOfRun, measures: Measures, job: TrainingJob
 ) -> FitResult:
     """Fit a copy of the run. If this fails without validations, fit another copy with validations."""
     try:
@@ -168,12 +155,7 @@ def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitR
     with run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
         callback = prepare_coalition_fit(
-            trainer,
-            module,
-            data,
-            measures=measures,
-            job=job,
-            folder=folder,
+            trainer, module, data, measures=measures, job=job, folder=folder
         )
         with suppress(NoModel):  # the result has the last finite model
             fit_quietly(trainer, module, data)
@@ -250,7 +232,7 @@ class CopiedFits:
     def _train_at_workers(
         self, jobs: Sequence[TrainingJob]
     ) -> Iterator[tuple[TrainingJob, FitOutcome]]:
-        train_at_worker = joblib.delayed(_train_at_worker)
+        delayed_training = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
             import_path=sys.path,
             folder=os.getcwd(),
@@ -258,7 +240,7 @@ class CopiedFits:
             process=os.getpid(),
         )
         calls = (
-            train_at_worker(program_state, self._run_copy, self._measures, job, index)
+            delayed_training(program_state, self._run_copy, self._measures, job, index)
             for index, job in enumerate(jobs)
         )
         parallel = joblib.Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")

@@ -20,13 +20,7 @@ from flsv.retraining.coalition_fit import (
     only_watches_the_run,
     prepare_coalition_fit,
 )
-from flsv.retraining.copied_fits import (
-    HOW_TO_MAKE_AGAIN,
-    CopyOfRun,
-    KeptRun,
-    fit_quietly,
-    in_quiet,
-)
+from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
@@ -127,27 +121,20 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
-    scoring = prepare_coalition_fit(
-        trainer,
-        module,
-        data,
-        measures={},
-        job=job,
-        folder=folder,
-    )
-    scoring.reads.watch_checkpoints(trainer)
-
+    scoring = prepare_coalition_fit(trainer, module, data, measures={}, job=job, folder=folder)
+    reads = scoring.reads
+    reads.watch_checkpoints(trainer)
     if trainer.check_val_every_n_epoch:
-        trainer.check_val_every_n_epoch = 1
+        trainer.check_val_every_n_epoch = 1  # the fit has one round only
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
     fit_quietly(trainer, module, data)
     scoring.result()  # raises an error if nothing was trained
 
-    reads_results = scoring.reads.values or scoring.reads.checkpoints
+    reads_results = reads.values or reads.checkpoints
     return DryRunResult(
         needs_validations=comparison.depends_on_validations or reads_results,
-        needs_checkpoints=scoring.reads.checkpoints,
+        needs_checkpoints=reads.checkpoints,
     )
 
 

@@ -59,12 +59,16 @@ class ProgramFolder:
             self._add_location(folder)
         _put_back_after_kills()
         self._process = os.getpid()
+
+        # A temporary folder for copies of files, locked as long as this process lives.
         self._home = _new_folder(self)
         self._lock = FileLock(os.path.join(self._home, "lock"))
         self._lock.acquire()
+        # Files of the program's folders that are newer than this folder were changed by the run.
         self._start_time = os.stat(self._home).st_ctime_ns
         self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
         self._files_elsewhere = KeptFiles(os.path.join(self._home, "elsewhere"))
+
         # {path below a coalition's folder: target of its link}
         self._links: dict[str, str] = {}
         for folder, location in self.locations.items():
@@ -166,10 +170,14 @@ class ProgramFolder:
             self.changed_files = []
             for files in (self._files_elsewhere, self._files_of_run):
                 self.changed_files += [f"the file {path}" for path in files.changed_files()]
-            is_at_worker = os.getpid() != self._process
-            has_parent = is_at_worker and os.path.exists(self._home)
-            if not has_parent:  # otherwise the parent does it when no worker writes there any more
+            # A worker's parent restores the files when no worker writes there any more.
+            has_parent = self._is_at_worker and os.path.exists(self._home)
+            if not has_parent:
                 self.put_back()
+
+    @property
+    def _is_at_worker(self) -> bool:
+        return os.getpid() != self._process
 
     def put_back(self) -> None:
         """Restore the files that coalitions have written elsewhere."""
@@ -235,15 +243,14 @@ class ProgramFolder:
         """
         if self._own_folder:
             return
-        is_at_worker = os.getpid() != self._process
-        home = _new_folder(self) if is_at_worker else self._home
+        home = _new_folder(self) if self._is_at_worker else self._home
         self._root = os.path.join(home, "root")
         self._own_folder = self._root + self.path
         os.makedirs(self._own_folder)
         for folder in Path(self.path).parents:
             neighbors = _entries(str(folder))
             if len(neighbors) > MAX_NEIGHBORS:
-                continue
+                continue  # each is linked when it is opened
             for entry in neighbors:
                 link = self._root + entry.path
                 if not os.path.exists(link):
@@ -265,37 +272,49 @@ class ProgramFolder:
 
     def _make_links(self) -> None:
         """Create the missing links of a coalition's folder, and the entries that the run has changed."""
-        names = set()
-        for entry in _entries(self._own_folder):
-            is_changed = entry.name in self._changed_names
-            if entry.is_symlink() and not is_changed:
-                names.add(entry.name)
-            else:
-                remove(entry.path)
-        self._changed_names.clear()
+        names_of_links = self._remove_changed_entries()
         for location in self.locations.values():
             folder = os.path.join(self._own_folder, location)
             os.makedirs(folder, exist_ok=True)
         for path, source in self._links.items():
-            if path not in names:
+            if path not in names_of_links:
                 link = os.path.join(self._own_folder, path)
                 os.symlink(source, link)
         for path, (kind, source) in self._originals.items():
-            self._make_original(path, kind, source)
+            if kind == "folder":
+                self._make_original_folder(path)
+            else:
+                self._make_original_file(path, kind, source)
 
-    def _make_original(self, path: str, kind: str, source: str) -> None:
-        if kind == "folder":
-            self._make_own(path, "content")  # the links in it are replaced, too
-        else:
-            self._make_own(path, "entry")
+    def _remove_changed_entries(self) -> set[str]:
+        """Remove what the last coalition has left in its folder. Return the names of the links that stay."""
+        names_of_links = set()
+        for entry in _entries(self._own_folder):
+            is_changed = entry.name in self._changed_names
+            if entry.is_symlink() and not is_changed:
+                names_of_links.add(entry.name)
+            else:
+                remove(entry.path)
+        self._changed_names.clear()
+        return names_of_links
+
+    def _make_original_folder(self, path: str) -> None:
+        """Create a folder that was there before the run, in the place of an entry that the run has made there."""
+        self._make_own(path, "content")  # the links in it are replaced, too
+        entry = os.path.join(self._own_folder, path)
+        if not os.path.isdir(entry):
+            remove(entry)
+            os.makedirs(entry)
+
+    def _make_original_file(self, path: str, kind: str, source: str) -> None:
+        """Replace an entry that the run has changed by a link to ``source``, its copy from before the run. Without such
+        a copy, ``source`` is the changed file, which is copied. What the run has created is removed.
+        """
+        self._make_own(path, "entry")
         entry = os.path.join(self._own_folder, path)
         is_there = os.path.lexists(entry)
-        if kind == "folder" and os.path.isdir(entry):
-            return
         remove(entry)
-        if kind == "folder":
-            os.makedirs(entry)
-        elif kind == "changed" and is_there and os.path.isfile(source):
+        if kind == "changed" and is_there and os.path.isfile(source):
             shutil.copy2(source, entry)
         elif kind in ("file", "link"):
             os.symlink(source, entry)

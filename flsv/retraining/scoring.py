@@ -18,9 +18,7 @@ class ModelScoring:
     """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
 
     def __init__(
-        self,
-        measures: Measures,
-        evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator],
+        self, measures: Measures, evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator]
     ) -> None:
         self._measures = measures
         self.evaluators: dict[Hashable, VectorEvaluator] = {}
@@ -37,17 +35,17 @@ class ModelScoring:
         """Score a module as it is. If the module is untrained, ``untrained`` has the measures of metrics, ``{metric:
         measure}``: an error is raised if the model's score by one of these is not finite.
         """
-        class_weights: AbstractContextManager[None] = nullcontext()
+        weighing_of_classes: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
-            class_weights = module.weighing_for_all()
-        scores_by_key: dict[Hashable, Scores] = {}
-        with class_weights:
+            weighing_of_classes = module.weighing_for_all()
+        scores_by_key = {}
+        with weighing_of_classes:
             for key, evaluator in self.evaluators.items():
                 scores_by_key[key] = evaluator.score_module(module)
-        for requester, measure in (untrained or {}).items():
-            scores = scores_by_key[_key(measure)]
-            check_untrained(requester, measure, scores)
 
+        if untrained is not None:
+            for requester, measure in untrained.items():
+                check_untrained(requester, measure, scores_by_key[_key(measure)])
         return self._model(scores_by_key, index=0)
 
     def score_vectors(self, vectors: Sequence[Tensor]) -> list[ScoredModel]:

@@ -86,14 +86,14 @@ class CoalitionTraining:
         fits fail. ``count`` is called after each coalition.
         """
         missing = store.missing(self.job.seed, coalitions)
-        members_to_fit = [members for members in missing if members]
-        if missing and not members_to_fit:
-            # The empty coalition's model is that of any fit before training, and the fit of one client is cheap.
-            members_to_fit = [(0,)]
-
-        failures: dict[Members, FitFailed] = {}
+        # The empty coalition's model is the untrained one, with which the fit of any coalition begins.
+        coalitions_to_fit = [members for members in missing if members]
         scores_untrained = EMPTY in missing
-        for members, result in self._results(members_to_fit, scores_untrained, store.ranks):
+        if scores_untrained and not coalitions_to_fit:
+            coalitions_to_fit = [(0,)]  # the fit of one client is cheap
+
+        failures = {}
+        for members, result in self._results(coalitions_to_fit, scores_untrained, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result
             else:

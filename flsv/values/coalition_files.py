@@ -208,8 +208,7 @@ def write_table(
     client_names: Sequence[str],
 ) -> None:
     """Write the scores of all coalitions by their members' names, sorted by seed, size and round."""
-    header = ["seed", "coalition", "round", *measures]
-    rows: list[list[object]] = [[*header]]
+    rows: list[list[object]] = [["seed", "coalition", "round", *measures]]
     for training in sorted(models, key=_sort_key):
         names = [client_names[client] for client in training.members]
         coalition = "+".join(names) or NO_CLIENTS

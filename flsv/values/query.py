@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.functional import ShapleyEstimate, few_coalitions_shapley
+from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import has_halvings
@@ -173,7 +173,7 @@ class RoundValues:
 
 def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
     """Compute the values of one seed's game after each of its rounds."""
-    estimates = _predicted_values(scores, game)
+    predictions = _predicted_values(scores, game)
     values: dict[int, RoundValues] = {}
     recent_estimates: list[Tensor] = []
     for round_index in game.rounds:
@@ -183,7 +183,7 @@ def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
             game,
             scores.utilities(game, round_index),
             outputs=scores.outputs(game, round_index) if game.has_outputs else None,
-            predicted=estimates.get(round_index),
+            predicted=predictions.get(round_index),
             untrained=scores.untrained.get(game.measure),
             recent_estimates=recent_estimates,
         )
@@ -198,27 +198,26 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
         return {}
     assert game.score is not None
     assert game.weights is not None
-    utilities = {}
+    utilities_by_round = {}
     for round_index in game.rounds:
-        utilities_of_round = scores.utilities(game, round_index)
+        utilities = scores.utilities(game, round_index)
         outputs = scores.outputs(game, round_index)
-        if not _coalitions_not_finite(game.masks, utilities_of_round, outputs):
-            utilities[round_index] = game.without_class_axis(utilities_of_round)
-    if not utilities:
+        if not _coalitions_not_finite(game.masks, utilities, outputs):
+            utilities_by_round[round_index] = game.without_class_axis(utilities)
+    if not utilities_by_round:
         return {}
     values = game.score.shapley(
         game.masks,
-        utilities=[*utilities.values()],
-        outputs=(scores.outputs(game, round_index) for round_index in utilities),
+        utilities=[*utilities_by_round.values()],
+        # Each round's outputs are stacked when it is its turn.
+        outputs=(scores.outputs(game, round_index) for round_index in utilities_by_round),
         weights=game.weights,
     )
-    return dict(zip(utilities, values))
+    return dict(zip(utilities_by_round, values))
 
 
 def _coalitions_not_finite(
-    masks: Tensor,
-    utilities: Tensor,
-    outputs: Tensor | None,
+    masks: Tensor, utilities: Tensor, outputs: Tensor | None
 ) -> list[list[int]]:
     """Return the members of each coalition ``[K, n]`` with a utility or an output that is not finite."""
     is_finite = utilities.isfinite().all(1).cpu()
@@ -247,25 +246,28 @@ def value_after_round(
             are not known.
         recent_estimates: the values ``[n, 1]`` or ``[n, M]`` of the rounds just before, each after the other.
     """
-    shape = game.masks.shape[1], utilities.shape[1]
-    broken = _coalitions_not_finite(game.masks, utilities, outputs)
-    if broken:
+    shape = game.masks.shape[1], utilities.shape[1]  # [n, 1] or [n, M]
+    broken_coalitions = _coalitions_not_finite(game.masks, utilities, outputs)
+    if broken_coalitions:
         no_values = torch.full(shape, torch.nan).double()
-        evidence = {"why_no_values": f"The coalitions {broken} come to no finite performance."}
-        return RoundValues(no_values, no_values, no_values, evidence)
+        reason = f"The coalitions {broken_coalitions} come to no finite performance."
+        return RoundValues(no_values, no_values, no_values, {"why_no_values": reason})
 
-    estimate, stderr, evidence = _estimate(game, game.without_class_axis(utilities), predicted)
-    estimate = estimate.reshape(shape).double()
+    flat_estimate, flat_stderr, evidence = _estimate(
+        game, game.without_class_axis(utilities), predicted
+    )
+    estimate = flat_estimate.reshape(shape).double()
     recent_values = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
     values = estimate
     if game.averages:
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
         values = recent_values.nanmean(0)
+    has_spread = _has_spread(recent_values, game)
     stderr = one_seed_stderr(
         values,
-        stderr.reshape(shape),
+        flat_stderr.reshape(shape),
         untrained_utilities=untrained if _is_finite(untrained) else None,
-        recent_values=recent_values if _has_spread(recent_values, game) else None,
+        recent_values=recent_values if has_spread else None,
     )
     return RoundValues(values, stderr, estimate, evidence, _case_values(game, outputs))
 
@@ -293,23 +295,18 @@ def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues 
 
 
 def _estimate(
-    game: Game,
-    utilities: Tensor,
-    predicted: PredictedValues | None,
+    game: Game, utilities: Tensor, predicted: PredictedValues | None
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Return one round's values, their standard errors because of coalitions that are not trained, and evidence."""
-    estimate: ShapleyEstimate
     if predicted is not None:
-        source = "outputs"
-        estimate = predicted
-    else:
-        source = "trainings" if game.are_all_trained else "scores"
-        estimate = few_coalitions_shapley(game.masks, utilities)
+        disagreement = predicted.disagreement
+        evidence = game.evidence(utilities, source="outputs")
+        evidence["disagreement"] = disagreement.flatten().tolist()
+        return predicted.values, prediction_stderr(disagreement), evidence
 
+    estimate = few_coalitions_shapley(game.masks, utilities)
+    source = "trainings" if game.are_all_trained else "scores"
     evidence = game.evidence(utilities, source)
-    if isinstance(estimate, PredictedValues):
-        evidence["disagreement"] = estimate.disagreement.flatten().tolist()
-        return estimate.values, prediction_stderr(estimate.disagreement), evidence
     evidence["stderr"] = estimate.stderr.flatten().tolist()
     return estimate.values, estimate.stderr, evidence
 
@@ -374,14 +371,14 @@ def values(
 
     if isinstance(scores, Path):
         scores = read_scores(scores)
-    by_seed = [values_by_round(seed_scores, game) for seed_scores in scores.values()]
+    values_of_seeds = [values_by_round(seed_scores, game) for seed_scores in scores.values()]
     last_round = game.rounds[-1]
-    if len(by_seed) > 1:
-        values_of_seeds = [seed[last_round] for seed in by_seed]
-        return _table_of_round(last_round, values_of_seeds, game.per_class)
+    if len(values_of_seeds) > 1:
+        last_values = [by_round[last_round] for by_round in values_of_seeds]
+        return _table_of_round(last_round, last_values, game.per_class)
     tables = [
         _table_of_round(round_index, [round_values], game.per_class)
-        for round_index, round_values in by_seed[0].items()
+        for round_index, round_values in values_of_seeds[0].items()
     ]
     return pandas.concat(tables, ignore_index=True)
 
@@ -394,7 +391,8 @@ def _table_of_round(
     from pandas import DataFrame  # slow
 
     if per_class:
-        means = torch.stack([seed.values for seed in seeds]).mean(0)  # [n, M]
+        values_by_seed = torch.stack([seed.values for seed in seeds])  # [S, n, M]
+        means = values_by_seed.mean(0)
         columns = {str(label): means[:, label] for label in range(means.shape[1])}
     else:
         columns = mean_over_seeds(seeds)._asdict()

@@ -61,17 +61,16 @@ class RowTraining:
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
-        name_of_trained = {
-            parameter: name
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in frozen
-        }
+        name_by_parameter = {}  # of trained parameters
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and name not in frozen:
+                name_by_parameter[parameter] = name
 
-        self._names_by_group: list[list[str]] = []  # of trained parameters
+        self._names_by_group: list[list[str]] = []
         self._trained_names: set[str] = set()
         for group in optimizer.param_groups:
-            trained = [tensor for tensor in group["params"] if tensor in name_of_trained]
-            names = [name_of_trained[tensor] for tensor in trained]
+            trained = [parameter for parameter in group["params"] if parameter in name_by_parameter]
+            names = [name_by_parameter[parameter] for parameter in trained]
             self._names_by_group.append(names)
             self._trained_names.update(names)
         self._step = RowStep(module, sorted(self._trained_names))
@@ -155,7 +154,7 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     # A batch is a tree, such as a tuple or a dict, whose leaves are tensors.
     leaves_of_batches = []
     structures = []
-    positions_by_shape = defaultdict[Any, list[int]](list)
+    positions_by_shapes = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
         leaves, structure = tree_flatten(batch)
         for leaf in leaves:
@@ -166,22 +165,22 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
                 )
         leaves_of_batches.append(leaves)
         structures.append(structure)
-        positions_by_shape[tuple(leaf.shape for leaf in leaves)].append(position)
+        shapes = tuple(leaf.shape for leaf in leaves)
+        positions_by_shapes[shapes].append(position)
 
-    for positions in positions_by_shape.values():
+    for positions in positions_by_shapes.values():
         leaves_of_group = [leaves_of_batches[position] for position in positions]
+        # The tensors at one place in all batches of the group are stacked.
         stacked_leaves = [torch.stack(tensors) for tensors in zip(*leaves_of_group)]
-        yield positions, tree_unflatten(stacked_leaves, structures[positions[0]])
+        structure = structures[positions[0]]
+        yield positions, tree_unflatten(stacked_leaves, structure)
 
 
 class StackedOptimizer:
     """Optimizer of m stacked models, which are sorted by falling number of steps."""
 
     def __init__(
-        self,
-        template: Optimizer,
-        names_by_group: list[list[str]],
-        stacked: State,
+        self, template: Optimizer, names_by_group: list[list[str]], stacked: State
     ) -> None:
         self._stacked = stacked
         self._names_by_group = names_by_group  # of the parameters to train
@@ -190,10 +189,10 @@ class StackedOptimizer:
         groups = []
         for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
-            groups.append({**group, "params": views})
-        # The groups have all options. The constructor also makes the state with which Adagrad begins.
-        kind: Any = type(template)
-        self._optimizer = kind(groups)
+            groups.append({**group, "params": views})  # with the template's options
+        # The constructor also makes the state with which Adagrad begins.
+        optimizer_class: Any = type(template)
+        self._optimizer = optimizer_class(groups)
 
     @torch.no_grad()
     def step(self, num_active: int, gradients: State) -> None:
@@ -336,22 +335,27 @@ class RowStep:
             name: tensor for name, tensor in states.items() if name not in self._trained_names
         }
         if self._trains_linear_layers_only:
-            parameters = [tensor.detach().requires_grad_() for tensor in parameters]
-            with torch.enable_grad():
-                losses, new_tensors = self._batched_loss(parameters, other_tensors, batch)
-                # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
-                gradients = torch.autograd.grad(
-                    losses.sum(), parameters, allow_unused=True, materialize_grads=True
-                )
+            compute_gradients = self._gradients_by_autograd
         else:
-            gradients, losses_and_tensors = self._batched_gradients(
-                parameters, other_tensors, batch
-            )
-            losses, new_tensors = losses_and_tensors
-
+            compute_gradients = self._batched_gradients
+        gradients, losses_and_tensors = compute_gradients(parameters, other_tensors, batch)
+        losses, new_tensors = losses_and_tensors
         for name, tensor in new_tensors.items():
             states[name].copy_(tensor.detach())
         return dict(zip(self._trained_names, gradients)), losses.detach()
+
+    def _gradients_by_autograd(
+        self, parameters: list[Tensor], other_tensors: State, batch: Any
+    ) -> Any:
+        """Return what :attr:`_batched_gradients` returns, by autograd through the sum of all models' losses."""
+        leaves = [tensor.detach().requires_grad_() for tensor in parameters]
+        with torch.enable_grad():
+            losses, new_tensors = self._batched_loss(leaves, other_tensors, batch)
+            # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
+            gradients = torch.autograd.grad(
+                losses.sum(), leaves, allow_unused=True, materialize_grads=True
+            )
+        return gradients, (losses, new_tensors)
 
     def _loss_of_one(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
@@ -466,12 +470,12 @@ def convert_errors(
     except Exception as error:
         if isinstance(error, NotBatched) or is_oom_error(error):
             raise
-        message = str(error)
-        is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
-        if not is_about_batching:
-            if not isinstance(error, expected_errors):
-                raise  # an error of the module itself
-            message = f"{type(error).__name__}: {message}"
+        if isinstance(error, ConfigurationError) or "vmap" in str(error):
+            message = str(error)
+        elif isinstance(error, expected_errors):
+            message = f"{type(error).__name__}: {error}"
+        else:
+            raise  # an error of the module itself
 
         # The other sentences of torch's messages are advice for its developers.
         first_line = message.splitlines()[0]
@@ -517,7 +521,7 @@ class _TrainerOfManyClients:
 @contextmanager
 def _silence_metrics(module: nn.Module) -> Iterator[None]:
     """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
-    changes: list[tuple[Any, str, Any]] = []
+    changes = []
     for layer in module.modules():
         zero = torch.zeros(())
         if isinstance(layer, MetricCollection):

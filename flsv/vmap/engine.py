@@ -142,7 +142,7 @@ class VmapProcess(IdleEngine):
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
-        self._stacked_tensors: State = {
+        self._stacked_tensors = {
             name: tensor.detach()
             for name, tensor in named_tensors(self._module).items()
             if name not in self._shared_names
@@ -316,13 +316,16 @@ def dry_run_of_rows(
         with isolated_rngs(seed, "steps"), no_random_numbers(module):
             mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
+
+        # The same training, batched, must come to the same model.
         with torch.no_grad():
             for name, tensor in named_tensors(module).items():
                 tensor.copy_(initial_model[name])
-
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
-        tensors = {n: tensor for n, tensor in initial_model.items() if n not in shared_names}
-        row, row_loss = _train_row(training, trial_trainer, tensors, batches, seed=seed)
+        initial_row = {
+            name: tensor for name, tensor in initial_model.items() if name not in shared_names
+        }
+        row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
         rounding = rounding_of(trainer)
     _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
     _compare_models(module, row, trained_model, initial_model, rounding=rounding)
