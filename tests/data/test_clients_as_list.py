@@ -67,10 +67,7 @@ def test_options_of_the_clients_loaders_are_used():
 
 def test_loader_with_a_subset_sampler_is_a_client_with_these_samples():
     sampler = SubsetRandomSampler([3, 4, 5])
-    clients = {
-        "some": DataLoader(WHOLE, sampler=sampler),
-        "all": DataLoader(WHOLE),
-    }
+    clients = {"some": DataLoader(WHOLE, sampler=sampler), "all": DataLoader(WHOLE)}
 
     data = set_up_data(clients=clients, splits=NO_VALIDATION)
 

@@ -54,11 +54,7 @@ class ArraysThatFailIfRead(TextsThatFailIfRead):
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
         self.texts = []
-        self.data = generator.integers(
-            256,
-            size=(NUM_SAMPLES, 8, 8),
-            dtype=np.uint8,
-        )
+        self.data = generator.integers(256, size=(NUM_SAMPLES, 8, 8), dtype=np.uint8)
         self.targets = generator.integers(10, size=NUM_SAMPLES)
 
     def __len__(self) -> int:
@@ -98,18 +94,9 @@ def make_parts(seed: int) -> ConcatDataset:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        make_tensors,
-        make_subset,
-        make_parts,
-        TextsThatFailIfRead,
-        ArraysThatFailIfRead,
-    ],
+    "make", [make_tensors, make_subset, make_parts, TextsThatFailIfRead, ArraysThatFailIfRead]
 )
-def test_equal_samples_have_equal_hashes_and_others_do_not(
-    make,
-):
+def test_equal_samples_have_equal_hashes_and_others_do_not(make):
     indices = torch.arange(NUM_SAMPLES)
 
     hashes = hash_samples(make(0), indices)

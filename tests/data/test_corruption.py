@@ -73,20 +73,11 @@ def load_in_order(data, client):
 @pytest.fixture(scope="module")
 def corrupted_data():
     """Client 0 has other labels, and clients 0 and 2 have noise on 30 % of their training samples."""
-    return make_corrupted_data(
-        TensorDataset(X.clone(), Y.clone()),
-        LABELS_AND_INPUTS,
-    )
+    return make_corrupted_data(TensorDataset(X.clone(), Y.clone()), LABELS_AND_INPUTS)
 
 
 @pytest.mark.parametrize(
-    ("client", "label_shift", "noise_rate"),
-    [
-        (0, 1, 0.3),
-        (1, 0, 0.0),
-        (2, 0, 0.3),
-        (3, 0, 0.0),
-    ],
+    ("client", "label_shift", "noise_rate"), [(0, 1, 0.3), (1, 0, 0.0), (2, 0, 0.3), (3, 0, 0.0)]
 )
 def test_training_samples_of_the_chosen_clients_alone_change(
     client, label_shift, noise_rate, corrupted_data
@@ -101,10 +92,7 @@ def test_training_samples_of_the_chosen_clients_alone_change(
     assert torch.equal(y, (labels + label_shift) % 5)
     is_corrupted = is_noisy | (y != labels)
     assert torch.equal(corrupted_data.corrupted_samples(client), is_corrupted)
-    assert torch.equal(
-        corrupted_data.class_counts[client],
-        torch.bincount(y, minlength=5),
-    )
+    assert torch.equal(corrupted_data.class_counts[client], torch.bincount(y, minlength=5))
     assert corrupted_data.malicious == [0, 2]
 
 
@@ -144,12 +132,7 @@ DIGITS = torch.arange(10_000) % 10
 
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
-    corrupted_x, y = corruption(
-        x.clone(),
-        DIGITS.clone(),
-        10,
-        make_generator(),
-    )
+    corrupted_x, y = corruption(x.clone(), DIGITS.clone(), 10, make_generator())
     assert torch.equal(corrupted_x, x)
     return y
 
@@ -241,11 +224,7 @@ def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     noise = OpenSetLabelNoise(EVEN_CLASSES, fraction=0.4)
 
     data = set_up_data(
-        (train, test),
-        IIDPartitioner(3),
-        corruptions=[noise],
-        client_val=0.1,
-        client_test=0.1,
+        (train, test), IIDPartitioner(3), corruptions=[noise], client_val=0.1, client_test=0.1
     )
 
     batches = [*data.val_dataloader(), *data.test_dataloader()]

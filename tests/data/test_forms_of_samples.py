@@ -102,13 +102,7 @@ def pairs(x, y):
 
 
 def dicts(x, y):
-    return [
-        {"x": vector, "label": label}
-        for vector, label in zip(
-            x,
-            y,
-        )
-    ]
+    return [{"x": vector, "label": label} for vector, label in zip(x, y)]
 
 
 def arrays(x, y):
@@ -116,15 +110,7 @@ def arrays(x, y):
 
 
 def concatenated(x, y):
-    return ConcatDataset(
-        [
-            TensorDataset(
-                x[:5],
-                y[:5],
-            ),
-            pairs(x[5:], y[5:]),
-        ]
-    )
+    return ConcatDataset([TensorDataset(x[:5], y[:5]), pairs(x[5:], y[5:])])
 
 
 def slots_of_lists(x, y):
@@ -168,10 +154,7 @@ class DataModuleOfForm(L.LightningDataModule):
 
 
 def make_clients(form) -> FederatedDataModule:
-    clients = {
-        "Boston": form(*make_samples(12, seed=0)),
-        "Lyon": form(*make_samples(10, seed=1)),
-    }
+    clients = {"Boston": form(*make_samples(12, seed=0)), "Lyon": form(*make_samples(10, seed=1))}
     return FederatedDataModule(clients=clients, batch_size=4)
 
 

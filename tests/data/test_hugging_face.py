@@ -60,10 +60,7 @@ def age_alone(rows):
 
 
 def test_classes_in_another_order_are_merged_by_their_names():
-    clients = {
-        "A": make_table(["well", "ill"]),
-        "B": make_table(["ill", "well"]),
-    }
+    clients = {"A": make_table(["well", "ill"]), "B": make_table(["ill", "well"])}
 
     data = set_up_data(clients=clients, labels="label", pos_label="ill", splits=NO_VALIDATION)
 
@@ -123,10 +120,7 @@ def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
 
 
 def test_classes_of_texts_in_another_order_are_refused():
-    clients = {
-        "A": make_texts(["well", "ill"]),
-        "B": make_texts(["ill", "well"]),
-    }
+    clients = {"A": make_texts(["well", "ill"]), "B": make_texts(["ill", "well"])}
 
     with refused("'A' has the names well, ill, 'B' .* ill, well"):
         set_up_data(clients=clients, labels="label")

@@ -230,10 +230,7 @@ def write_16_bit_pixels(path):
 
 @pytest.mark.parametrize(
     ("write_file", "message"),
-    [
-        (write_page, "identify image file"),
-        (write_16_bit_pixels, "more than 8 bits per pixel"),
-    ],
+    [(write_page, "identify image file"), (write_16_bit_pixels, "more than 8 bits per pixel")],
 )
 def test_file_that_cannot_be_read_as_an_8_bit_image_is_refused(tmp_path, write_file, message):
     write_images(tmp_path / "dog", number=2)

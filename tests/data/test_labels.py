@@ -73,12 +73,7 @@ def test_stored_labels_are_changed_by_the_target_transform():
         (("a", "b", "c", "d"), {}, 4),
         ((), {"validation": None, "test": make_dataset([2, 2])}, 3),
         ((), {"test": make_dataset([0, 3])}, 4),
-        pytest.param(
-            (),
-            {"test": Items(PAIRS)},
-            3,
-            id="samples that are not read",
-        ),
+        pytest.param((), {"test": Items(PAIRS)}, 3, id="samples that are not read"),
     ],
 )
 def test_number_of_classes_covers_names_and_labels_of_training_and_held_out_data(
@@ -108,19 +103,7 @@ LABELS_OF_SEVERAL_CLASSES = torch.randint(2, (NUM_SAMPLES, 5))
 #: What people train on that is no classification.
 WITHOUT_CLASSES = {
     "texts": TensorDataset(TOKENS),
-    "segmentation": Items(
-        [
-            (
-                torch.rand(
-                    1,
-                    4,
-                    4,
-                ),
-                MASK,
-            )
-        ]
-        * NUM_SAMPLES
-    ),
+    "segmentation": Items([(torch.rand(1, 4, 4), MASK)] * NUM_SAMPLES),
     "regression": TensorDataset(X, torch.rand(NUM_SAMPLES)),
     "regression on whole floats": TensorDataset(X, torch.arange(NUM_SAMPLES).float()),
     "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
@@ -169,11 +152,7 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
     expected = EXPECTED_LABELS[kind]
 
     classes = find_classes(
-        WITH_CLASSES[kind],
-        class_names=(),
-        held_out={},
-        labels=None,
-        parts_that_need_classes=asking,
+        WITH_CLASSES[kind], class_names=(), held_out={}, labels=None, parts_that_need_classes=asking
     )
 
     assert classes.labels.tolist() == expected
@@ -204,11 +183,7 @@ def test_component_that_needs_classes_refuses_data_without_them(kind, arguments,
 @pytest.mark.parametrize(
     ("source", "labels"),
     [
-        pytest.param(
-            TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))),
-            FOUR_LABELS,
-            id="a list",
-        ),
+        pytest.param(TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))), FOUR_LABELS, id="a list"),
         pytest.param(Items(list(X), topic=np.array(FOUR_LABELS)), "topic", id="an attribute"),
         pytest.param(
             Items([{"text": torch.zeros(3), "topic": torch.tensor(y)} for y in FOUR_LABELS]),

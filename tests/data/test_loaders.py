@@ -153,10 +153,7 @@ def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, work
 
     def draw_numbers(seed):
         loader = make_loader(
-            dataset,
-            batch_size=1,
-            generator=make_generator(seed),
-            num_workers=workers,
+            dataset, batch_size=1, generator=make_generator(seed), num_workers=workers
         )
         return torch.cat(list(loader))
 
@@ -169,10 +166,7 @@ def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, work
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
 
 
-def changed_clients(
-    hashes: dict[str, str],
-    new_hashes: dict[str, str],
-) -> list[str]:
+def changed_clients(hashes: dict[str, str], new_hashes: dict[str, str]) -> list[str]:
     """Whose samples differ."""
     assert hashes.keys() == new_hashes.keys()
     return [name for name, digest in hashes.items() if digest != new_hashes[name]]
@@ -210,13 +204,7 @@ class MakesSamplesWhenRead(Dataset):
         return {"x": x}, 0
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        np.arange(12.0).reshape(6, 2),
-        torch.arange(6).bfloat16(),
-    ],
-)
+@pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
 def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column):
     hashes = hashes_of_holders(MakesSamplesWhenRead(column=column))
     equal_column = copy.deepcopy(column)
@@ -287,10 +275,7 @@ def set_up_data_of(x: torch.Tensor) -> FederatedDataModule:
 
 @pytest.mark.parametrize(
     ("name", "indices_of"),
-    [
-        ("1", lambda data: data.client_indices(1)),
-        ("server", lambda data: data.server_val_indices),
-    ],
+    [("1", lambda data: data.client_indices(1)), ("server", lambda data: data.server_val_indices)],
 )
 def test_changed_sample_changes_the_hash_of_its_owner(name, indices_of):
     x = torch.arange(60.0)[:, None]

@@ -26,18 +26,8 @@ from flsv.valuation import FedBary
 from helpers import make_generator, refused
 from helpers.data import set_up_data
 
-LABELS = torch.randint(
-    0,
-    10,
-    (1000,),
-    generator=make_generator(7),
-)
-GROUPS = torch.randint(
-    0,
-    12,
-    (1000,),
-    generator=make_generator(8),
-)
+LABELS = torch.randint(0, 10, (1000,), generator=make_generator(7))
+GROUPS = torch.randint(0, 12, (1000,), generator=make_generator(8))
 #: 600 samples of each of ten classes.
 EVEN_CLASSES = 10
 EVEN_CLASS_SIZE = 600
@@ -46,10 +36,7 @@ EQUAL_SHARES = [[1.0]] * 5
 TOTAL_OF_CLIENT_SHARES = 500
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
-    "size": lambda seed: SizePartitioner(
-        [2, 3, 4, 5, 6],
-        seed=seed,
-    ),
+    "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
     "dirichlet": lambda seed: DirichletPartitioner(5, alpha=0.3, seed=seed),
     "pathological": lambda seed: PathologicalPartitioner(5, classes_per_client=2, seed=seed),
     "shard": lambda seed: ShardPartitioner(5, shards_per_client=2, seed=seed),
@@ -81,13 +68,7 @@ def test_partitions_of_one_seed_are_equal_and_use_no_global_generator(name):
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "group"])
 def test_partitions_of_other_seeds_differ(name):
-    assert not all(
-        map(
-            torch.equal,
-            divide(name, seed=3),
-            divide(name, seed=4),
-        )
-    )
+    assert not all(map(torch.equal, divide(name, seed=3), divide(name, seed=4)))
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -117,13 +98,7 @@ class ReturnsParts(Partitioner):
         self.parts = parts
 
     def partition(self, labels, num_classes, groups, generator):
-        return [
-            torch.tensor(
-                part,
-                dtype=torch.long,
-            )
-            for part in self.parts
-        ]
+        return [torch.tensor(part, dtype=torch.long) for part in self.parts]
 
 
 @pytest.mark.parametrize(
@@ -161,10 +136,7 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     shares = torch.stack(draws).double() / EVEN_CLASS_SIZE  # [seeds, clients, classes]
     mean_shares = shares.mean((0, 2))
     assert (mean_shares - mean).abs().max() < 4 * stderr
-    assert float(shares.var()) == pytest.approx(
-        variance,
-        rel=0.15,
-    )
+    assert float(shares.var()) == pytest.approx(variance, rel=0.15)
 
 
 def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
@@ -229,10 +201,7 @@ def test_proportion_partitioner_meets_its_matrix_within_one_sample():
 
 def test_proportions_by_client_use_as_many_samples_as_the_scarcest_class_allows():
     labels = torch.tensor([0] * 100 + [1] * 1000)
-    partitioner = ProportionPartitioner(
-        [[1, 1], [1, 3]],
-        of="client",
-    )
+    partitioner = ProportionPartitioner([[1, 1], [1, 3]], of="client")
 
     counts = count_by_client_and_class(partitioner, labels, num_classes=2)
 
@@ -254,11 +223,7 @@ def test_groups_are_joined_into_fewer_clients_of_balanced_size():
 
 
 @pytest.mark.parametrize(
-    ("clients", "classes", "title"),
-    [
-        (2, 2, ""),
-        (1000, 22, "the first 50 of 1,000 clients"),
-    ],
+    ("clients", "classes", "title"), [(2, 2, ""), (1000, 22, "the first 50 of 1,000 clients")]
 )
 def test_partition_plot_has_bars_of_the_counts_of_up_to_fifty_clients(clients, classes, title):
     counts = (torch.arange(clients * classes) % 9 + 1).view(clients, classes)

@@ -117,17 +117,8 @@ CASES = [
     PositiveClassCase({"a": 28, "b": 12}, "b a", positive_class="a", pos_label="a"),
     PositiveClassCase({"9": 12, "10": 28}, "9 10", positive_class="10"),
     PositiveClassCase({"false": 12, "TRUE": 28}, "false TRUE", positive_class="TRUE"),
-    PositiveClassCase(
-        {"no": 28, "yes": 12},
-        "no yes",
-        positive_class="yes",
-        pos_label=True,
-    ),
-    PositiveClassCase(
-        {"a": 12, "b": 28, "c": 20},
-        "a b c",
-        positive_class=None,
-    ),
+    PositiveClassCase({"no": 28, "yes": 12}, "no yes", positive_class="yes", pos_label=True),
+    PositiveClassCase({"a": 12, "b": 28, "c": 20}, "a b c", positive_class=None),
 ]
 
 

@@ -233,11 +233,7 @@ def test_second_of_two_sources_is_test_data():
 def table_file(tmp_path):
     """A file of forty patients."""
     path = tmp_path / "all.csv"
-    columns = {
-        "age": range(40),
-        "ward": ["a", "b"] * 20,
-        "ill": [0, 1, 0, 0] * 10,
-    }
+    columns = {"age": range(40), "ward": ["a", "b"] * 20, "ill": [0, 1, 0, 0] * 10}
     pd.DataFrame(columns).to_csv(path, index=False)
     return path
 

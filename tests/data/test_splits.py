@@ -43,12 +43,7 @@ EXCLUDED = {"excluded": ["patient", "visited", "split"]}
 
 
 def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataModule:
-    data = FederatedDataModule(
-        clients=TABLES,
-        labels="ill",
-        dictionary=dictionary,
-        splits=splits,
-    )
+    data = FederatedDataModule(clients=TABLES, labels="ill", dictionary=dictionary, splits=splits)
     data.setup("fit")
 
     return data

@@ -171,9 +171,7 @@ def make_data_with_shift(shift):
     train, test = toy_sets()
     x, y = train.tensors
     return FederatedDataModule(
-        (TensorDataset(x + shift, y), test),
-        SizePartitioner([4, 2, 3, 3, 2]),
-        batch_size=8,
+        (TensorDataset(x + shift, y), test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8
     )
 
 

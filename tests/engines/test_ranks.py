@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines.federations_on_ranks import RANK_CASES
-from engines.ranks import (
-    AGENT,
-    Group,
-    run_and_kill,
-    run_script,
-)
+from engines.ranks import AGENT, Group, run_and_kill, run_script
 from torch.distributed.launcher.api import elastic_launch
 
 from flsv.engines.ranks import FederatedStrategy, meet

@@ -174,13 +174,7 @@ def make_untrainable(kind):
 
 
 def assert_resumes(
-    make,
-    folder,
-    module=Plain,
-    data=toy_data,
-    rounds=(2, 4),
-    callbacks=list,
-    **options,
+    make, folder, module=Plain, data=toy_data, rounds=(2, 4), callbacks=list, **options
 ):
     """Assert that a fit that is resumed after the first rounds ends bitwise as an uninterrupted one, whose loop is
     returned.

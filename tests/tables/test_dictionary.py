@@ -50,18 +50,13 @@ def read_clinics(folder: Path, dictionary: Any, **cells: list[str]) -> Any:
         paths[name] = str(folder / f"{name}.csv")
         pd.DataFrame(rows).to_csv(paths[name], index=False)
     data = FederatedDataModule(
-        clients=paths,
-        labels="died",
-        dictionary=dictionary,
-        splits=Splits(server_val=0.0),
+        clients=paths, labels="died", dictionary=dictionary, splits=Splits(server_val=0.0)
     )
     data.setup("fit")
     return data
 
 
-def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
-    tmp_path,
-):
+def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(tmp_path):
     data = read_clinics(tmp_path, make_dictionary())
 
     assert data.class_names == ("no", "yes")
@@ -267,11 +262,7 @@ def test_inferred_dictionary_of_a_regression_gives_the_same_targets(tmp_path):
 
     def read(dictionary: Any) -> FederatedDataModule:
         data = FederatedDataModule(
-            rows,
-            labels="days",
-            groups="clinic",
-            dictionary=dictionary,
-            splits=Splits(server_val=0),
+            rows, labels="days", groups="clinic", dictionary=dictionary, splits=Splits(server_val=0)
         )
         data.setup("fit")
         return data

@@ -31,9 +31,7 @@ def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def infer_of(
-    table: Mapping[str, Any] | str,
-    dictionary: Any = None,
-    pos_label: Any = None,
+    table: Mapping[str, Any] | str, dictionary: Any = None, pos_label: Any = None
 ) -> Dictionary:
     """Return what a site infers of its table."""
     data = FederatedDataModule(
@@ -52,25 +50,14 @@ def infer_of(
     return data.dictionary
 
 
-def table_of(
-    column: Any,
-    name: str = "x",
-) -> pd.DataFrame:
+def table_of(column: Any, name: str = "x") -> pd.DataFrame:
     """Return a table with one column beside a constant one."""
     cells = np.asarray(column, dtype=object)
-    columns = {
-        "constant": 1.5,
-        name: np.resize(cells, NUM_ROWS),
-        "died": make_columns()["died"],
-    }
+    columns = {"constant": 1.5, name: np.resize(cells, NUM_ROWS), "died": make_columns()["died"]}
     return pd.DataFrame(columns).infer_objects()
 
 
-def questions_of(
-    column: Sequence[Any],
-    name: str = "x",
-    **options: Any,
-) -> list[str]:
+def questions_of(column: Sequence[Any], name: str = "x", **options: Any) -> list[str]:
     """Return what is asked about a column of a site's table."""
     table = table_of(column, name)
     inferred = infer_of(table, {"columns": {name: options}})
@@ -107,10 +94,7 @@ def test_value_that_is_isolated_is_asked_about_however_few_its_rows(name, code, 
     assert not questions_of(column, name, gaps=[str(code)])
 
 
-def skewed_columns(
-    draw: np.random.Generator,
-    num_rows: int,
-) -> dict[str, np.ndarray]:
+def skewed_columns(draw: np.random.Generator, num_rows: int) -> dict[str, np.ndarray]:
     is_zero = draw.random(num_rows) < 0.5
     hours = draw.uniform(30, 40, num_rows)
     log_odds = draw.normal(4, 1, num_rows)
@@ -173,12 +157,7 @@ def test_number_to_predict_that_is_isolated_is_warned_of():
     ],
 )
 @pytest.mark.parametrize("dtype", ["object", "string", "file"])
-def test_text_codes_are_categories(
-    texts,
-    kind,
-    dtype,
-    tmp_path,
-):
+def test_text_codes_are_categories(texts, kind, dtype, tmp_path):
     table: Any = table_of(texts)
     if dtype == "file":
         file = tmp_path / "Lyon.csv"
@@ -193,21 +172,9 @@ def test_text_codes_are_categories(
 @pytest.mark.parametrize(
     ("texts", "unit", "numbers"),
     [
-        (
-            ["4.2 mg/l", "12 mg/l", "0.5 mg/l"],
-            "mg/l",
-            [4.2, 12, 0.5],
-        ),
-        (
-            ["89 %", "97 %", "91%"],
-            "%",
-            [89, 97, 91],
-        ),
-        (
-            ["5mg", "10 mg", "20"],
-            "mg",
-            [5, 10, 20],
-        ),
+        (["4.2 mg/l", "12 mg/l", "0.5 mg/l"], "mg/l", [4.2, 12, 0.5]),
+        (["89 %", "97 %", "91%"], "%", [89, 97, 91]),
+        (["5mg", "10 mg", "20"], "mg", [5, 10, 20]),
     ],
 )
 def test_numbers_with_units_are_asked_about_and_read_by_their_unit(texts, unit, numbers):
@@ -218,10 +185,7 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(texts, unit, 
     inferred = infer_of(table_of(texts), dictionary)
     column = inferred.columns["x"]
 
-    assert column.mean == pytest.approx(
-        np.mean(numbers),
-        abs=0.1,
-    )
+    assert column.mean == pytest.approx(np.mean(numbers), abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +206,7 @@ def test_fields_of_unclear_meaning_are_asked_about(values, options, question):
     assert question in question_of_column
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["1st", "2nd", "3rd"],
-        ["A 1", "B 2"],
-        ["1 A to", "x"],
-    ],
-)
+@pytest.mark.parametrize("texts", [["1st", "2nd", "3rd"], ["A 1", "B 2"], ["1 A to", "x"]])
 def test_words_with_numbers_are_categories(texts):
     assert not questions_of(texts)
 
@@ -270,12 +227,7 @@ def test_identifiers_are_asked_about_also_if_they_repeat(name, values):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("case", [0, 1]),
-        ("humidity", range(20, 90)),
-        ("paid", range(40)),
-    ],
+    ("name", "values"), [("case", [0, 1]), ("humidity", range(20, 90)), ("paid", range(40))]
 )
 def test_other_columns_are_no_identifiers(name, values):
     assert not questions_of(list(values), name)
@@ -284,15 +236,9 @@ def test_other_columns_are_no_identifiers(name, values):
 # Merging
 
 
-def infer_with_words(
-    words: list[str],
-    **options: Any,
-) -> Dictionary:
+def infer_with_words(words: list[str], **options: Any) -> Dictionary:
     column = {"kind": "categories", **options}
-    return infer_of(
-        table_of(words),
-        {"columns": {"x": column}},
-    )
+    return infer_of(table_of(words), {"columns": {"x": column}})
 
 
 @pytest.mark.parametrize(
@@ -343,11 +289,7 @@ def test_site_with_one_class_is_told_how_to_name_both():
     with refused('classes: \\["no", "yes"\\]'):
         infer_of(columns, pos_label="yes")
 
-    inferred = infer_of(
-        columns,
-        {"classes": ["no", "yes"]},
-        pos_label="yes",
-    )
+    inferred = infer_of(columns, {"classes": ["no", "yes"]}, pos_label="yes")
     assert inferred.class_counts == (NUM_ROWS, 0)
 
 
@@ -450,16 +392,9 @@ def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only()
 def test_means_and_scales_of_sites_have_three_digits():
     draw = np.random.default_rng(0)
     numbers = draw.normal(62, 14, 20_000)
-    column = inferred_column(
-        Column("numbers"),
-        pd.Series(numbers),
-        leaves_site=True,
-    )
+    column = inferred_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
     deviation = numbers.std()
-    assert column.mean == pytest.approx(
-        numbers.mean(),
-        abs=deviation / 1000,
-    )
+    assert column.mean == pytest.approx(numbers.mean(), abs=deviation / 1000)
     assert column.scale == pytest.approx(deviation, rel=1 / 1000)
     assert len(f"{column.scale:g}".replace(".", "")) <= 4
     assert column.mean != pytest.approx(numbers.mean(), abs=deviation / 1e6)

@@ -9,11 +9,7 @@ def test_dictionaries_given_twice_are_all_merged(monkeypatch):
     words = ["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"]
     expected_files = [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
     files_of_calls = []
-    monkeypatch.setattr(
-        command,
-        "merge_files",
-        lambda files, out: files_of_calls.append(files),
-    )
+    monkeypatch.setattr(command, "merge_files", lambda files, out: files_of_calls.append(files))
 
     command.main(words, quiet=True)
     command.main(words, quiet=True)

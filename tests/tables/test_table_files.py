@@ -39,12 +39,7 @@ def test_lines_are_those_of_the_file(tmp_path):
     assert lines.tolist() == [4, 6]
 
 
-def numbers_in(
-    path: Path,
-    texts: list[str],
-    column: Column,
-    **notation: Any,
-) -> list[float]:
+def numbers_in(path: Path, texts: list[str], column: Column, **notation: Any) -> list[float]:
     """The values of a column of a file, NaN for gaps."""
     table = pd.DataFrame({"x": texts, "y": 0})
     table.to_csv(path, index=False, sep=";")
@@ -68,36 +63,17 @@ COMMAS = ["25,548", "873", "1,412"]
         (COMMAS, {"thousands": ","}, [25548, 873, 1412]),
         (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
         (["1.234,56", "12.345.678"], GERMAN, [1234.56, 12345678.0]),
-        (
-            ["1 234,5", "1\u202f250"],
-            {"decimal": ",", "thousands": " "},
-            [1234.5, 1250.0],
-        ),
-        (
-            [" 7.0 ", "1e3", "-.5", "+8", "5."],
-            {},
-            [7, 1000, -0.5, 8, 5],
-        ),
+        (["1 234,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 1250.0]),
+        ([" 7.0 ", "1e3", "-.5", "+8", "5."], {}, [7, 1000, -0.5, 8, 5]),
     ],
 )
-def test_stated_notation_is_obeyed_also_where_nothing_shows_it(
-    tmp_path,
-    texts,
-    notation,
-    expected,
-):
+def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, texts, notation, expected):
     path = tmp_path / "all.csv"
     numbers = numbers_in(path, texts, Column(NUMBERS), **notation)
     assert numbers == expected
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["2.500", "1.5"],
-        ["12.5", "12,5"],
-    ],
-)
+@pytest.mark.parametrize("texts", [["2.500", "1.5"], ["12.5", "12,5"]])
 def test_points_that_separate_no_thousands_do_not_fit_beside_decimal_commas(tmp_path, texts):
     path = tmp_path / "all.csv"
     column = Column(NUMBERS)
@@ -107,17 +83,11 @@ def test_points_that_separate_no_thousands_do_not_fit_beside_decimal_commas(tmp_
 
 def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path):
     """pandas writes -99 as -99.0 where there are decimals: CSV and DataFrame alike."""
-    columns = {
-        "lab": [1.5, -99.0, 2.5],
-        "code": ["07", "7", " NA "],
-    }
+    columns = {"lab": [1.5, -99.0, 2.5], "code": ["07", "7", " NA "]}
     frame = pd.DataFrame(columns)
     path = tmp_path / "lab.csv"
     frame.to_csv(path, index=False)
-    categories = {
-        "kind": "categories",
-        "categories": ["07", "7", "NA"],
-    }
+    categories = {"kind": "categories", "categories": ["07", "7", "NA"]}
     is_second = [False, True, False]
 
     for source, num_usual_gaps in ((frame, 0), (path, 1)):
@@ -149,15 +119,8 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path):
         ([f"x{row}" for row in range(50)], "categories"),
     ],
 )
-def test_kinds_of_columns(
-    tmp_path,
-    texts,
-    kind,
-):
-    columns = {
-        "x": np.resize(texts, 300),
-        "ill": [0, 1] * 150,
-    }
+def test_kinds_of_columns(tmp_path, texts, kind):
+    columns = {"x": np.resize(texts, 300), "ill": [0, 1] * 150}
     path = tmp_path / "all.csv"
     pd.DataFrame(columns).to_csv(path, index=False)
 
@@ -187,17 +150,10 @@ def test_kinds_of_the_dictionary_replace_inference(tmp_path):
             "lab": {"gaps": ["<1"]},
             "left": {"kind": "days since came"},
         },
-        "read": {
-            "all.csv": {"date_format": "%d.%m.%Y"},
-        },
+        "read": {"all.csv": {"date_format": "%d.%m.%Y"}},
     }
 
-    data = set_up_data(
-        str(path),
-        labels="ill",
-        dictionary=dictionary,
-        server_val=0.0,
-    )
+    data = set_up_data(str(path), labels="ill", dictionary=dictionary, server_val=0.0)
 
     columns = data.dictionary.columns
     assert len(columns["word"].categories) == 60

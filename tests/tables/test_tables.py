@@ -50,10 +50,7 @@ def test_days_between_two_dates_are_a_feature(tmp_path):
     for name in ("came", "left"):
         typed[name] = pd.to_datetime(typed[name])
 
-    dictionary = {
-        "excluded": ["came"],
-        "columns": {"left": {"kind": "days since came"}},
-    }
+    dictionary = {"excluded": ["came"], "columns": {"left": {"kind": "days since came"}}}
     days = np.array([2.0, 2.0, np.nan, 0.0])
     mean = np.nanmean(days)
     deviation = np.nanstd(days)
@@ -99,9 +96,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 
 SPELLINGS_OF_NUMBERS = np.zeros((40, 1)), ["0", "00", "1", "1.0"] * 10
 SPELLINGS_OF_WORDS = Frame(
-    x=[1.0, 2.0, 3.0, 4.0] * 10,
-    ward=["True", "true", "TRUE", "no"] * 10,
-    ill=[0, 1] * 20,
+    x=[1.0, 2.0, 3.0, 4.0] * 10, ward=["True", "true", "TRUE", "no"] * 10, ill=[0, 1] * 20
 )
 
 
@@ -112,9 +107,7 @@ SPELLINGS_OF_WORDS = Frame(
         {"source": SPELLINGS_OF_WORDS, "labels": "ill", "groups": "ward"},
     ],
 )
-def test_classes_and_clients_that_differ_in_spelling_only_are_refused(
-    options,
-):
+def test_classes_and_clients_that_differ_in_spelling_only_are_refused(options):
     with refused("which look like spellings of one name"):
         set_up_data(**options)
 
@@ -127,12 +120,7 @@ def test_table_features_are_standardized_by_all_clients_training_rows():
     }
     test = make_patients(10, seed=4)
     data = set_up_data(
-        clients=clients,
-        labels="ill",
-        server_val=0.2,
-        client_val=0.1,
-        client_test=0.1,
-        test=test,
+        clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=test
     )
     ages = np.concatenate([frame["age"] for frame in clients.values()])
     wards = np.concatenate([frame["ward"] for frame in clients.values()])
@@ -215,10 +203,7 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
         "Lyon": [1, 0, 0, 1],
     }
     for name, cells in cells_by_site.items():
-        columns = {
-            "code": np.roll(cells, 1),
-            "ill": cells,
-        }
+        columns = {"code": np.roll(cells, 1), "ill": cells}
         table = pd.DataFrame(columns).iloc[np.arange(40) % 4]
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 

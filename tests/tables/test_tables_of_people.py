@@ -169,11 +169,7 @@ class Look:
 
 def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
     data = FederatedDataModule(
-        source,
-        OneClient(),
-        labels="died",
-        dictionary=dictionary,
-        splits=Splits(server_val=0.0),
+        source, OneClient(), labels="died", dictionary=dictionary, splits=Splits(server_val=0.0)
     )
     if dictionary:
         data.set_up_site(number)
@@ -430,10 +426,7 @@ def test_table_with_a_dictionary_is_read_warned_about_or_refused(kind, look, tmp
 OUTCOMES_OF_VAL: dict[str, tuple[Change, dict[str, str]]] = {
     "marks of gaps": (
         MARKS_OF_GAPS,
-        {
-            "one process": "hb: .*val.csv, line 2: '-999' is farther",
-            "sites": "'-999' in 'hb'",
-        },
+        {"one process": "hb: .*val.csv, line 2: '-999' is farther", "sites": "'-999' in 'hb'"},
     ),
     "lower case": (
         LOWER_CASE,

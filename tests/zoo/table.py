@@ -198,8 +198,7 @@ RUNS = {
     ),
     "ReduceLROnPlateau by validation": Row(
         with_three_clients(
-            partial(optimizers.Scheduled, optimizers.wait_for_plateau, monitor="val_loss"),
-            rounds=5,
+            partial(optimizers.Scheduled, optimizers.wait_for_plateau, monitor="val_loss"), rounds=5
         ),
         retrained="right",
     ),
