@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv import FederatedDataModule
-from flsv.data import IIDPartitioner, Loader, SizePartitioner, Splits
+from flsv.data import IIDPartitioner, SizePartitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows, rows_as
 from helpers import refused
+from helpers.data import set_up_data
 from helpers.users_data import make_samples
 
 # ---- forms
@@ -110,7 +111,9 @@ def arrays(x, y):
 
 
 def concatenated(x, y):
-    return ConcatDataset([TensorDataset(x[:5], y[:5]), pairs(x[5:], y[5:])])
+    first_five_samples = TensorDataset(x[:5], y[:5])
+    other_samples = pairs(x[5:], y[5:])
+    return ConcatDataset([first_five_samples, other_samples])
 
 
 def slots_of_lists(x, y):
@@ -154,7 +157,9 @@ class DataModuleOfForm(L.LightningDataModule):
 
 
 def make_clients(form) -> FederatedDataModule:
-    clients = {"Boston": form(*make_samples(12, seed=0)), "Lyon": form(*make_samples(10, seed=1))}
+    boston_samples = form(*make_samples(12, seed=0))
+    lyon_samples = form(*make_samples(10, seed=1))
+    clients = {"Boston": boston_samples, "Lyon": lyon_samples}
     return FederatedDataModule(clients=clients, batch_size=4)
 
 
@@ -175,21 +180,19 @@ def batches_of_client_1(data: FederatedDataModule) -> list[Any]:
     batches = []
     for batch in data.client_loader(1):
         tensors = tree_leaves(batch)
-        inputs = stack_columns(tensors[:-1])
-        labels = tensors[-1]
+        labels = tensors.pop()
+        inputs = stack_columns(tensors)
         batches.append((inputs.float(), labels))
     return batches
 
 
 @pytest.mark.parametrize("make_data", [make_clients, wrap_data_module])
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_samples_has_the_batches_of_tensors(form, make_data):
-    data = make_data(FORMS[form])
-    data_of_tensors = make_data(TensorDataset)
+def test_samples_in_any_form_have_the_batches_of_tensors(form, make_data):
+    batches = batches_of_client_1(make_data(FORMS[form]))
+    batches_of_tensors = batches_of_client_1(make_data(TensorDataset))
 
-    batches = batches_of_client_1(data)
-
-    torch.testing.assert_close(batches, batches_of_client_1(data_of_tensors))
+    torch.testing.assert_close(batches, batches_of_tensors)
 
 
 # ---- what is a data set
@@ -218,8 +221,7 @@ VECTORS = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
 )
 def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
     x, y = make_samples(9, seed=0)
-    clients = {"Boston": data, "Lyon": pairs(x, y)}
-    federation = FederatedDataModule(clients=clients)
+    federation = FederatedDataModule(clients={"Boston": data, "Lyon": pairs(x, y)})
 
     with refused(f"client 'Boston': .*{reason}"):
         federation.setup("fit")
@@ -227,53 +229,53 @@ def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
 
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_two_samples_are_a_data_set_if_they_cannot_be_columns(kind):
-    samples = [kind([torch.zeros(4), 0]), kind([torch.ones(4), 1])]
-    clients = {"Boston": samples, "Lyon": 2 * samples}
-    federation = FederatedDataModule(clients=clients, val=samples, splits=Splits())
-    federation.setup("fit")
+    sample_of_class_0 = kind([torch.zeros(4), 0])
+    sample_of_class_1 = kind([torch.ones(4), 1])
+    both = [sample_of_class_0, sample_of_class_1]
+    data = set_up_data(clients={"Boston": both, "Lyon": [*both, *both]}, val=both)
 
-    assert federation.num_samples.tolist() == [2, 4]
-    assert federation.class_counts.tolist() == [[1, 1], [2, 2]]
+    assert data.num_samples.tolist() == [2, 4]
+    assert data.class_counts.tolist() == [[1, 1], [2, 2]]
 
 
 SAMPLES = pairs(*make_samples(60, seed=0))
+TEST_SAMPLES = SAMPLES[:20]
 
 
-@pytest.mark.parametrize("source", [SAMPLES, [SAMPLES, SAMPLES[:20]]], ids=["train", "with test"])
+@pytest.mark.parametrize("source", [SAMPLES, [SAMPLES, TEST_SAMPLES]], ids=["train", "with test"])
 def test_list_of_samples_is_partitioned_held_out_and_preloaded_as_a_source(source):
-    data = FederatedDataModule(
-        source, SizePartitioner([2, 1]), splits=Splits(server_val=0.5), loader=Loader(preload=True)
-    )
-    data.setup("fit")
+    data = set_up_data(source, SizePartitioner([2, 1]), server_val=0.5, preload=True)
 
-    assert data.num_samples.tolist() == [20, 10]
+    # Half of 60 samples are the server's. The clients have two thirds and a third of the others.
     assert len(data.server_val_indices) == 30
+    assert data.num_samples.tolist() == [20, 10]
     assert repr(data).startswith("FederatedDataModule(list, ")
 
 
 # ---- hashes
 
 
+def hashes_by_client(boston_samples) -> dict[str, str]:
+    """The hashes of two clients by their numbers. Boston is client 0."""
+    lyon_samples = pairs(*make_samples(20, seed=0))
+    clients = {"Boston": boston_samples, "Lyon": lyon_samples}
+    return set_up_data(clients=clients, val=lyon_samples).content_hashes()
+
+
 @pytest.mark.parametrize("form", ["list", "tuple", "list of dicts", "list of arrays", "slots"])
 def test_changed_sample_changes_the_hash_of_its_client(form):
+    make_form = FORMS[form]
     x, y = make_samples(20, seed=0)
     changed_x = x.clone()
     changed_x[7] += 1
 
-    hashes = hashes_of_clients(FORMS[form](x, y))
-    assert hashes == hashes_of_clients(FORMS[form](x, y))
+    hashes = hashes_by_client(make_form(x, y))
+    hashes_of_equal_samples = hashes_by_client(make_form(x, y))
+    hashes_after_change = hashes_by_client(make_form(changed_x, y))
 
-    hashes_after_change = hashes_of_clients(FORMS[form](changed_x, y))
+    assert hashes == hashes_of_equal_samples
     assert hashes["0"] != hashes_after_change["0"]
     assert hashes["1"] == hashes_after_change["1"]
-
-
-def hashes_of_clients(samples) -> dict[str, str]:
-    other_samples = pairs(*make_samples(20, seed=0))
-    clients = {"Boston": samples, "Lyon": other_samples}
-    data = FederatedDataModule(clients=clients, val=other_samples)
-    data.setup("fit")
-    return data.content_hashes()
 
 
 # ---- some rows, in the form of the whole
@@ -281,18 +283,23 @@ def hashes_of_clients(samples) -> dict[str, str]:
 
 ROWS = torch.tensor([1, 4, 6])
 X, Y = make_samples(8, seed=0)
+TENSORS = TensorDataset(X, Y)
+LABELS_OF_ROWS = Y[ROWS]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_selected_rows_have_the_class_and_the_samples_of_the_whole(form):
     whole = FORMS[form](X, Y)
+
     selected = rows_as(whole, ROWS)
 
     assert len(selected) == len(ROWS)
     assert type(selected).__name__ == type(whole).__name__
-    for index, row in enumerate(ROWS.tolist()):
-        assert type(selected[index]) is type(whole[row])
-        torch.testing.assert_close(selected[index], whole[row])
+    for position, row in enumerate(ROWS):
+        sample = selected[position]
+        expected_sample = whole[int(row)]
+        assert type(sample) is type(expected_sample)
+        torch.testing.assert_close(sample, expected_sample)
 
 
 def test_method_of_selected_rows_of_an_object_with_slots_changes_the_whole():
@@ -303,7 +310,7 @@ def test_method_of_selected_rows_of_an_object_with_slots_changes_the_whole():
 
     assert whole.level == 3
     assert selected.level == 3
-    assert torch.equal(selected.y, Y[ROWS])
+    assert torch.equal(selected.y, LABELS_OF_ROWS)
 
 
 def test_copy_of_selected_rows_of_an_object_with_slots_has_the_same_rows():
@@ -311,14 +318,15 @@ def test_copy_of_selected_rows_of_an_object_with_slots_has_the_same_rows():
 
     copied = copy.copy(selected)
 
-    assert torch.equal(copied.y, Y[ROWS])
+    assert torch.equal(copied.y, LABELS_OF_ROWS)
 
 
 def test_rows_of_a_data_set_that_wraps_another_one_have_their_labels():
-    selected = rows_as(WrapsDataset(TensorDataset(X, Y)), ROWS)
+    selected = rows_as(WrapsDataset(TENSORS), ROWS)
 
-    assert torch.equal(selected.tensors[1], Y[ROWS])
-    assert selected.labels_one_by_one() == Y[ROWS].tolist()
+    _, labels_of_wrapped = selected.tensors
+    assert torch.equal(labels_of_wrapped, LABELS_OF_ROWS)
+    assert selected.labels_one_by_one() == LABELS_OF_ROWS.tolist()
 
 
 class WrapsPandasTable(WrapsDataset):
@@ -327,36 +335,41 @@ class WrapsPandasTable(WrapsDataset):
 
 
 def test_rows_of_a_data_set_that_wraps_a_pandas_table_are_those_of_the_table():
-    table = pandas.DataFrame({"x": range(8)})
-    selected = rows_as(WrapsPandasTable(table), ROWS)
+    row_numbers = pandas.DataFrame({"x": range(8)})
+
+    selected = rows_as(WrapsPandasTable(row_numbers), ROWS)
 
     assert isinstance(selected, WrapsPandasTable)
-    assert [selected[index] for index in range(3)] == ROWS.tolist()
+    assert [selected[0], selected[1], selected[2]] == ROWS.tolist()
     assert selected.iloc[0]["x"] == ROWS[0]
 
 
-def test_rows_of_a_subset_have_the_indices_of_the_rows():
-    backwards = Subset(TensorDataset(X, Y), range(7, -1, -1))
-    labels_backwards = Y.flip(0)
+def test_rows_of_a_subset_are_a_subset_of_the_same_data_set():
+    order = [7, 6, 5, 4, 3, 2, 1, 0]
+    backwards = Subset(TENSORS, order)
 
     selected = rows_as(backwards, ROWS)
 
-    labels = selected.dataset.tensors[1]
-    assert torch.equal(labels[selected.indices], labels_backwards[ROWS])
+    assert selected.dataset is TENSORS
+    assert selected.indices == [order[row] for row in ROWS]
 
 
 def test_rows_of_concatenated_sets_are_concatenated_rows_of_the_sets():
-    first_part, second_part = rows_as(concatenated(X, Y), ROWS).datasets
+    first_five_samples_and_others = concatenated(X, Y)
 
-    assert torch.equal(first_part.tensors[1], Y[ROWS[:2]])
-    assert len(second_part) == 1
+    selected = rows_as(first_five_samples_and_others, torch.tensor([1, 4, 6]))
+
+    rows_of_first, rows_of_second = selected.datasets
+    _, labels_of_first = rows_of_first.tensors
+    assert torch.equal(labels_of_first, Y[[1, 4]])
+    assert len(rows_of_second) == 1
 
 
 @pytest.mark.parametrize("dataset", [X, X.numpy(), range(8)])
 def test_rows_of_tensors_arrays_and_ranges_are_their_items(dataset):
-    expected = [dataset[row] for row in ROWS.tolist()]
+    items_of_rows = [dataset[row] for row in ROWS]
 
-    np.testing.assert_array_equal(rows_as(dataset, ROWS), expected)
+    np.testing.assert_array_equal(rows_as(dataset, ROWS), items_of_rows)
 
 
 # ---- a data module of a coalition
@@ -368,29 +381,27 @@ class FeaturesAndLabels(NamedTuple):
 
 
 def test_attributes_that_hold_the_training_samples_are_restricted_to_the_rows():
-    samples = TensorDataset(X, Y)
-    train = WrapsDataset(samples)
+    train = WrapsDataset(TENSORS)
     module = L.LightningDataModule()
     module.sets = {"train": train}
-    module.wrapped_samples = samples
+    module.wrapped_samples = TENSORS
     module.columns = FeaturesAndLabels(X, Y)
 
     restrict_to_rows(module, train, ROWS)
 
     assert len(module.sets["train"]) == len(ROWS)
     assert len(module.wrapped_samples) == len(ROWS)
-    assert torch.equal(module.columns.y, Y[ROWS])
+    assert torch.equal(module.columns.y, LABELS_OF_ROWS)
 
 
 def test_attributes_that_hold_other_samples_are_not_restricted():
-    train = TensorDataset(X, Y)
     other_labels = Y.clone()
     val = TensorDataset(other_labels)
     module = L.LightningDataModule()
-    module.sets = {"train": train, "val": val}
+    module.sets = {"train": TENSORS, "val": val}
     module.other_labels = other_labels
 
-    restrict_to_rows(module, train, ROWS)
+    restrict_to_rows(module, TENSORS, ROWS)
 
     assert module.sets["val"] is val
     assert len(module.other_labels) == len(Y)
@@ -398,26 +409,32 @@ def test_attributes_that_hold_other_samples_are_not_restricted():
 
 def test_parts_of_concatenated_sets_are_restricted_to_their_own_rows():
     module = L.LightningDataModule()
-    module.parts = [SAMPLES[:5], SAMPLES[5:7], SAMPLES[7:8]]
+    module.parts = [SAMPLES[0:5], SAMPLES[5:7], SAMPLES[7:8]]
     module.train = ConcatDataset(module.parts)
-    restrict_to_rows(module, module.train, ROWS)
 
-    assert [len(part) for part in module.parts] == [2, 1, 0]
+    restrict_to_rows(module, module.train, torch.tensor([1, 4, 6]))
+
+    rows_by_part = [[1, 4], [6], []]
+    assert list(map(len, module.parts)) == list(map(len, rows_by_part))
 
 
 def test_data_set_of_a_restricted_subset_loses_only_samples_of_other_clients():
     module = L.LightningDataModule()
-    module.whole = TensorDataset(X, Y)
-    module.train = Subset(module.whole, [6, 4, 2, 0])
-    second_and_fourth = torch.tensor([1, 3])  # samples 4 and 0 of the whole
-    restrict_to_rows(module, module.train, second_and_fourth)
+    module.whole = TENSORS
+    module.train = Subset(TENSORS, [6, 4, 2, 0])
+    positions_of_4_and_0 = torch.tensor([1, 3])
 
+    restrict_to_rows(module, module.train, positions_of_4_and_0)
+
+    _, remaining_labels = module.whole.tensors
     without_6_and_2 = [0, 1, 3, 4, 5, 7]
-    assert torch.equal(module.whole.tensors[1], Y[without_6_and_2])
+    assert torch.equal(remaining_labels, Y[without_6_and_2])
     assert [label for _, label in module.train] == [Y[4], Y[0]]
 
 
 def test_data_set_that_refers_to_itself_is_searched_once():
-    dataset = WrapsDataset(TensorDataset(X, Y))
+    dataset = WrapsDataset(TENSORS)
     dataset.itself = dataset
-    assert len(parts_of_samples(dataset)) == 4  # with the wrapped one and its tensors
+
+    x, y = TENSORS.tensors
+    assert len(parts_of_samples(dataset)) == len([dataset, TENSORS, x, y])

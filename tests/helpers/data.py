@@ -105,7 +105,6 @@ class HuggingFace:
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = np.arange(60) % 3
-WORDS = np.array(["cat", "dog", "eel"])
 HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
 
 
