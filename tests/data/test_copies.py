@@ -8,25 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner, Splits
+from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
+from helpers.data import set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
 
 NUM_SAMPLES = 40
 #: A function that makes a data set by a seed.
 MakeDataset = Callable[[int], Dataset[Any]]
-
-
-def make_inputs(seed: int, num_samples: int = NUM_SAMPLES) -> Tensor:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return torch.randn(num_samples, 12, generator=generator)
 
 
 class TextsThatFailIfRead(Dataset[Any]):
@@ -73,7 +67,9 @@ class LabelsWithoutInputs(ArraysThatFailIfRead):
 
 
 def make_tensors(seed: int) -> TensorDataset:
-    inputs = make_inputs(seed)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    inputs = torch.randn(NUM_SAMPLES, 12, generator=generator)
     labels = torch.arange(NUM_SAMPLES) % 3
     return TensorDataset(inputs, labels)
 
@@ -81,9 +77,8 @@ def make_tensors(seed: int) -> TensorDataset:
 def make_subset(seed: int) -> Subset:
     """A data set has the samples in the opposite order, and a subset turns them back."""
     inputs, labels = make_tensors(seed).tensors
-    backwards = list(range(NUM_SAMPLES))[::-1]
-    dataset = TensorDataset(inputs[backwards], labels[backwards])
-    return Subset(dataset, backwards)
+    backwards = TensorDataset(inputs.flip(0), labels.flip(0))
+    return Subset(backwards, range(NUM_SAMPLES - 1, -1, -1))
 
 
 def make_parts(seed: int) -> ConcatDataset:
@@ -97,15 +92,16 @@ def make_parts(seed: int) -> ConcatDataset:
     "make", [make_tensors, make_subset, make_parts, TextsThatFailIfRead, ArraysThatFailIfRead]
 )
 def test_equal_samples_have_equal_hashes_and_others_do_not(make):
-    indices = torch.arange(NUM_SAMPLES)
+    all_indices = torch.arange(NUM_SAMPLES)
+    three_indices = torch.tensor([39, 3, 20])
 
-    hashes = hash_samples(make(0), indices)
-    some_hashes = hash_samples(make(0), indices[[39, 3, 20]])
-    hashes_by_seed = hash_samples(make(1), indices)
+    hashes = hash_samples(make(0), all_indices)
+    hashes_of_three = hash_samples(make(0), three_indices)
+    hashes_of_other_seed = hash_samples(make(1), all_indices)
 
     assert len(np.unique(hashes)) == NUM_SAMPLES
-    assert np.array_equal(hashes[[39, 3, 20]], some_hashes)
-    assert not np.isin(hashes, hashes_by_seed).any()
+    assert np.array_equal(hashes_of_three, hashes[three_indices])
+    assert not np.isin(hashes_of_other_seed, hashes).any()
 
 
 @pytest.mark.parametrize("make", [make_parts, TextsThatFailIfRead])
@@ -140,14 +136,15 @@ def make_hashes(num_clients: int) -> list[np.ndarray]:
 
 def test_copies_are_counted_by_pair_of_clients():
     names = ["a", "b", "c", "d"]
+    a, b, c, d = range(4)
     hashes = make_hashes(num_clients=4)
-    hashes[3][:30] = hashes[1][:30]  # 30 of 40 are another's
-    hashes[2][20:] = hashes[2][:20]  # 20 of 40 occur more than once
+    hashes[d][:30] = hashes[b][:30]
+    hashes[c][20:] = hashes[c][:20]
 
     shared, twice = find_copies(hashes)
 
-    assert facts_of(shared) == (1, 3, 30)
-    assert facts_of(twice) == (2, None, 20)
+    assert facts_of(shared) == (b, d, 30)
+    assert facts_of(twice) == (c, None, 20)
     assert shared.text(names) == "30 of 40 are also samples of d"
     assert twice.text(names) == "20 of 40 occur more than once"
 
@@ -171,52 +168,27 @@ def draw_hashes_with_copies(num_clients: int) -> list[np.ndarray]:
     return hashes
 
 
-def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
-    num_clients = 30
-    fewest_copies = 5  # fewer are not reported
-    hashes = draw_hashes_with_copies(num_clients)
+def compare_each_pair_alone(hashes: list[np.ndarray]) -> dict[tuple[int, int], tuple[int, float]]:
+    """The number and the share of samples that each pair of clients shares, where that are five and more."""
+    facts_by_pair = {}
+    for client, other_client in combinations(range(len(hashes)), 2):
+        is_shared = np.isin(hashes[client], hashes[other_client])
+        if is_shared.sum() >= 5:
+            facts_by_pair[client, other_client] = (is_shared.sum(), is_shared.mean())
+    return facts_by_pair
 
-    counts = {}
-    excesses = {}
+
+def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
+    hashes = draw_hashes_with_copies(num_clients=30)
+
+    facts_by_pair = {}
     for copies in find_copies(hashes):
         if copies.other_client is not None:
-            pair = copies.client, copies.other_client
-            counts[pair] = copies.count
-            excesses[pair] = copies.excess
+            facts_by_pair[copies.client, copies.other_client] = (copies.count, copies.excess)
 
-    expected_counts = {}
-    expected_excesses = {}
-    for client, other_client in combinations(range(num_clients), 2):
-        is_shared = np.isin(hashes[client], hashes[other_client])
-        if is_shared.sum() >= fewest_copies:
-            pair = client, other_client
-            expected_counts[pair] = is_shared.sum()
-            expected_excesses[pair] = is_shared.mean()
-    assert len(expected_counts) >= 5
-    assert counts == expected_counts
-    assert excesses == expected_excesses
-
-
-@pytest.mark.parametrize(("num_clients", "num_unusual"), [(1, 0), (3, 0), (8, 2), (9, 2)])
-def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
-    num_clients, num_unusual
-):
-    # Each client has more samples twice than the one before it.
-    nums_twice = [7 + client**2 for client in range(num_clients)]
-    hashes = [make_hashes_some_twice(client, num) for client, num in enumerate(nums_twice)]
-
-    excess_by_client = {}
-    for copies in find_copies(hashes):
-        excess_by_client[copies.client] = copies.excess
-
-    expected = {}
-    for client, num_twice in enumerate(nums_twice):
-        nums_of_others = np.delete(nums_twice, client)
-        excess = num_twice / SAMPLES_OF_CLIENT - usual_share_twice(nums_of_others)
-        if excess > 0.05:  # less is not reported
-            expected[client] = pytest.approx(excess)
-    assert excess_by_client == expected
-    assert len(expected) == num_unusual
+    expected_facts = compare_each_pair_alone(hashes)
+    assert len(expected_facts) >= 5
+    assert facts_by_pair == expected_facts
 
 
 SAMPLES_OF_CLIENT = 200
@@ -240,12 +212,37 @@ def usual_share_twice(nums_twice: np.ndarray) -> float:
     return max(usual_num / SAMPLES_OF_CLIENT, SAMPLES_OF_CLIENT * usual_chance)
 
 
-def test_client_with_a_sample_of_two_hundred_clients_is_compared_with_the_next_fifty():
-    hashes = [np.arange(10)] * 200
+@pytest.mark.parametrize(("num_clients", "num_unusual"), [(1, 0), (3, 0), (8, 2), (9, 2)])
+def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
+    num_clients, num_unusual
+):
+    hashes = []
+    nums_twice = []
+    for client in range(num_clients):
+        num_twice = 7 + client**2  # more than of the client before
+        nums_twice.append(num_twice)
+        hashes.append(make_hashes_some_twice(client, num_twice))
 
-    num_copies_by_client = Counter(copies.client for copies in find_copies(hashes))
+    excess_by_client = {copies.client: copies.excess for copies in find_copies(hashes)}
 
-    assert num_copies_by_client == {client: min(50, 199 - client) for client in range(199)}
+    expected_excesses = {}
+    for client, num_twice in enumerate(nums_twice):
+        nums_of_others = np.delete(nums_twice, client)
+        excess = num_twice / SAMPLES_OF_CLIENT - usual_share_twice(nums_of_others)
+        if excess > 0.05:  # less is not reported
+            expected_excesses[client] = pytest.approx(excess)
+    assert excess_by_client == expected_excesses
+    assert len(expected_excesses) == num_unusual
+
+
+def test_client_with_samples_of_two_hundred_clients_is_compared_with_the_next_fifty():
+    same_hashes_of_all_clients = [np.arange(10)] * 200
+
+    all_copies = find_copies(same_hashes_of_all_clients)
+
+    clients_after = {client: 199 - client for client in range(199)}
+    expected_numbers = {client: min(50, number) for client, number in clients_after.items()}
+    assert Counter(copies.client for copies in all_copies) == expected_numbers
 
 
 def draw_hashes(num_values):
@@ -261,31 +258,30 @@ def test_samples_that_are_equal_by_chance_are_no_copies(num_values):
 
 def test_copied_client_is_found_among_samples_that_are_equal_by_chance():
     hashes = draw_hashes(num_values=800)
-    hashes[2] = hashes[0]
+    owner, copyist = 0, 2
+    hashes[copyist] = hashes[owner]
 
     (copies,) = find_copies(hashes)
 
-    assert facts_of(copies) == (0, 2, 72)
+    assert facts_of(copies) == (owner, copyist, len(hashes[owner]))
 
 
 def test_client_with_one_sample_has_no_copies():
-    data = FederatedDataModule(
-        clients={"Lyon": make_tensors(0), "Graz": Subset(make_tensors(1), [0])},
-        splits=Splits(server_val=0.0),
-    )
-    data.setup("fit")
+    one_sample = Subset(make_tensors(1), [0])
+    data = set_up_data(clients={"Lyon": make_tensors(0), "Graz": one_sample}, server_val=0.0)
 
     assert copies_in(data) == []
 
 
-def test_fit_without_any_report_does_not_compare_samples(tmp_path, monkeypatch):
-    def refuse(data: Any) -> None:
-        raise AssertionError("samples are compared")
+def fail_if_called(data: Any) -> None:
+    raise AssertionError("samples are compared")
 
-    monkeypatch.setattr("flsv.federation.data_events.copies_in", refuse)
-    silent = Reporting(table=False, files=False)
-    loop = FederatedLoop(seed=1, reporting=silent)
+
+def test_fit_without_any_report_does_not_compare_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr("flsv.federation.data_events.copies_in", fail_if_called)
     module = Plainest()
     module.net = torch.nn.Linear(12, 3)
+    data = FederatedDataModule(make_tensors(0), IIDPartitioner(2))
+    loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
 
-    fit(loop, tmp_path, module, FederatedDataModule(make_tensors(0), IIDPartitioner(2)))
+    fit(loop, tmp_path, module, data)
