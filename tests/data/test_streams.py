@@ -111,8 +111,9 @@ def test_stream_that_can_be_read_only_once_is_refused():
 
 
 def test_stream_is_not_read_by_several_workers():
-    module = make_project(DataLoader(StreamWithLength(), 8, num_workers=2))
+    module = make_project(DataLoader(StreamWithLength(), batch_size=8, num_workers=2))
     site = set_up_data(module, OneClient(), server_val=0.0)
+
     with refused("Set num_workers to 1 or 0"):
         site.client_loader(0)
 
@@ -121,11 +122,12 @@ VALUES_BY_SAMPLE = {
     "metrics": {"in_run": InRunShapley(loss="val_loss")},
     "client_algorithm": InRunValues(),
 }
+COHORTS_BY_LOSS = {"sampler": PowerOfChoice(cohort_size=1, candidates=2)}
 
 
-@pytest.mark.parametrize("arguments", [VALUES_BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
-def test_parts_that_read_samples_by_index_are_refused_with_streams(arguments, tmp_path):
+@pytest.mark.parametrize("loop_options", [VALUES_BY_SAMPLE, COHORTS_BY_LOSS])
+def test_parts_that_read_samples_by_index_are_refused_with_streams(loop_options, tmp_path):
     data = FederatedDataModule(clients=STREAMS, val=VAL)
-    message = "by index, but a client's data are a stream"
-    with refused(message):
-        fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)
+
+    with refused("by index, but a client's data are a stream"):
+        fit(FederatedLoop(**loop_options), tmp_path, Plainest(), data)
