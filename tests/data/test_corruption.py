@@ -275,7 +275,7 @@ def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     labels = torch.arange(10).repeat(500)
     inner_partitioner = DirichletPartitioner(4, alpha=0.3, seed=2)
 
-    parts = LongTail(inner_partitioner, ratio=10)(labels, num_classes=10)
+    parts = LongTail(inner_partitioner, imbalance_ratio=10)(labels, num_classes=10)
 
     remaining_samples = torch.cat(parts).sort().values
     positions_of_parts = inner_partitioner(labels[remaining_samples], num_classes=10)

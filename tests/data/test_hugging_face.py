@@ -94,14 +94,14 @@ def test_hidden_column_can_name_the_clients():
     assert list(data.dictionary.columns) == ["age"]
 
 
-def test_class_numbers_that_a_transform_makes_have_no_names():
-    def set_labels(rows):
-        return {"age": rows["age"], "label": [0, 1, 1]}
+def swap_labels(rows):
+    return {"age": rows["age"], "label": [1 - label for label in rows["label"]]}
 
-    three_samples = make_table().with_transform(set_labels).select(range(3))
 
-    sites = ["a", "b", "c"]
-    data = set_up_data(three_samples, labels="label", splits=NO_VALIDATION, groups=sites)
+def test_class_numbers_that_a_transform_of_a_table_makes_are_their_own_names():
+    dataset = make_table().with_transform(swap_labels)
+
+    data = set_up_data(dataset, labels="label", splits=NO_VALIDATION)
 
     assert data.class_names == ("0", "1")
 
@@ -113,8 +113,8 @@ def test_class_numbers_that_a_transform_makes_have_no_names():
 def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
     data = set_up_data(make(), labels="label", splits=NO_VALIDATION)
 
-    batch = next(iter(data.client_loader(0)))
-    assert set(batch) == {"label", *make().column_names}
+    first_batch = next(iter(data.client_loader(0)))
+    assert set(first_batch) == {"label", *make().column_names}
     assert data.class_names == ("well", "ill")
     assert data.class_counts.sum(0).tolist() == [30, 30]
 
@@ -127,13 +127,14 @@ def test_classes_of_texts_in_another_order_are_refused():
 
 
 def test_parts_of_a_concatenation_name_their_classes():
-    ten_samples = Subset(make_tokens(), range(10))
-    dataset = ConcatDataset([make_tokens(), ten_samples])
+    sixty_samples = make_tokens()
+    ten_samples = Subset(sixty_samples, range(10))
+    dataset = ConcatDataset([sixty_samples, ten_samples])
 
     data = set_up_data(dataset, labels="label", splits=NO_VALIDATION)
 
     assert data.class_names == ("well", "ill")
-    assert data.class_counts.sum(0).tolist() == [35, 35]
+    assert data.class_counts.sum(0).tolist() == [30 + 5, 30 + 5]
 
 
 def test_positive_class_of_texts_is_the_second_name():
@@ -142,40 +143,49 @@ def test_positive_class_of_texts_is_the_second_name():
     assert data.positive_class == "ill"
 
 
+def collate_to_lengths(samples):
+    return torch.tensor([len(sample["text"]) for sample in samples])
+
+
 def test_client_loaders_of_texts_keep_their_collate_fn():
-    def lengths(samples):
-        return torch.tensor([len(sample["text"]) for sample in samples])
+    loader = DataLoader(make_texts(), batch_size=60, collate_fn=collate_to_lengths)
 
-    loaders = [DataLoader(make_texts(), collate_fn=lengths) for _ in range(2)]
+    data = set_up_data(clients=[loader, loader], labels="label", splits=NO_VALIDATION)
 
-    data = set_up_data(clients=loaders, labels="label")
+    (lengths,) = data.client_loader(0)
+    assert set(lengths.tolist()) == {len("letter 7"), len("letter 17")}
 
-    length = next(iter(data.client_loader(0))).item()
-    assert length in (len("letter 7"), len("letter 17"))
+
+class DecodesImages:
+    """A transform that counts the rows whose images it has decoded."""
+
+    num_decoded = 0
+
+    def __call__(self, rows):
+        num_rows = len(rows["label"])
+        self.num_decoded += num_rows
+        return {**rows, "image": [torch.zeros(2, 2)] * num_rows}
 
 
 def test_groups_and_labels_are_read_without_decoding_other_columns():
-    num_decoded = 0
-
-    def decode(rows):
-        nonlocal num_decoded
-        num_decoded += len(rows["age"])
-        return {**rows, "image": [torch.zeros(2, 2)] * len(rows["age"])}
-
+    decode = DecodesImages()
     dataset = make_table().with_transform(decode)
 
     data = set_up_data(dataset, labels="label", groups="site")
 
     assert data.client_names == ("clinic 0", "clinic 1", "clinic 2")
-    assert num_decoded < len(dataset)
+    assert decode.num_decoded < len(dataset)
+
+
+def swap_labels_of_images(rows):
+    return {**swap_labels(rows), "image": [torch.zeros(2, 2)] * len(rows["label"])}
 
 
 def test_labels_that_a_transform_changes_are_those_of_the_samples():
-    def swap(rows):
-        images = [torch.zeros(2, 2)] * len(rows["label"])
-        return {"image": images, "label": [1 - label for label in rows["label"]]}
+    dataset = make_table().with_transform(swap_labels_of_images)
 
-    data = set_up_data(make_table().with_transform(swap), labels="label", splits=NO_VALIDATION)
+    data = set_up_data(dataset, labels="label", splits=NO_VALIDATION)
 
-    assert data.division.classes.labels.tolist() == [1, 0] * 30
+    ill_and_well_in_turn = [1, 0] * 30
+    assert data.division.classes.labels.tolist() == ill_and_well_in_turn
     assert data.class_names == ("0", "1")
