@@ -17,14 +17,12 @@ from helpers import make_generator
 def group_options(options):
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
-    for name, group_class in {"splits": Splits, "files": Files, "loader": Loader}.items():
-        options_of_group = {}
-        for field in fields(group_class):
-            if field.name in arguments:
-                options_of_group[field.name] = arguments.pop(field.name)
-        if options_of_group:
-            arguments[name] = group_class(**options_of_group)
-
+    group_classes = {"splits": Splits, "files": Files, "loader": Loader}
+    for name, group_class in group_classes.items():
+        names_in_group = {field.name for field in fields(group_class)} & arguments.keys()
+        if names_in_group:
+            group_arguments = {option: arguments.pop(option) for option in names_in_group}
+            arguments[name] = group_class(**group_arguments)
     return arguments
 
 
@@ -39,18 +37,18 @@ FEATURES, CLASSES = 6, 3
 
 
 def toy_sets(samples=130, test=30, seed=0):
-    """Three Gaussian classes."""
+    """A training and a test set of three Gaussian classes."""
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
-
-    def draw(num_samples):
-        labels = torch.arange(num_samples) % CLASSES
-        noise = torch.randn(num_samples, FEATURES, generator=generator)
-        return TensorDataset(centers[labels] + noise, labels)
-
-    train_set = draw(samples)
-    test_set = draw(test)
+    train_set = draw_around(centers, samples, generator)
+    test_set = draw_around(centers, test, generator)
     return train_set, test_set
+
+
+def draw_around(centers, num_samples, generator):
+    labels = torch.arange(num_samples) % CLASSES
+    noise = torch.randn(num_samples, FEATURES, generator=generator)
+    return TensorDataset(centers[labels] + noise, labels)
 
 
 def toy_data(proportions=(4, 1, 2), batch_size=8, client_test=0.2, **options):
@@ -122,15 +120,6 @@ class Items(Dataset):
     def __getitem__(self, index):
         self.reads += 1
         return self.items[index]
-
-
-def make_items(length=30, **attributes):
-    samples = []
-    for index in range(length):
-        x = torch.full((4,), float(index))
-        label = index % 3
-        samples.append((x, label))
-    return Items(samples, **attributes)
 
 
 def make_patients(number, seed, shift=0.0):

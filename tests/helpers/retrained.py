@@ -37,26 +37,28 @@ def add_retrained_runs(
 ) -> Path:
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
     without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
+    measures = {"value": measure}
+    values_by_metric = {"value": values}
+    for other_measure, values_by_other in (other_values or {}).items():
+        metric = f"by_{other_measure}"
+        measures[metric] = other_measure
+        values_by_metric[metric] = values_by_other
+
     record = json.loads((folder / "run.json").read_text())
     record |= {"events": [], "metrics": {}, "paid_in": {}}
-    values_by_metric = {"value": values}
-    measures = {"value": measure}
-    for other_measure, client_values in (other_values or {}).items():
-        values_by_metric[f"by_{other_measure}"] = client_values
-        measures[f"by_{other_measure}"] = other_measure
-
     evaluators = "clients" if measure.startswith("clients'") else "server"
-    for metric, client_values in values_by_metric.items():
+    for metric, values_of_clients in values_by_metric.items():
         record["metrics"][metric] = {**CLASS, "evaluators": evaluators}
         record["paid_in"][metric] = {
             "by": measures[metric],
             "start": 0.1,
-            "end": 0.1 + sum(client_values),
+            "end": 0.1 + sum(values_of_clients),
             "source": "outputs",
-            "stderr": [0.0] * len(client_values),
+            "stderr": [0.0] * len(values_of_clients),
             **facts,
         }
-    rows = rows_with_intervals(values_by_metric, record["clients"], rounds - 1, half_width)
+    last_round = rounds - 1
+    rows = rows_with_intervals(values_by_metric, record["clients"], last_round, half_width)
     write_retrained_runs(folder / "retrained", record, rows, seeds)
     return folder
 
@@ -77,15 +79,15 @@ def write_retrained_runs(folder: Path, record: Mapping, rows, seeds: Sequence[in
 def rows_with_intervals(values_by_metric, names, round_index, half_width):
     """Rows of ``contributions.csv``, with an interval of this half width around each value."""
     rows = []
-    for metric, client_values in values_by_metric.items():
-        for client, value in enumerate(client_values):
-            if math.isnan(value):
-                continue
-            of_all_classes = no_class_name = ""
-            name = names[client]
-            interval = [value - half_width, value + half_width]
-            cells = [round_index, metric, client, of_all_classes, value, name, no_class_name]
-            rows.append([*cells, *interval])
+    for metric, values_of_clients in values_by_metric.items():
+        for client, value in enumerate(values_of_clients):
+            if not math.isnan(value):
+                label = class_name = ""  # of all classes
+                low = value - half_width
+                high = value + half_width
+                name = names[client]
+                row = [round_index, metric, client, label, value, name, class_name, low, high]
+                rows.append(row)
     return rows
 
 
