@@ -126,10 +126,7 @@ class DataModuleOfThreeClasses(L.LightningDataModule):
 
 @pytest.mark.parametrize(
     ("num_declared", "num_classes"),
-    [
-        pytest.param(5, 5, id="two without samples"),
-        pytest.param(2, 3, id="fewer than there are"),
-    ],
+    [pytest.param(5, 5, id="two without samples"), pytest.param(2, 3, id="fewer than there are")],
 )
 def test_classes_that_a_data_module_declares_are_used_if_they_have_all_labels(
     num_declared, num_classes

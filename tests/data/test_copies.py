@@ -1,7 +1,6 @@
 """Samples that two clients have are found in any data that hold them, and equal ones by chance are not."""
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -12,21 +11,19 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.data.copies import Copies, copies_in, find_copies
+from flsv.data.copies import copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
 from helpers.data import set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
 
 NUM_SAMPLES = 40
-#: A function that makes a data set by a seed.
-MakeDataset = Callable[[int], Dataset[Any]]
 
 
 class TextsThatFailIfRead(Dataset[Any]):
     """Samples that are texts and labels in lists."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         generator = np.random.default_rng(seed)
         words = generator.integers(1000, size=(NUM_SAMPLES, 4))
         self.texts = []
@@ -35,38 +32,38 @@ class TextsThatFailIfRead(Dataset[Any]):
             self.texts.append(" ".join(map(str, sample)))
             self.labels.append(int(sample[0]) % 2)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.texts)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         raise AssertionError("samples are not read")
 
 
 class ArraysThatFailIfRead(TextsThatFailIfRead):
     """Samples in arrays, as of torchvision's MNIST."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         generator = np.random.default_rng(seed)
         self.texts = []
         self.data = generator.integers(256, size=(NUM_SAMPLES, 8, 8), dtype=np.uint8)
         self.targets = generator.integers(10, size=NUM_SAMPLES)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.data)
 
 
 class LabelsWithoutInputs(ArraysThatFailIfRead):
     """Samples whose inputs are read from elsewhere."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         super().__init__(seed)
         del self.data
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.targets)
 
 
-def make_tensors(seed: int) -> TensorDataset:
+def make_tensors(seed):
     generator = torch.Generator()
     generator.manual_seed(seed)
     inputs = torch.randn(NUM_SAMPLES, 12, generator=generator)
@@ -74,14 +71,14 @@ def make_tensors(seed: int) -> TensorDataset:
     return TensorDataset(inputs, labels)
 
 
-def make_subset(seed: int) -> Subset:
+def make_subset(seed):
     """A data set has the samples in the opposite order, and a subset turns them back."""
     inputs, labels = make_tensors(seed).tensors
     backwards = TensorDataset(inputs.flip(0), labels.flip(0))
     return Subset(backwards, range(NUM_SAMPLES - 1, -1, -1))
 
 
-def make_parts(seed: int) -> ConcatDataset:
+def make_parts(seed):
     inputs, labels = make_tensors(seed).tensors
     first_part = TensorDataset(inputs[:15], labels[:15])
     second_part = TensorDataset(inputs[15:], labels[15:])
@@ -125,7 +122,7 @@ def test_samples_whose_labels_alone_are_in_memory_have_no_hashes():
     assert hash_samples(LabelsWithoutInputs(0), torch.arange(NUM_SAMPLES)) is None
 
 
-def make_hashes(num_clients: int) -> list[np.ndarray]:
+def make_hashes(num_clients):
     """Return 40 hashes of each client, all of them different."""
     hashes = []
     for client in range(num_clients):
@@ -149,11 +146,11 @@ def test_copies_are_counted_by_pair_of_clients():
     assert twice.text(names) == "20 of 40 occur more than once"
 
 
-def facts_of(copies: Copies) -> tuple[int, int | None, int]:
+def facts_of(copies):
     return copies.client, copies.other_client, copies.count
 
 
-def draw_hashes_with_copies(num_clients: int) -> list[np.ndarray]:
+def draw_hashes_with_copies(num_clients):
     """Hashes by client. Every third client has copied some of an earlier one, and has one of them several times."""
     generator = np.random.default_rng(0)
     hashes = []
@@ -168,7 +165,7 @@ def draw_hashes_with_copies(num_clients: int) -> list[np.ndarray]:
     return hashes
 
 
-def compare_each_pair_alone(hashes: list[np.ndarray]) -> dict[tuple[int, int], tuple[int, float]]:
+def compare_each_pair_alone(hashes):
     """The number and the share of samples that each pair of clients shares, where that are five and more."""
     facts_by_pair = {}
     for client, other_client in combinations(range(len(hashes)), 2):
@@ -194,14 +191,14 @@ def test_copies_of_many_clients_are_those_of_each_pair_compared_alone():
 SAMPLES_OF_CLIENT = 200
 
 
-def make_hashes_some_twice(client: int, num_twice: int) -> np.ndarray:
+def make_hashes_some_twice(client, num_twice):
     first_hash = 1000 * client
     hashes = np.arange(first_hash, first_hash + SAMPLES_OF_CLIENT)
     hashes[:num_twice] = hashes[-num_twice:]
     return hashes
 
 
-def usual_share_twice(nums_twice: np.ndarray) -> float:
+def usual_share_twice(nums_twice):
     """The share of samples twice that clients with so many lead to expect: their median, or what is expected if pairs
     of samples are as often equal as at the median client. A client alone has nothing to expect."""
     if len(nums_twice) == 0:
@@ -273,7 +270,7 @@ def test_client_with_one_sample_has_no_copies():
     assert copies_in(data) == []
 
 
-def fail_if_called(data: Any) -> None:
+def fail_if_called(data):
     raise AssertionError("samples are compared")
 
 

@@ -1,10 +1,8 @@
 """The forms in which people hold samples: each has the same values, and shows some of its samples in its own form."""
 
-from __future__ import annotations
-
 import copy
 from collections import namedtuple
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lightning as L
 import numpy as np
@@ -156,25 +154,25 @@ class DataModuleOfForm(L.LightningDataModule):
         return DataLoader(self.val, batch_size=20)
 
 
-def make_clients(form) -> FederatedDataModule:
+def make_clients(form):
     boston_samples = form(*make_samples(12, seed=0))
     lyon_samples = form(*make_samples(10, seed=1))
     clients = {"Boston": boston_samples, "Lyon": lyon_samples}
     return FederatedDataModule(clients=clients, batch_size=4)
 
 
-def wrap_data_module(form) -> FederatedDataModule:
+def wrap_data_module(form):
     return FederatedDataModule(DataModuleOfForm(form), IIDPartitioner(num_clients=2))
 
 
-def stack_columns(columns: list[Tensor]) -> Tensor:
+def stack_columns(columns):
     """Return a matrix of inputs: torch collates samples that are lists to a vector of each column."""
     if len(columns) == 1:
         return columns[0]
     return torch.stack(columns, dim=1)
 
 
-def batches_of_client_1(data: FederatedDataModule) -> list[Any]:
+def batches_of_client_1(data):
     """Inputs and labels of each batch."""
     data.setup("fit")
     batches = []
@@ -255,7 +253,7 @@ def test_list_of_samples_is_partitioned_held_out_and_preloaded_as_a_source(sourc
 # ---- hashes
 
 
-def hashes_by_client(boston_samples) -> dict[str, str]:
+def hashes_by_client(boston_samples):
     """The hashes of two clients by their numbers. Boston is client 0."""
     lyon_samples = pairs(*make_samples(20, seed=0))
     clients = {"Boston": boston_samples, "Lyon": lyon_samples}

@@ -5,7 +5,6 @@ import copy
 import random
 import shutil
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -16,13 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from flsv.data import (
-    FederatedDataModule,
-    IIDPartitioner,
-    SizePartitioner,
-    TensorBatches,
-    make_loader,
-)
+from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches, make_loader
 from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
@@ -171,13 +164,13 @@ def test_generators_of_the_data_are_seeded_in_each_epoch_and_worker(library, wor
 SAMPLES_OF_CLIENTS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
 
 
-def changed_clients(hashes: dict[str, str], new_hashes: dict[str, str]) -> list[str]:
+def changed_clients(hashes, new_hashes):
     """The names of clients whose samples differ."""
     assert hashes.keys() == new_hashes.keys()
     return [name for name, digest in hashes.items() if digest != new_hashes[name]]
 
 
-def hashes_of_clients(dataset: Any) -> dict[str, str]:
+def hashes_of_clients(dataset):
     return {name: content_hash(dataset, rows) for name, rows in SAMPLES_OF_CLIENTS.items()}
 
 
@@ -188,13 +181,13 @@ class MakesSamplesWhenRead(Dataset):
     is_random = False
     has_been_read = False
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.has_been_read = True
         x = torch.tensor([self.factor * (index + 1)])
         if self.is_random:
@@ -250,7 +243,7 @@ def two_image_folders(tmp_path):
     return original, shutil.copytree(original, tmp_path / "two")
 
 
-def hashes_of_images(folder) -> dict[str, str]:
+def hashes_of_images(folder):
     return hashes_of_clients(ImageFolder(str(folder), transform=ToTensor()))
 
 
@@ -269,7 +262,7 @@ def test_changed_image_file_changes_the_hash_of_its_client(two_image_folders):
     assert changed_clients(hashes_of_images(original), hashes_of_images(copied)) == ["b"]
 
 
-def set_up_data_of(x: torch.Tensor) -> FederatedDataModule:
+def set_up_data_of(x):
     dataset = TensorDataset(x, torch.arange(60) % 2)
     return set_up_data(dataset, SizePartitioner([1, 2], seed=0))
 
@@ -314,7 +307,7 @@ def test_finite_inputs_are_not_named_as_broken(inputs):
     assert len(not_finite(TensorDataset(inputs))) == 0
 
 
-def make_dataset_of(value: float) -> TensorDataset:
+def make_dataset_of(value):
     return TensorDataset(torch.full((8, 2), value), torch.arange(8) % 3)
 
 

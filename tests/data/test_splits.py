@@ -1,20 +1,15 @@
 """What the server and the clients hold out: a number of samples, or what a column chooses. Patients stay together."""
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.cli.parser import make_cli
-from flsv.data import FederatedDataModule, HeldOut, IIDPartitioner, OneClient, Partitioner, Splits
+from flsv.data import HeldOut, IIDPartitioner, OneClient, Splits
 from helpers import refused, warns
 from helpers.data import set_up_data
 
@@ -22,7 +17,7 @@ VISITS = 60  # of each hospital
 VISITS_OF_PATIENT = 3
 
 
-def make_visits(hospital: int) -> pd.DataFrame:
+def make_visits(hospital):
     """A hospital's table, with three visits of each patient, a week apart."""
     generator = np.random.default_rng(hospital)
     days = pd.date_range("2023-01-01", periods=VISITS, freq="7D")
@@ -43,16 +38,16 @@ TABLES = {"Basel": make_visits(1), "Lyon": make_visits(2)}
 EXCLUDED = {"excluded": ["patient", "visited", "split"]}
 
 
-def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataModule:
+def make_hospitals(splits, dictionary=EXCLUDED):
     return set_up_data(clients=TABLES, labels="ill", dictionary=dictionary, splits=splits)
 
 
-def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
+def split_indices_of_clients(data):
     """Indices of each client's training, validation and test samples."""
     return data.division.splits.clients
 
 
-def rows_of_split(data: FederatedDataModule, split: str) -> list[list[int]]:
+def rows_of_split(data, split):
     """The rows of each client's table that are in its training, validation or test set."""
     rows = []
     for client, indices in enumerate(split_indices_of_clients(data)):
@@ -61,7 +56,7 @@ def rows_of_split(data: FederatedDataModule, split: str) -> list[list[int]]:
     return rows
 
 
-def rows_where(column: str, condition: Any) -> list[list[int]]:
+def rows_where(column, condition):
     """The rows of each table whose value meets a condition."""
     return [np.flatnonzero(condition(table[column])).tolist() for table in TABLES.values()]
 
@@ -83,7 +78,7 @@ def test_samples_with_a_columns_value_are_held_out(split):
     data = make_hospitals(splits)
 
     assert rows_of_split(data, split) == rows_where("split", lambda value: value == split)
-    assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
+    assert data.validation()["of"] == "the partners' data with split = val"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +99,7 @@ def test_shares_are_drawn_from_what_no_column_chooses(held_out, is_chosen):
         assert set(train_rows).isdisjoint(val_rows)
 
 
-def make_hospitals_with_whole_patients() -> FederatedDataModule:
+def make_hospitals_with_whole_patients():
     return make_hospitals(Splits(server_val=0.1, client_val=4, client_test=0.2, together="patient"))
 
 
@@ -144,8 +139,8 @@ def test_value_that_no_sample_has_holds_out_nothing_and_has_a_warning():
         held_out.select(["A", "B"])
 
 
-def set_up_site(client: int, table: pd.DataFrame, splits: Splits) -> FederatedDataModule:
-    samples: Any = TensorDataset(torch.zeros(VISITS, 1), torch.arange(VISITS) % 2)
+def set_up_site(client, table, splits):
+    samples = TensorDataset(torch.zeros(VISITS, 1), torch.arange(VISITS) % 2)
     samples.split = table["split"].tolist()
     partitioner = OneClient()
     partitioner.first_client = client  # as a site is told its number by the server
@@ -204,7 +199,7 @@ def test_year_and_date_of_a_yaml_file_are_dates(since):
     assert str(held_out).startswith("admitted since 2024")
 
 
-REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+REFUSED = {
     "no such value": (
         {"server_val": HeldOut("split", "validation")},
         "HeldOut.split = validation. holds out no sample. The values of 'split' are 'test', 'train', 'val'",
@@ -253,12 +248,10 @@ def test_choices_are_checked_at_construction(options, message):
         HeldOut("split", **options)
 
 
-def set_up_samples_of(
-    patients: Sequence[Any], partitioner: Partitioner, **splits: Any
-) -> FederatedDataModule:
+def set_up_samples_of(patients, partitioner, **splits):
     """Set up a sample of each of these patients, those of one patient together."""
     num_samples = len(patients)
-    samples: Any = TensorDataset(torch.zeros(num_samples, 2), torch.arange(num_samples) % 2)
+    samples = TensorDataset(torch.zeros(num_samples, 2), torch.arange(num_samples) % 2)
     samples.patient = patients
     return set_up_data(samples, partitioner, together="patient", **splits)
 

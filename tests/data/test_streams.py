@@ -1,8 +1,5 @@
 """Streams: how far they are read, and what is refused."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -20,14 +17,14 @@ from helpers.models import Plainest
 VAL = (torch.randn(120, 6, generator=make_generator()), torch.arange(120) % 3)
 
 
-def make_project(loader: DataLoader) -> L.LightningDataModule:
+def make_project(loader):
     module = L.LightningDataModule()
     module.train_dataloader = lambda: loader
     return module
 
 
 class EndlessStream(IterableDataset):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         while True:
             yield torch.ones(6), torch.tensor(1)
 
@@ -37,14 +34,14 @@ LYONS_LENGTH = 20
 
 
 class StreamWithLength(EndlessStream):
-    def __len__(self) -> int:
+    def __len__(self):
         return LYONS_LENGTH
 
 
 STREAMS = {"Boston": Stream(EndlessStream(), BOSTONS_LENGTH), "Lyon": StreamWithLength()}
 
 
-def batch_sizes(data: FederatedDataModule, client: int) -> list[int]:
+def batch_sizes(data, client):
     return [len(x) for x, _ in data.client_loader(client)]
 
 

@@ -2,19 +2,17 @@
 torch does."""
 
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from contrib.in_run import fit_in_run, in_run_values_by_hand, make_in_run_loop
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 from flsv import FederatedLoop
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import SizePartitioner
 from flsv.data.loaders import TensorBatches
 from flsv.utilities.seeding import generator_for
 from helpers import refused
@@ -37,37 +35,31 @@ READ_ONE_BY_ONE = Items(TRAIN, targets=TRAIN.tensors[1])
 
 
 class DataModuleWithWeightedSampler(L.LightningDataModule):
-    def __init__(
-        self,
-        train: Dataset = TRAIN,
-        weights: Tensor = WEIGHTS,
-        count: int = SAMPLES,
-        **options: Any,
-    ) -> None:
+    def __init__(self, train=TRAIN, weights=WEIGHTS, count=SAMPLES, **options):
         super().__init__()
         self.train = train
         self.sampler = WeightedRandomSampler(weights.tolist(), count, **options)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, batch_size=BATCH, sampler=self.sampler)
 
 
-def make_module() -> Plain:
+def make_module():
     return Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=LR))
 
 
-def make_weighted_data(source: L.LightningDataModule, **options: Any) -> FederatedDataModule:
+def make_weighted_data(source, **options):
     return set_up_data(source, SizePartitioner([4, 1, 2]), client_test=0.2, **options)
 
 
 class DrawsOfTorch:
     """Batches as torch's own sampler draws them of a client's samples."""
 
-    def __init__(self, draws_per_sample: float, replacement: bool) -> None:
+    def __init__(self, draws_per_sample, replacement):
         self.draws_per_sample = draws_per_sample
         self.replacement = replacement
 
-    def batches_of_epoch(self, indices: Tensor, generator: torch.Generator) -> list[Any]:
+    def batches_of_epoch(self, indices, generator):
         num_draws = int(self.draws_per_sample * len(indices))
         sampler = WeightedRandomSampler(
             WEIGHTS[indices].tolist(), num_draws, self.replacement, generator=generator
@@ -75,7 +67,7 @@ class DrawsOfTorch:
         samples = Subset(TRAIN, indices.tolist())
         return list(DataLoader(samples, batch_size=BATCH, sampler=sampler))
 
-    def batches_of_visit(self, indices: Tensor, round_index: int, client: int) -> list[Any]:
+    def batches_of_visit(self, indices, round_index, client):
         batches = []
         for epoch in range(LOCAL_EPOCHS):
             generator = generator_for(SEED, "shuffle", round_index, client, epoch)
@@ -83,7 +75,7 @@ class DrawsOfTorch:
         return batches
 
 
-def train_by_hand(model_vector: Tensor, batches: list[Any]) -> Tensor:
+def train_by_hand(model_vector, batches):
     model = make_network_without_norm()
     space = ParameterSpace(model)
     space.write(model, model_vector)
@@ -105,7 +97,7 @@ def test_each_client_draws_its_samples_by_weight(tmp_path, train, draws_per_samp
     fit(loop, tmp_path, make_module(), data, rounds=2)
 
     draws = DrawsOfTorch(draws_per_sample, replacement)
-    rounds: list[Round] = loop.aggregator.rounds  # type: ignore[attr-defined]
+    rounds: list[Round] = loop.aggregator.rounds
     for round in rounds:
         assert round.num_samples.tolist() == data.num_samples.tolist()
         for client in range(NUM_CLIENTS):
@@ -142,7 +134,7 @@ def test_weighted_sampler_of_another_number_of_weights_is_refused():
         make_weighted_data(DataModuleWithWeightedSampler(weights=torch.ones(3)))
 
 
-def weights_with_some_of_client_1(num_positive: int) -> Tensor:
+def weights_with_some_of_client_1(num_positive):
     """Weights that are above 0 for so many samples of client 1."""
     samples_of_client = make_weighted_data(DataModuleWithWeightedSampler()).client_indices(1)
     weights = WEIGHTS.clone()
@@ -167,7 +159,7 @@ def test_client_with_one_weight_above_0_draws_its_sample_again_and_again():
     assert len(data.client_indices(1)) > 1
 
 
-def describe_data(weights: Tensor) -> dict[str, Any]:
+def describe_data(weights):
     return make_weighted_data(DataModuleWithWeightedSampler(weights=weights)).describe()
 
 

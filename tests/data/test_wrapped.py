@@ -27,7 +27,7 @@ TEST_SAMPLES = TensorDataset(X[:50], Y[:50])
 class RecordsLabels(L.LightningModule):
     """A linear classifier that keeps the labels it was trained, validated and tested on."""
 
-    def __init__(self, inputs: int = 4, classes: int = 5):
+    def __init__(self, inputs=4, classes=5):
         super().__init__()
         self.layer = nn.Linear(inputs, classes)
         self.lr = 0.1
@@ -61,7 +61,7 @@ TEST_BATCH = 13
 
 
 class UsersDataModule(L.LightningDataModule):
-    def __init__(self, size: int = 120, batch_size: int = TRAIN_BATCH):
+    def __init__(self, size=120, batch_size=TRAIN_BATCH):
         super().__init__()
         self.save_hyperparameters()
         self.size = size
@@ -244,7 +244,7 @@ def parse_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
     path = tmp_path / "config.yaml"
 
-    def parse_options(**data) -> LightningCLI:
+    def parse_options(**data):
         path.write_text(yaml.safe_dump({"data": data}))
         return LightningCLI(
             RecordsLabels,
@@ -259,7 +259,7 @@ def parse_yaml(tmp_path, monkeypatch):
     return parse_options
 
 
-def saved_source(cli: LightningCLI):
+def saved_source(cli):
     """The source in the configuration that the command line would save."""
     saved_config = yaml.safe_load(cli.parser.dump(cli.config))
     return saved_config["data"]["source"]

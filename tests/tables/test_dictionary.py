@@ -4,7 +4,6 @@ import io
 import json
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ import torch
 import yaml
 
 from flsv.cli import main
-from flsv.data import FederatedDataModule
 from flsv.tables import Dictionary
 from flsv.tables.inference import wide_range
 from flsv.tables.merger import merge
@@ -41,11 +39,11 @@ excluded: {patient: "a number of the case"}
 """
 
 
-def make_dictionary(**changes: Any) -> dict[str, Any]:
+def make_dictionary(**changes):
     return yaml.safe_load(DICTIONARY) | changes
 
 
-def read_clinics(folder: Path, dictionary: Any, **columns_of_lyon: list[str]) -> Any:
+def read_clinics(folder, dictionary, **columns_of_lyon):
     """Read two clinics' files, of which Lyon's may have other columns."""
     paths = {}
     for name, columns in (("Boston", ROWS), ("Lyon", ROWS | columns_of_lyon)):
@@ -87,7 +85,7 @@ def test_classes_of_a_dictionary_object_keep_their_order(tmp_path):
     assert data.client_labels(0).tolist() == [1 - NO, 1 - YES, 1 - NO, 1 - YES]
 
 
-def make_dictionary_with_whole_ages() -> dict[str, Any]:
+def make_dictionary_with_whole_ages():
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
     return dictionary
@@ -161,7 +159,7 @@ def test_dictionary_of_another_target_is_refused(tmp_path):
 EXCLUDED_COLUMNS = {"excluded": {"patient": "number of the case", "insurer": ""}}
 
 
-def set_up_hospitals(dictionary: Any) -> FederatedDataModule:
+def set_up_hospitals(dictionary):
     paths = {name: f"{name}.csv" for name in make_hospital_tables()}
     return set_up_data(
         clients=paths,
@@ -173,7 +171,7 @@ def set_up_hospitals(dictionary: Any) -> FederatedDataModule:
     )
 
 
-def write_dictionary_of_site(name: str) -> None:
+def write_dictionary_of_site(name):
     main(
         [
             "data",
@@ -224,8 +222,6 @@ def test_merged_dictionary_gives_nearly_the_features_of_one_process(printed_of_m
 
     inputs, labels = data.division.source.tensors
     inputs_by_file, labels_by_file = data_by_file.division.source.tensors
-    assert data.dictionary is not None
-    assert data_by_file.dictionary is not None
     names = list(data.dictionary.feature_names)
     columns = [names.index(name) for name in data_by_file.dictionary.feature_names]
     assert torch.allclose(inputs_by_file, inputs[:, columns], atol=0.1)
@@ -279,7 +275,6 @@ def test_inferred_dictionary_of_a_regression_gives_the_same_targets(tmp_path):
     regression = {"task": "regression", "standardize_target": True}
 
     inferred_data = set_up_data(table, dictionary=regression, **options)
-    assert inferred_data.dictionary is not None
     file = tmp_path / "dictionary.yaml"
     file.write_text(inferred_data.dictionary.to_text())
     data = set_up_data(table, dictionary=str(file), **options)

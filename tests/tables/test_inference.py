@@ -1,8 +1,6 @@
 """Inference of a data dictionary: its questions, and what a site's dictionary reveals of its rows."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +16,7 @@ from helpers import refused, warns
 NUM_ROWS = 120
 
 
-def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
+def make_columns(seed=0):
     """Columns of a hospital, of which no one is asked about."""
     draw = np.random.default_rng(seed)
     return {
@@ -31,9 +29,7 @@ def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def infer_of(
-    table: Mapping[str, Any] | str, dictionary: Any = None, pos_label: Any = None
-) -> Dictionary:
+def infer_of(table, dictionary=None, pos_label=None):
     """Return what a site infers of its table."""
     source = table if isinstance(table, str) else pd.DataFrame(table)
     data = FederatedDataModule(
@@ -48,18 +44,17 @@ def infer_of(
         data.setup("fit")
     except OpenQuestions as questions:
         return questions.dictionary
-    assert data.dictionary is not None
     return data.dictionary
 
 
-def table_of(column: Any, name: str = "x") -> pd.DataFrame:
+def table_of(column, name="x"):
     """Return a table with one column beside a constant one."""
     cells = np.asarray(column, dtype=object)
     columns = {"constant": 1.5, name: np.resize(cells, NUM_ROWS), "died": make_columns()["died"]}
     return pd.DataFrame(columns).infer_objects()
 
 
-def questions_of(column: Sequence[Any], name: str = "x", **options: Any) -> list[str]:
+def questions_of(column, name="x", **options):
     """Return what is asked about a column of a site's table."""
     table = table_of(column, name)
     inferred = infer_of(table, {"columns": {name: options}})
@@ -95,7 +90,7 @@ def test_value_that_is_isolated_is_asked_about_however_few_its_rows(name, code, 
     assert not questions_of(column, name, gaps=[str(code)])
 
 
-def skewed_columns(draw: np.random.Generator, num_rows: int) -> dict[str, np.ndarray]:
+def skewed_columns(draw, num_rows):
     is_zero = draw.random(num_rows) < 0.5
     hours = draw.uniform(30, 40, num_rows)
     log_odds = draw.normal(4, 1, num_rows)
@@ -117,7 +112,7 @@ def skewed_columns(draw: np.random.Generator, num_rows: int) -> dict[str, np.nda
 @pytest.mark.parametrize("num_rows", [20, 60, 120, 500])
 def test_ordinary_skewed_columns_are_hardly_ever_asked_about(num_rows):
     draw = np.random.default_rng(0)
-    names_asked_about: Counter[str] = Counter()
+    names_asked_about = Counter()
     for _ in range(100):
         for name, column in skewed_columns(draw, num_rows).items():
             if len(isolated_numbers(column.astype(float))) > 0:
@@ -162,7 +157,7 @@ def test_number_to_predict_that_is_isolated_is_warned_of():
 )
 @pytest.mark.parametrize("dtype", ["object", "string", "file"])
 def test_text_codes_are_categories(texts, kind, dtype, tmp_path):
-    table: Any = table_of(texts)
+    table = table_of(texts)
     if dtype == "file":
         file = tmp_path / "Lyon.csv"
         table.to_csv(file, index=False)
@@ -237,7 +232,7 @@ def test_other_columns_are_no_identifiers(name, values):
 # Merging
 
 
-def infer_with_words(words: list[str], **options: Any) -> Dictionary:
+def infer_with_words(words, **options):
     column = {"kind": "categories", **options}
     return infer_of(table_of(words), {"columns": {"x": column}})
 
@@ -347,7 +342,7 @@ def test_inferred_dictionary_has_no_local_path(tmp_path):
 # What an inferred dictionary reveals
 
 
-def guess_age_by_difference(inferred: Dictionary) -> float:
+def guess_age_by_difference(inferred):
     """As an attacker does who knows that ``derived`` has all ages but one: subtract the two columns' sums."""
     sum_of_all = NUM_ROWS * inferred.columns["age"].mean
     sum_of_others = (NUM_ROWS - 1) * inferred.columns["derived"].mean

@@ -1,9 +1,5 @@
 """Tables: how files are read, which number formats are recognized, and which kinds columns are taken for."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -42,7 +38,7 @@ def test_lines_are_those_of_the_file(tmp_path):
     assert lines_at_which_rows_end.tolist() == [4, 6]
 
 
-def read_numbers(folder: Path, texts: list[str], notation: Mapping[str, Any]) -> Any:
+def read_numbers(folder, texts, notation):
     """The values of a column of a file, NaN for gaps, and which of them are no numbers."""
     path = folder / "all.csv"
     pd.DataFrame({"x": texts, "y": 0}).to_csv(path, index=False, sep=";")

@@ -1,7 +1,6 @@
 """Tables as data: how columns are encoded, and what is asked or refused."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -152,7 +151,7 @@ def test_table_features_have_a_mark_of_each_category_of_clients_and_of_test_data
     np.testing.assert_array_equal(inputs[:, 1:], wards[:, None] == np.array(all_wards))
 
 
-def write_patients(folder: Path, suffix: str) -> Path:
+def write_patients(folder, suffix):
     path = folder / f"wards.{suffix}"
     frame = pd.DataFrame(PATIENTS)
     if suffix == "csv":
@@ -246,9 +245,7 @@ def test_all_questions_are_in_one_message():
         (["train"], "too few clients: train.csv. The server's data in it: none. .* as the source"),
     ],
 )
-def test_folder_with_tables_of_too_few_clients_is_refused(
-    tmp_path: Path, names: list[str], message: str
-) -> None:
+def test_folder_with_tables_of_too_few_clients_is_refused(tmp_path, names, message):
     for name in names:
         pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False)
 

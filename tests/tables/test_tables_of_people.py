@@ -2,9 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,6 @@ from flsv.utilities.errors import ConfigurationError
 
 ROWS = 120
 NUMBERS = ("age", "hb", "creatinine", "weight")
-#: A site's table, or the text of its file.
-Tables = dict[str, Any]
-#: A site's file, or a typed frame.
-Sources = Mapping[str, str | pd.DataFrame]
 DICTIONARY = {
     "target": "died",
     "classes": ["no", "yes"],
@@ -38,7 +33,7 @@ DICTIONARY = {
 }
 
 
-def make_tables() -> Tables:
+def make_tables():
     """Three sites' tables of texts."""
     tables = {}
     for number, site in enumerate(("Boston", "Lyon", "Osaka")):
@@ -56,11 +51,7 @@ def make_tables() -> Tables:
     return tables
 
 
-#: A change of the sites' tables.
-Change = Callable[[Tables], None]
-
-
-def tables_of(tables: Tables, site: str | None) -> list[Any]:
+def tables_of(tables, site):
     return list(tables.values()) if site is None else [tables[site]]
 
 
@@ -73,7 +64,7 @@ class WriteCells:
     site: str | None = "Lyon"
     rows: int = ROWS
 
-    def __call__(self, tables: Tables) -> None:
+    def __call__(self, tables):
         for table in tables_of(tables, self.site):
             table.loc[: self.rows - 1, self.column] = np.resize(self.cells, self.rows)
 
@@ -85,7 +76,7 @@ class ScaleNumbers:
     column: str
     factor: float
 
-    def __call__(self, tables: Tables) -> None:
+    def __call__(self, tables):
         lyon = tables["Lyon"]
         numbers = self.factor * lyon[self.column].astype(float)
         lyon[self.column] = numbers.round(2).astype(str)
@@ -99,16 +90,16 @@ class Recode:
     words: Mapping[str, str]
     site: str = "Lyon"
 
-    def __call__(self, tables: Tables) -> None:
+    def __call__(self, tables):
         table = tables[self.site]
         table[self.column] = table[self.column].map(self.words)
 
 
 class ApplyAll:
-    def __init__(self, *changes: Change) -> None:
+    def __init__(self, *changes):
         self.changes = changes
 
-    def __call__(self, tables: Tables) -> None:
+    def __call__(self, tables):
         for change in self.changes:
             change(tables)
 
@@ -116,53 +107,38 @@ class ApplyAll:
 no_change = ApplyAll()
 
 
-def write_decimal_commas(tables: Tables) -> None:
+def write_decimal_commas(tables):
     lyon = tables["Lyon"]
     for name in NUMBERS:
         lyon[name] = lyon[name].str.replace(".", ",")
     tables["Lyon"] = lyon.to_csv(index=False, sep=";")
 
 
-def store_numbers(tables: Tables) -> None:
+def store_numbers(tables):
     for table in tables.values():
         for name in NUMBERS:
             table[name] = table[name].astype(float)
         table["smoker"] = table["smoker"].astype(int)
 
 
-def add_time_zones(tables: Tables) -> None:
+def add_time_zones(tables):
     store_numbers(tables)
     hours = pd.date_range("2024-03-30", periods=ROWS, freq="h", tz="Europe/Paris")
     for table in tables.values():
         table["came"] = hours
 
 
-def store_numbers_of_a_frame_as_texts(tables: Tables) -> None:
+def store_numbers_of_a_frame_as_texts(tables):
     store_numbers(tables)
     tables["Lyon"]["hb"] = tables["Lyon"]["hb"].astype(str)
 
 
-def cut_a_row_and_quote_a_comma(tables: Tables) -> None:
-    """The number of commas is right."""
-    lines = tables["Lyon"].to_csv(index=False).split("\n")
-    lines[5], _, _ = lines[5].rpartition(",")
-    fields = lines[9].split(",")
-    fields[5] = '"A,B"'
-    lines[9] = ",".join(fields)
-    tables["Lyon"] = "\n".join(lines)
-
-
-def write_names_twice(tables: Tables) -> None:
-    text = tables["Lyon"].to_csv(index=False)
-    tables["Lyon"] = text + text
-
-
-def predict_a_number_as_classes(tables: Tables) -> None:
+def predict_a_number_as_classes(tables):
     for table in tables.values():
         table["died"] = table["weight"]
 
 
-def texts_of_dates(date_format: str) -> Any:
+def texts_of_dates(date_format):
     return pd.date_range("2024-01-20", periods=ROWS).strftime(date_format)
 
 
@@ -181,7 +157,7 @@ class Reading:
     data_warnings: list[str]
 
 
-def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
+def data_of(source, number, dictionary):
     data = FederatedDataModule(
         source, OneClient(), labels="died", dictionary=dictionary, splits=Splits(server_val=0.0)
     )
@@ -192,7 +168,7 @@ def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
     return data
 
 
-def read_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> Reading:
+def read_in_one_process(sources, dictionary, val=None):
     data = FederatedDataModule(
         clients=sources,
         labels="died",
@@ -206,12 +182,11 @@ def read_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> R
     return Reading(features, list(map(str, source.data_warnings)))
 
 
-def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
+def merged_dictionary(sources):
     """Merge the dictionaries that all sites infer and send as texts, and return the data warnings."""
     dictionary_by_site = {}
     for number, (site, source) in enumerate(sources.items()):
         data = data_of(source, number, dictionary={})
-        assert data.dictionary is not None
         sent_text = data.dictionary.to_text()
         dictionary_by_site[site] = Dictionary.from_plain(yaml.safe_load(sent_text))
     dictionary, data_warnings = merge(dictionary_by_site)
@@ -220,8 +195,8 @@ def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
     return dictionary, list(map(str, data_warnings))
 
 
-def read_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Reading:
-    data_warnings: list[str] = []
+def read_at_sites(sources, dictionary, val=None):
+    data_warnings = []
     if dictionary is None:
         dictionary, data_warnings = merged_dictionary(sources)
     features_of_sites = []
@@ -238,10 +213,10 @@ def read_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Reading
 READERS = {"one process": read_in_one_process, "sites": read_at_sites}
 
 
-def sources_of(change: Change, folder: Path) -> Sources:
+def sources_of(change, folder):
     tables = make_tables()
     change(tables)
-    sources: dict[str, str | pd.DataFrame] = {}
+    sources = {}
     for site, table in tables.items():
         file = folder / f"{site}.csv"
         if isinstance(table, str):
@@ -255,14 +230,14 @@ def sources_of(change: Change, folder: Path) -> Sources:
     return sources
 
 
-def has_usual_features(reading: Reading, usual_reading: Reading) -> bool:
+def has_usual_features(reading, usual_reading):
     """Whether the features begin with those of tables without a change."""
     num_usual_features = usual_reading.features.shape[1]
     first_features = reading.features[:, :num_usual_features]
     return first_features.equal(usual_reading.features)
 
 
-def outcome(change: Change, read: Any, dictionary: Any, folder: Path) -> str:
+def outcome(change, read, dictionary, folder):
     """Return "right", or what is said: "refused: ...", "warned: ...", or "silent"."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the data warnings are compared
@@ -276,21 +251,19 @@ def outcome(change: Change, read: Any, dictionary: Any, folder: Path) -> str:
     return "right" if has_usual_features(reading, usual_reading) else "silent"
 
 
-def misfits(count: int | str, fields: str = "") -> str:
+def misfits(count, fields=""):
     return rf"refused: .*Fields that do not fit the data dictionary \w+: {count}{fields}"
 
 
 COMMA = r"refused: .*Lyon.csv, line 2: is '\S+' a number in another format"
 POINT = "refused: .*Lyon.csv, line 2: does the point of '25.548' separate thousands"
 DATES = "refused: .*came: .* has dates, such as .*Make numbers of them"
-SHORT_ROW = "refused: .*Lyon.csv, line 6: the row has 6 fields, but the header has 7 names"
-NAMES_TWICE = "refused: .*Lyon.csv, line 122: the header is repeated"
 LIES_APART = "refused: .*line \\d+: '.*' is farther from all other values"
 
 
 #: What is said without a dictionary, in one process and at sites, and what with one. A dictionary without a column
 #: excludes it.
-OUTCOMES: dict[str, tuple[Change, str, str]] = {
+OUTCOMES = {
     "no change": (no_change, "right", "right"),
     "decimal commas": (
         write_decimal_commas,
@@ -311,21 +284,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         DATES,
         "right",
     ),
-    "yes in three ways": (
-        ApplyAll(
-            Recode("smoker", {"0": "no", "1": "yes"}, "Boston"),
-            Recode("smoker", {"0": "nein", "1": "ja"}),
-        ),
-        "refused: .*smoker: .*categories at Boston, Lyon and numbers at Osaka",
-        misfits(120, ".*Boston.csv, line 2: 'no' in 'smoker'"),
-    ),
-    "units in cells": (
-        ApplyAll(
-            WriteCells(["5", "10", "20"], "dose", None), WriteCells(["5 mg", "10 mg"], "dose")
-        ),
-        "refused: .*dose: '5 mg' is a number with a unit. Set unit: 'mg'",
-        "right",
-    ),
     "codes from 1": (
         CODES_FROM_1,
         "warned: smoker of Lyon: the values are 1 or 2, elsewhere 0 or 1",
@@ -335,11 +293,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         MARKS_OF_GAPS,
         LIES_APART,
         misfits(10, "\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl"),
-    ),
-    "codes": (
-        WriteCells([f"case {row}" for row in range(ROWS)], "code", None),
-        "refused: .*code: .* has 120 different words",
-        "right",
     ),
     "blanks and no class": (
         ApplyAll(Recode("died", {"no": "no ", "yes": "yes "}), WriteCells("no", "died", "Osaka")),
@@ -361,8 +314,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         "warned: hb of Lyon: the mean is 20.4[56], elsewhere 12.89",
         "warned: hb of .*Lyon.*: the mean is 20.45, in the dictionary 13",
     ),
-    "a cut row and a quoted comma": (cut_a_row_and_quote_a_comma, SHORT_ROW, SHORT_ROW),
-    "names twice": (write_names_twice, NAMES_TWICE, NAMES_TWICE),
     "other classes at Osaka": (
         Recode("died", {"no": "0", "yes": "1"}, "Osaka"),
         "refused: The target 'died' is '0', '1' at Osaka, and no other site",
@@ -397,15 +348,15 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         "refused: .*hb: .*line 2: .* this one is 'inf'",
         misfits(1, "\n"),
     ),
-    "a number of Python": (
-        WriteCells("1_000", "weight", rows=1),
-        "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",
-        misfits(1, "\n"),
-    ),
     "a class in title case": (
         Recode("died", {"no": "No", "yes": "Yes"}),
         "refused: The target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in the target 'died'",
+    ),
+    "a number of Python": (
+        WriteCells("1_000", "weight", rows=1),
+        "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",
+        misfits(1, "\n"),
     ),
 }
 
@@ -414,8 +365,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "no change-one process",
     "decimal commas-one process",
     "marks of gaps-one process",
-    "a cut row*",
-    "names twice*",
     "*classes*-one process",
 )
 @pytest.mark.parametrize("reader", READERS)
@@ -440,7 +389,7 @@ def test_table_with_a_dictionary_is_read_warned_about_or_refused(kind, reader, t
 
 
 #: Changes of the server's validation table, and what one process and sites say of it.
-OUTCOMES_OF_VAL: dict[str, tuple[Change, dict[str, str]]] = {
+OUTCOMES_OF_VAL = {
     "marks of gaps": (
         MARKS_OF_GAPS,
         {"one process": "hb: .*val.csv, line 2: '-999' is farther", "sites": "'-999' in 'hb'"},
@@ -463,7 +412,7 @@ OUTCOMES_OF_VAL: dict[str, tuple[Change, dict[str, str]]] = {
 }
 
 
-def warnings_or_refusal(read: Any, sources: Sources, val: Path) -> str:
+def warnings_or_refusal(read, sources, val):
     try:
         reading = read(sources, dictionary=None, val=str(val))
     except ConfigurationError as error:
