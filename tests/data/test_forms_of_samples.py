@@ -17,7 +17,7 @@ from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner, SizePartitioner
 from flsv.data.shown import parts_of_samples, restrict_to_rows, rows_as
 from helpers import refused
-from helpers.data import set_up_data
+from helpers.data import HuggingFace, set_up_data
 from helpers.users_data import make_samples
 
 # ---- forms
@@ -63,36 +63,6 @@ class WrapsDataset(Dataset):
         return labels
 
 
-class LooksLikeHuggingFaceDataset:
-    """As a ``datasets.Dataset``: columns by name, rows that are dictionaries, and ``select``."""
-
-    def __init__(self, x, y):
-        self._x = x
-        self._y = y
-        self.features = {"x": "list", "label": "int64"}
-        self.column_names = list(self.features)
-        self.format = {"type": None}
-
-    def __len__(self):
-        return len(self._y)
-
-    def __getitem__(self, key):
-        if key == "x":
-            return self._x.tolist()
-        if key == "label":
-            return self._y.tolist()
-        return {"x": self._x[key].tolist(), "label": int(self._y[key])}
-
-    def with_format(self, kind):
-        return self
-
-    def select(self, indices):
-        return LooksLikeHuggingFaceDataset(self._x[indices], self._y[indices])
-
-    def to_pandas(self):
-        raise AssertionError("its rows are read, not its table")
-
-
 Sample = namedtuple("Sample", "image target")
 
 
@@ -118,6 +88,10 @@ def slots_of_lists(x, y):
     return KeepsArraysInSlots(list(x), y.tolist())
 
 
+def hugging_face(x, y):
+    return HuggingFace({"x": x.tolist(), "label": y.tolist()})
+
+
 def subset_of_list(x, y):
     return Subset(pairs(x, y), range(len(x)))
 
@@ -134,7 +108,7 @@ FORMS = {
     "subset of a list": subset_of_list,
     "wrapped": lambda x, y: WrapsDataset(TensorDataset(x, y)),
     "wrapped list": lambda x, y: WrapsDataset(pairs(x, y)),
-    "Hugging Face": LooksLikeHuggingFaceDataset,
+    "Hugging Face": hugging_face,
 }
 
 
@@ -211,8 +185,8 @@ VECTORS = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
         ((VECTORS, LABELS), "X has to be an array"),
         ((VECTORS, np.array(LABELS)), "X has to be an array"),
         (
-            (LooksLikeHuggingFaceDataset(VECTORS, LABELS), LABELS),
-            "is a LooksLikeHuggingFaceDataset, which is not a sample",
+            (HuggingFace({"x": VECTORS, "label": LABELS}), LABELS),
+            "is a HuggingFace, which is not a sample",
         ),
         ([], "the data set has no samples"),
     ],

@@ -6,28 +6,25 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from flsv.data import Splits
-from helpers import refused
 from helpers.data import set_up_data
 
 datasets = pytest.importorskip(
     "datasets", reason="Hugging Face's package datasets is not installed"
 )
 
-NAMES = ["well", "ill"]
 NO_VALIDATION = Splits(server_val=0)
 
 
-def make_dataset(columns, features, names=NAMES):
-    """A data set of 60 samples with a class as label: well and ill in turn, whatever their numbers."""
-    label_numbers = [names.index("well"), names.index("ill")] * 30
-    class_label = datasets.ClassLabel(names=names)
+def make_dataset(columns, features):
+    """A data set of 60 samples, well and ill in turn."""
+    class_label = datasets.ClassLabel(names=["well", "ill"])
     return datasets.Dataset.from_dict(
-        {**columns, "label": label_numbers},
+        {**columns, "label": [0, 1] * 30},
         features=datasets.Features({**features, "label": class_label}),
     )
 
 
-def make_table(names=NAMES):
+def make_table():
     columns = {
         "age": np.arange(60.0),
         "next_year": np.arange(60) / 2,
@@ -38,12 +35,12 @@ def make_table(names=NAMES):
         "next_year": datasets.Value("float64"),
         "site": datasets.Value("string"),
     }
-    return make_dataset(columns, features, names)
+    return make_dataset(columns, features)
 
 
-def make_texts(names=NAMES):
+def make_texts():
     texts = [f"letter {index}" for index in range(60)]
-    return make_dataset({"text": texts}, {"text": datasets.Value("string")}, names)
+    return make_dataset({"text": texts}, {"text": datasets.Value("string")})
 
 
 def make_tokens():
@@ -57,17 +54,6 @@ def age_alone(rows):
 
 
 # ---- tables
-
-
-def test_classes_in_another_order_are_merged_by_their_names():
-    clients = {"A": make_table(["well", "ill"]), "B": make_table(["ill", "well"])}
-
-    data = set_up_data(clients=clients, labels="label", pos_label="ill", splits=NO_VALIDATION)
-
-    well_and_ill_in_turn = [0, 1] * 30
-    assert data.class_names == ("well", "ill")
-    assert data.client_labels(0).tolist() == well_and_ill_in_turn
-    assert data.client_labels(1).tolist() == well_and_ill_in_turn
 
 
 @pytest.mark.parametrize(
@@ -117,13 +103,6 @@ def test_samples_of_texts_and_tokens_are_dictionaries_with_classes(make):
     assert set(first_batch) == {"label", *make().column_names}
     assert data.class_names == ("well", "ill")
     assert data.class_counts.sum(0).tolist() == [30, 30]
-
-
-def test_classes_of_texts_in_another_order_are_refused():
-    clients = {"A": make_texts(["well", "ill"]), "B": make_texts(["ill", "well"])}
-
-    with refused("'A' has the names well, ill, 'B' .* ill, well"):
-        set_up_data(clients=clients, labels="label")
 
 
 def test_parts_of_a_concatenation_name_their_classes():

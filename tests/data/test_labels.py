@@ -1,12 +1,10 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.configuration.identity import fit_identity
@@ -213,40 +211,33 @@ def make_items_of(*columns):
     return Items(zip(*columns))
 
 
-@dataclass
-class ThreeParts:
-    """The parts of samples, of which the positions ``candidates`` may be labels and ``label`` is the one that is."""
-
-    columns: tuple[Tensor, Tensor, Tensor]
-    candidates: str
-    label: int
-
-
+#: Columns of samples, the positions of those that may be labels, and the position of the labels.
 THREE_PARTS = {
-    "late": ThreeParts((X, MASKS, LABELS), candidates="2", label=2),
-    "a number": ThreeParts((X, LABELS, NUMBERS_OF_SAMPLES), candidates="1, 2", label=1),
-    "an input": ThreeParts((X, NUMBERS_OF_SAMPLES[:, None], LABELS), candidates="1, 2", label=2),
+    "label after a mask": ((X, MASKS, LABELS), "2", 2),
+    "number after the label": ((X, LABELS, NUMBERS_OF_SAMPLES), "1, 2", 1),
+    "two inputs": ((X, NUMBERS_OF_SAMPLES[:, None], LABELS), "1, 2", 2),
 }
 
 
 @pytest.mark.parametrize("make_dataset", [TensorDataset, make_items_of])
-@pytest.mark.parametrize("parts", THREE_PARTS.values(), ids=THREE_PARTS)
-def test_label_among_three_parts_of_samples_is_not_used_unless_it_is_named(parts, make_dataset):
-    dataset = make_dataset(*parts.columns)
+@pytest.mark.parametrize("kind", THREE_PARTS)
+def test_label_among_three_parts_of_samples_is_not_used_unless_it_is_named(kind, make_dataset):
+    columns, candidates, _ = THREE_PARTS[kind]
+    dataset = make_dataset(*columns)
 
-    with refused(f"parts {parts.candidates} of a sample are .* labels=2"):
+    with refused(f"parts {candidates} of a sample are .* labels=2"):
         set_up_data(dataset, LABELS_NEEDED)
 
     data = set_up_data(dataset, IIDPartitioner(2))
-    assert f"the parts {parts.candidates}" in data.no_classes
+    assert f"the parts {candidates}" in data.no_classes
 
 
 @pytest.mark.parametrize("make_dataset", [TensorDataset, make_items_of])
-@pytest.mark.parametrize("parts", THREE_PARTS.values(), ids=THREE_PARTS)
-def test_label_among_three_parts_of_samples_is_used_by_its_position(parts, make_dataset):
-    dataset = make_dataset(*parts.columns)
+@pytest.mark.parametrize("kind", THREE_PARTS)
+def test_label_among_three_parts_of_samples_is_used_by_its_position(kind, make_dataset):
+    columns, _, position_of_label = THREE_PARTS[kind]
 
-    data = set_up_data(dataset, LABELS_NEEDED, labels=parts.label)
+    data = set_up_data(make_dataset(*columns), LABELS_NEEDED, labels=position_of_label)
 
     for client in range(2):
         samples = data.client_indices(client)

@@ -96,6 +96,11 @@ class HuggingFace:
         assert kind is None
         return self
 
+    def select(self, indices):
+        rows = [self[index] for index in indices]
+        columns = {name: [row[name] for row in rows] for name in self.column_names}
+        return HuggingFace(columns, **self.features)
+
     def select_columns(self, names):
         columns = {name: self._frame[name] for name in names}
         return HuggingFace(columns, **self.features)

@@ -16,6 +16,7 @@ from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.tables import Dictionary
 from flsv.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
+from helpers.data import set_up_data
 
 ROWS = 120
 NUMBERS = ("age", "hb", "creatinine", "weight")
@@ -169,14 +170,9 @@ def data_of(source, number, dictionary):
 
 
 def read_in_one_process(sources, dictionary, val=None):
-    data = FederatedDataModule(
-        clients=sources,
-        labels="died",
-        dictionary=dictionary,
-        val=val,
-        splits=Splits(server_val=0.0),
+    data = set_up_data(
+        clients=sources, labels="died", dictionary=dictionary, val=val, server_val=0.0
     )
-    data.setup("fit")
     source = data.division.source
     features, _ = source.train.tensors
     return Reading(features, list(map(str, source.data_warnings)))
