@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
 from helpers import refused
-from helpers.data import HERE, HuggingFace, Items, X, Y, set_up_data
+from helpers.data import HERE, DataModuleOfLoader, HuggingFace, Items, X, Y, set_up_data
 
 SAMPLES_WITH_WORDS = (X, np.where(Y == 0, "ill", "well"))
 SAMPLES_WITH_NUMBERS = (X, (Y > 0).astype(int))
@@ -113,17 +112,6 @@ def test_concatenated_parts_with_different_names_are_refused():
 # ---- classes that a data module declares
 
 
-class DataModuleOfThreeClasses(L.LightningDataModule):
-    """Declares so many classes, of which three have samples."""
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.num_classes = num_classes
-
-    def train_dataloader(self):
-        return DataLoader(HERE, batch_size=8, shuffle=True)
-
-
 @pytest.mark.parametrize(
     ("num_declared", "num_classes"),
     [pytest.param(5, 5, id="two without samples"), pytest.param(2, 3, id="fewer than there are")],
@@ -131,7 +119,10 @@ class DataModuleOfThreeClasses(L.LightningDataModule):
 def test_classes_that_a_data_module_declares_are_used_if_they_have_all_labels(
     num_declared, num_classes
 ):
-    data = set_up_data(DataModuleOfThreeClasses(num_declared), IIDPartitioner(3))
+    source_of_three_classes = DataModuleOfLoader(DataLoader(HERE, batch_size=8, shuffle=True))
+    source_of_three_classes.num_classes = num_declared
+
+    data = set_up_data(source_of_three_classes, IIDPartitioner(3))
 
     assert data.class_counts.shape == (3, num_classes)
     assert data.class_counts[:, 3:].sum() == 0

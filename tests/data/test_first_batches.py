@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
 from helpers import refused, warns
-from helpers.data import Items, set_up_data
+from helpers.data import DataModuleOfLoader, Items, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
 
@@ -46,23 +45,14 @@ class ReadsOtherLabelsThanItStores(FourClasses):
         return x, self.labels_by_stored[y]
 
 
-class DataModuleWithCollateFunction(L.LightningDataModule):
+def make_source(dataset, collate_fn, **options):
     """A data module whose training loader has a ``collate_fn``."""
-
-    def __init__(self, dataset, collate_fn, **options):
-        super().__init__()
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.options = options
-
-    def train_dataloader(self):
-        return DataLoader(
-            self.dataset, batch_size=5, shuffle=True, collate_fn=self.collate_fn, **self.options
-        )
+    loader = DataLoader(dataset, batch_size=5, shuffle=True, collate_fn=collate_fn, **options)
+    return DataModuleOfLoader(loader)
 
 
 SOURCES_WITH_OTHER_LABELS = {
-    "collated": lambda: DataModuleWithCollateFunction(FourClasses(), collate_with_two_labels),
+    "collated": lambda: make_source(FourClasses(), collate_with_two_labels),
     "other order": lambda: ReadsOtherLabelsThanItStores([3, 2, 1, 0]),
     "three of four": lambda: ReadsOtherLabelsThanItStores([0, 1, 2, 0]),
 }
@@ -105,7 +95,7 @@ def collate_without_class_three(samples):
     ],
 )
 def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, batch):
-    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
+    source = make_source(FourClasses(), collate_fn)
     clients_of_samples = [0] * 40 + [1] * 40
 
     with refused(f"{batch} of 16 samples"):
@@ -160,7 +150,7 @@ def collate_labels_as_floats(samples):
     ],
 )
 def test_batches_in_which_a_collate_function_keeps_all_labels_are_used(collate_fn):
-    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
+    source = make_source(FourClasses(), collate_fn)
     data = set_up_data(source, IIDPartitioner(2), server_val=0.0)
     assert data.class_counts.sum().item() == 80
 
@@ -191,9 +181,9 @@ def add_noise(samples):
 
 
 RANDOM_SOURCES = {
-    "transform": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), default_collate),
-    "collate_fn": lambda: DataModuleWithCollateFunction(FourClasses(), add_noise),
-    "worker": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), None, num_workers=1),
+    "transform": lambda: make_source(AddsNoiseWhenRead(), default_collate),
+    "collate_fn": lambda: make_source(FourClasses(), add_noise),
+    "worker": lambda: make_source(AddsNoiseWhenRead(), None, num_workers=1),
 }
 
 
@@ -208,7 +198,7 @@ def test_random_changes_of_held_out_samples_have_a_warning(kind, server_val, cli
 
 @pytest.mark.parametrize("collate_fn", [default_collate, collate_backwards, collate_with_lengths])
 def test_held_out_samples_that_do_not_change_have_no_warning(collate_fn, recwarn):
-    set_up_data(DataModuleWithCollateFunction(FourClasses(), collate_fn), IIDPartitioner(2))
+    set_up_data(make_source(FourClasses(), collate_fn), IIDPartitioner(2))
 
     assert all("at random" not in str(warning.message) for warning in recwarn)
 
@@ -281,7 +271,7 @@ def open_in_worker(worker):
 
 
 def test_workers_call_the_users_worker_init_fn():
-    source = DataModuleWithCollateFunction(
+    source = make_source(
         FailsUnlessOpened(), collate_fn=None, num_workers=1, worker_init_fn=open_in_worker
     )
     data = set_up_data(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)

@@ -6,7 +6,6 @@ import random
 import shutil
 from functools import partial
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,7 @@ from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
 from helpers import make_generator, refused
-from helpers.data import Items, set_up_data
+from helpers.data import DataModuleOfLoader, Items, set_up_data
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50)
@@ -96,11 +95,9 @@ def test_subsets_of_subsets_are_read_as_tensors():
 
 def test_preloading_with_a_collate_function_is_refused():
     loader = DataLoader(READ_ONE_BY_ONE, shuffle=True, collate_fn=list)
-    module = L.LightningDataModule()
-    module.train_dataloader = lambda: loader
 
     with refused("reads samples without the loader's collate_fn"):
-        set_up_data(module, preload=True)
+        set_up_data(DataModuleOfLoader(loader), preload=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

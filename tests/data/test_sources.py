@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +21,7 @@ from flsv.cli import main
 from flsv.data.sources.open_source import module_source
 from flsv.data.sources.source_data import array_set
 from helpers import refused, warns
-from helpers.data import HERE, Frame, X, Y, set_up_data
+from helpers.data import HERE, DataModuleOfLoader, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
 
@@ -306,15 +305,6 @@ def test_example_of_a_parquet_file_prints_a_row_of_each_ward(tmp_path, monkeypat
 
 
 TWENTY_SAMPLES = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
-
-
-class DataModuleOfLoader(L.LightningDataModule):
-    def __init__(self, loader):
-        super().__init__()
-        self.loader = loader
-
-    def train_dataloader(self):
-        return self.loader
 
 
 def test_options_of_a_wrapped_loader_are_kept():

@@ -1,6 +1,5 @@
 """Streams: how far they are read, and what is refused."""
 
-import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -10,17 +9,11 @@ from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, OneClient, Splits, Stream
 from flsv.sampling import PowerOfChoice
 from helpers import make_generator, refused
-from helpers.data import set_up_data
+from helpers.data import DataModuleOfLoader, set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
 
 VAL = (torch.randn(120, 6, generator=make_generator()), torch.arange(120) % 3)
-
-
-def make_project(loader):
-    module = L.LightningDataModule()
-    module.train_dataloader = lambda: loader
-    return module
 
 
 class EndlessStream(IterableDataset):
@@ -56,7 +49,7 @@ def test_streams_of_clients_are_read_up_to_their_lengths():
 
 
 def test_stream_of_a_site_is_read_up_to_its_length():
-    module = make_project(DataLoader(StreamWithLength(), batch_size=8))
+    module = DataModuleOfLoader(DataLoader(StreamWithLength(), batch_size=8))
 
     site = set_up_data(module, OneClient(), server_val=0.0)
 
@@ -108,7 +101,7 @@ def test_stream_that_can_be_read_only_once_is_refused():
 
 
 def test_stream_is_not_read_by_several_workers():
-    module = make_project(DataLoader(StreamWithLength(), batch_size=8, num_workers=2))
+    module = DataModuleOfLoader(DataLoader(StreamWithLength(), batch_size=8, num_workers=2))
     site = set_up_data(module, OneClient(), server_val=0.0)
 
     with refused("Set num_workers to 1 or 0"):

@@ -3,7 +3,6 @@ torch does."""
 
 from functools import partial
 
-import lightning as L
 import pytest
 import torch
 from contrib.in_run import fit_in_run, in_run_values_by_hand, make_in_run_loop
@@ -16,7 +15,7 @@ from flsv.data import SizePartitioner
 from flsv.data.loaders import TensorBatches
 from flsv.utilities.seeding import generator_for
 from helpers import refused
-from helpers.data import Items, set_up_data, toy_sets
+from helpers.data import DataModuleOfLoader, Items, set_up_data, toy_sets
 from helpers.fits import KeepsRounds, fit
 from helpers.loops_by_hand import SEED, cross_entropy_of, make_network_without_norm, take_steps
 from helpers.models import Plain
@@ -34,14 +33,9 @@ WEIGHTS = torch.tensor([1.0, 3.0, 9.0])[TRAIN.tensors[1]]
 READ_ONE_BY_ONE = Items(TRAIN, targets=TRAIN.tensors[1])
 
 
-class DataModuleWithWeightedSampler(L.LightningDataModule):
-    def __init__(self, train=TRAIN, weights=WEIGHTS, count=SAMPLES, **options):
-        super().__init__()
-        self.train = train
-        self.sampler = WeightedRandomSampler(weights.tolist(), count, **options)
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=BATCH, sampler=self.sampler)
+def make_source(train=TRAIN, weights=WEIGHTS, num_draws=SAMPLES, replacement=True):
+    sampler = WeightedRandomSampler(weights.tolist(), num_draws, replacement)
+    return DataModuleOfLoader(DataLoader(train, batch_size=BATCH, sampler=sampler))
 
 
 def make_module():
@@ -90,7 +84,7 @@ def train_by_hand(model_vector, batches):
 def test_each_client_draws_its_samples_by_weight(tmp_path, train, draws_per_sample, replacement):
     draws_of_source = int(draws_per_sample * SAMPLES)
     data = make_weighted_data(
-        DataModuleWithWeightedSampler(train, count=draws_of_source, replacement=replacement)
+        make_source(train, num_draws=draws_of_source, replacement=replacement)
     )
     loop = FederatedLoop(KeepsRounds(), local_epochs=LOCAL_EPOCHS, seed=SEED)
 
@@ -109,13 +103,13 @@ def test_each_client_draws_its_samples_by_weight(tmp_path, train, draws_per_samp
 
 
 def test_samples_in_memory_are_drawn_as_tensors_by_weight():
-    data = make_weighted_data(DataModuleWithWeightedSampler(TRAIN))
+    data = make_weighted_data(make_source(TRAIN))
 
     assert isinstance(data.client_loader(0), TensorBatches)
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
-    data = make_weighted_data(DataModuleWithWeightedSampler(), server_val=0.2)
+    data = make_weighted_data(make_source(), server_val=0.2)
     loop = make_in_run_loop(local_epochs=LOCAL_EPOCHS)
     _, sample_values, rounds = fit_in_run(loop, tmp_path, make_module(), data)
 
@@ -131,12 +125,12 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
 
 def test_weighted_sampler_of_another_number_of_weights_is_refused():
     with refused(f"WeightedRandomSampler has 3 weights, but the training data have {SAMPLES}"):
-        make_weighted_data(DataModuleWithWeightedSampler(weights=torch.ones(3)))
+        make_weighted_data(make_source(weights=torch.ones(3)))
 
 
 def weights_with_some_of_client_1(num_positive):
     """Weights that are above 0 for so many samples of client 1."""
-    samples_of_client = make_weighted_data(DataModuleWithWeightedSampler()).client_indices(1)
+    samples_of_client = make_weighted_data(make_source()).client_indices(1)
     weights = WEIGHTS.clone()
     weights[samples_of_client[num_positive:]] = 0
     return weights
@@ -145,7 +139,7 @@ def weights_with_some_of_client_1(num_positive):
 @pytest.mark.parametrize(("num_positive", "replacement"), [(0, True), (1, False)])
 def test_client_without_enough_weights_above_0_is_refused(num_positive, replacement):
     weights = weights_with_some_of_client_1(num_positive)
-    source = DataModuleWithWeightedSampler(weights=weights, replacement=replacement)
+    source = make_source(weights=weights, replacement=replacement)
 
     with refused("samples of client 1, but only .* have a weight above 0"):
         make_weighted_data(source)
@@ -154,13 +148,13 @@ def test_client_without_enough_weights_above_0_is_refused(num_positive, replacem
 def test_client_with_one_weight_above_0_draws_its_sample_again_and_again():
     weights = weights_with_some_of_client_1(num_positive=1)
 
-    data = make_weighted_data(DataModuleWithWeightedSampler(weights=weights, replacement=True))
+    data = make_weighted_data(make_source(weights=weights, replacement=True))
 
     assert len(data.client_indices(1)) > 1
 
 
 def describe_data(weights):
-    return make_weighted_data(DataModuleWithWeightedSampler(weights=weights)).describe()
+    return make_weighted_data(make_source(weights=weights)).describe()
 
 
 def test_description_of_the_data_depends_on_the_weights():

@@ -4,6 +4,7 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pandas
 import pytest
@@ -55,6 +56,17 @@ def toy_data(proportions=(4, 1, 2), batch_size=8, client_test=0.2, **options):
     grouped_options = group_options({"client_test": client_test, **options})
     partitioner = SizePartitioner(list(proportions))
     return FederatedDataModule(toy_sets(), partitioner, batch_size=batch_size, **grouped_options)
+
+
+class DataModuleOfLoader(L.LightningDataModule):
+    """A user's data module with a training loader."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
 
 
 class Frame:
