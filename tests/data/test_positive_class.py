@@ -21,24 +21,17 @@ from helpers import refused
 from helpers.data import set_up_data
 from helpers.fits import fit
 
-CLIENTS = ("Boston", "Lyon", "Osaka")
-ROWS = 60  # of each
+
+def make_arrays(seed):
+    """Sixty inputs and words, of which one in five is ja."""
+    is_ja = np.arange(60) % 5 == 0
+    inputs = np.random.default_rng(seed).normal(size=(60, 3)) + is_ja[:, None]
+    return inputs, np.where(is_ja, "ja", "nein")
 
 
-def make_arrays(positive, negative):
-    """Return each client's inputs and words. One in five is positive."""
-    rng = np.random.default_rng(0)
-    is_positive = np.arange(ROWS) % 5 == 0
-    sets = {}
-    for name in (*CLIENTS, "val"):
-        inputs = rng.normal(size=(ROWS, 3)) + is_positive[:, None]
-        words = np.where(is_positive, positive, negative)
-        sets[name] = (inputs, words)
-    return sets
-
-
-def make_data(sets, **options):
-    return set_up_data(clients={name: sets[name] for name in CLIENTS}, val=sets["val"], **options)
+def make_data(**options):
+    clients = {"Boston": make_arrays(0), "Lyon": make_arrays(1), "Osaka": make_arrays(2)}
+    return set_up_data(clients=clients, val=make_arrays(3), **options)
 
 
 def fit_with_values(folder, data):
@@ -54,36 +47,28 @@ def fit_with_values(folder, data):
     return loop
 
 
-def read_learning_report(folder):
-    (path,) = folder.rglob("run.json")
-    return read_record(path)["paid_in"]
-
-
 def test_score_of_one_class_needs_pos_label(tmp_path):
-    data = make_data(make_arrays("ja", "nein"))
-
     with refused("average_precision is the score .* classes 'ja' and 'nein'. Set pos_label"):
-        fit_with_values(tmp_path, data)
+        fit_with_values(tmp_path, make_data())
 
 
 def test_auroc_needs_no_pos_label():
-    data = make_data(make_arrays("ja", "nein"))
     auroc = performance_of("LeaveOneOut", "auroc", None)
 
-    check_positive_class([auroc], data)
+    check_positive_class([auroc], make_data())
 
 
 def test_title_of_a_score_of_class_1_says_class():
     f1 = performance_of("LeaveOneOut", "f1", None)
+
     assert title_of(f1, "1") == "f1 of class 1"
 
 
 def test_pos_label_is_taken_as_positive(tmp_path):
-    data = make_data(make_arrays("ja", "nein"), pos_label="ja")
+    loop = fit_with_values(tmp_path, make_data(pos_label="ja"))
 
-    loop = fit_with_values(tmp_path, data)
-
-    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of ja"
+    (path,) = tmp_path.rglob("run.json")
+    assert read_record(path)["paid_in"]["f1"]["by"] == "f1 of ja"
     assert loop.metrics["loo"].guide()["unit"] == "gain in average precision of ja"
 
 
@@ -197,7 +182,7 @@ def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
 
 
 def identity_with_positive_class(word):
-    return fit_identity({}, make_data(make_arrays("ja", "nein"), pos_label=word))
+    return fit_identity({}, make_data(pos_label=word))
 
 
 def test_identity_of_a_run_depends_on_its_positive_class():

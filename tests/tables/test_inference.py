@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.data import OneClient
 from flsv.tables import Column, Dictionary
 from flsv.tables.inference import inferred_column, isolated_numbers
 from flsv.tables.merger import merge
 from flsv.tables.source import OpenQuestions
 from helpers import refused, warns
+from helpers.data import set_up_data
 
 NUM_ROWS = 120
 
@@ -32,16 +33,9 @@ def make_columns(seed=0):
 def infer_of(table, dictionary=None, pos_label=None):
     """Return what a site infers of its table."""
     source = table if isinstance(table, str) else pd.DataFrame(table)
-    data = FederatedDataModule(
-        source,
-        OneClient(),
-        labels="died",
-        pos_label=pos_label,
-        dictionary=dictionary,
-        splits=Splits(server_val=0.0),
-    )
+    options = {"labels": "died", "pos_label": pos_label, "dictionary": dictionary}
     try:
-        data.setup("fit")
+        data = set_up_data(source, OneClient(), server_val=0.0, **options)
     except OpenQuestions as questions:
         return questions.dictionary
     return data.dictionary
