@@ -203,8 +203,10 @@ def test_object_that_is_no_data_set_is_refused_with_the_reason(data, reason):
 def test_two_samples_are_a_data_set_if_they_cannot_be_columns(kind):
     sample_of_class_0 = kind([torch.zeros(4), 0])
     sample_of_class_1 = kind([torch.ones(4), 1])
-    both = [sample_of_class_0, sample_of_class_1]
-    data = set_up_data(clients={"Boston": both, "Lyon": [*both, *both]}, val=both)
+    two_samples = [sample_of_class_0, sample_of_class_1]
+    clients = {"Boston": two_samples, "Lyon": 2 * two_samples}
+
+    data = set_up_data(clients=clients, val=two_samples)
 
     assert data.num_samples.tolist() == [2, 4]
     assert data.class_counts.tolist() == [[1, 1], [2, 2]]

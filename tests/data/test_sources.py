@@ -105,23 +105,24 @@ def test_labels_with_gaps_are_refused(y):
         array_set(np.zeros((3, 1)), y)
 
 
-def make_numbered_samples(first, last):
+def make_numbered_samples(numbers):
     """Samples whose inputs are their numbers."""
-    numbers = torch.arange(first, last + 1)
-    return TensorDataset(numbers[:, None].float(), numbers % 3)
+    inputs = torch.tensor(numbers)
+    return TensorDataset(inputs[:, None].float(), inputs % 3)
 
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
-    clients = {"Boston": make_numbered_samples(0, 59), "Lyon": make_numbered_samples(100, 129)}
+    numbers_of_clients = [range(60), range(100, 130)]
+    boston, lyon = map(make_numbered_samples, numbers_of_clients)
 
-    data = set_up_data(clients=clients, client_val=0.1)
+    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, client_val=0.1)
 
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 0.1 * (60 + 30)
-    for client, numbers_of_client in enumerate([range(60), range(100, 130)]):
+    for client in range(2):
         for inputs, labels in data.client_loader(client):
             numbers = inputs.flatten().long()
-            assert set(numbers.tolist()) <= set(numbers_of_client)
+            assert set(numbers.tolist()) <= set(numbers_of_clients[client])
             assert torch.equal(labels, numbers % 3)
 
 

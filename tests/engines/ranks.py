@@ -311,8 +311,8 @@ class Group:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANKS": str(size)}
         self.processes = []
         for rank in range(size):
-            place = place_on_own_host(rank, size) if nodes else place_on_one_host(rank)
-            variables = {**common, **place}
+            of_host = place_on_own_host(rank, size) if nodes else place_on_one_host(rank)
+            variables = {**common, **of_host}
             process = Forked(folder / f"rank{rank}", function, *arguments, **variables)
             self.processes.append(process)
 

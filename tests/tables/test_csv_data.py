@@ -97,9 +97,9 @@ def test_text_windows_predict_every_byte_at_most_once(length):
 
     text_windows = windows(text, length)
 
-    starts = range(0, len(text_bytes) - length, length)
-    windows_of_starts = [text_bytes[start : start + length + 1] for start in starts]
-    assert text_windows.tolist() == windows_of_starts
+    positions = range(0, len(text_bytes) - length, length)
+    expected_windows = [text_bytes[position : position + length + 1] for position in positions]
+    assert text_windows.tolist() == expected_windows
 
 
 def test_character_data_cuts_text_into_pieces(read_csv):
