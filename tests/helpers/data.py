@@ -1,13 +1,11 @@
 """Small data: toy classes, tables, a user's own items, and the configuration files with what they deal out."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pandas
-import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
@@ -149,20 +147,6 @@ def make_patients(number, seed, shift=0.0):
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCENARIOS = CONFIGS / "scenarios"
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-EVEN = [0, 2, 4, 6, 8]
-
-
-def requires_files(*files):
-    """Skip, with the reason, where the data root does not have these files."""
-    if ROOT is None:
-        return pytest.mark.skip(reason="FLSV_DATA_ROOT is not set: no real image data")
-    missing = [file for file in files if not (Path(ROOT) / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"FLSV_DATA_ROOT has no {', '.join(missing)}")
-
-
-def parametrize_files(folder):
-    return [pytest.param(path, id=path.stem) for path in sorted(folder.glob("*.yaml"))]
 
 
 def count_by_client_and_class(data):
