@@ -149,6 +149,9 @@ def test_table_features_have_a_mark_of_each_category_of_clients_and_of_test_data
     inputs, _ = data.division.source.train.tensors
     assert data.dictionary.columns["ward"].categories == all_wards
     np.testing.assert_array_equal(inputs[:, 1:], wards[:, None] == np.array(all_wards))
+    test_inputs, _ = data.division.source.test.tensors
+    is_test_ward = np.array(test["ward"])[:, None] == np.array(all_wards)
+    np.testing.assert_array_equal(test_inputs[:, 1:], is_test_ward)
 
 
 def write_patients(folder, suffix):
