@@ -223,19 +223,19 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
 
 @pytest.mark.parametrize("source", [DATA, Items(zip(X, Y.tolist()))], ids=["tensors", "read"])
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
+    rounds, local_epochs = 3, 2
     module = RecordsLabels()
     data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
-    loop = FederatedLoop(local_epochs=2, seed=0)
+    loop = FederatedLoop(local_epochs=local_epochs, seed=0)
 
-    trainer_for(loop, tmp_path, rounds=3, overfit_batches=2).fit(module, data)
+    trainer_for(loop, tmp_path, rounds, overfit_batches=2).fit(module, data)
 
     samples_of_two_batches = 2 * 4
     labels_of_round = []
     for client in (0, 1):
         first_samples = data.client_indices(client)[:samples_of_two_batches]
-        for _ in range(2):  # local epochs
-            labels_of_round += Y[first_samples].tolist()
-    assert torch.cat(module.labels["train"]).tolist() == 3 * labels_of_round
+        labels_of_round += local_epochs * Y[first_samples].tolist()
+    assert torch.cat(module.labels["train"]).tolist() == rounds * labels_of_round
 
 
 @pytest.fixture

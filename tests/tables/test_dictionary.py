@@ -57,8 +57,9 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps(tmp_path):
 
     inputs, _ = data.division.source.tensors
     features_of_second_row = dict(zip(data.dictionary.feature_names, inputs[1].tolist()))
+    mean_age, scale_of_age = 60, 15
     assert features_of_second_row == {
-        "age": pytest.approx((44 - 60) / 15),
+        "age": pytest.approx((44 - mean_age) / scale_of_age),
         "lab": 0,
         "ward=A": 0,
         "ward=B": 1,

@@ -212,18 +212,18 @@ READERS = {"one process": read_in_one_process, "sites": read_at_sites}
 def sources_of(change, folder):
     tables = make_tables()
     change(tables)
-    sources = {}
-    for site, table in tables.items():
-        file = folder / f"{site}.csv"
-        if isinstance(table, str):
-            file.write_text(table)
-        elif table["age"].dtype == float:
-            sources[site] = table
-            continue
-        else:
-            table.to_csv(file, index=False)
-        sources[site] = str(file)
-    return sources
+    return {site: source_of(table, folder / f"{site}.csv") for site, table in tables.items()}
+
+
+def source_of(table, file):
+    """A typed table as it is; of texts, and of the text of a file, the file's path."""
+    if isinstance(table, str):
+        file.write_text(table)
+        return str(file)
+    if table["age"].dtype == float:
+        return table
+    table.to_csv(file, index=False)
+    return str(file)
 
 
 def has_usual_features(reading, usual_reading):
