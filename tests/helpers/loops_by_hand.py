@@ -107,12 +107,9 @@ def average_models(models, sizes):
 def assert_same_state(net, expected, tolerance=ROUNDING):
     expected_state = expected.state_dict()
     for name, value in net.state_dict().items():
+        # A failure names the key of a dictionary.
         torch.testing.assert_close(
-            value,
-            expected_state[name],
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda message, name=name: f"{name}: {message}",
+            {name: value}, {name: expected_state[name]}, rtol=tolerance, atol=tolerance
         )
 
 
