@@ -75,9 +75,11 @@ def test_held_out_data_whose_class_numbers_may_mean_other_classes_are_refused(
         make_two_clients(samples_of_clients, **held_out)
 
 
-def test_client_whose_class_numbers_may_mean_other_classes_is_refused():
+def test_client_without_the_class_names_of_another_client_is_refused():
+    clients = {"a": make_items(classes=["ill", "well"]), "b": make_items()}
+
     with refused("'a' has the names ill, well, 'b' has no names"):
-        set_up_data(clients={"a": SAMPLES_WITH_WORDS, "b": SAMPLES_WITH_NUMBERS})
+        set_up_data(clients=clients)
 
 
 def test_class_names_of_clients_are_those_of_validation_samples_without_names():

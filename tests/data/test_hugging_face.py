@@ -116,12 +116,6 @@ def test_parts_of_a_concatenation_name_their_classes():
     assert data.class_counts.sum(0).tolist() == [30 + 5, 30 + 5]
 
 
-def test_positive_class_of_texts_is_the_second_name():
-    data = set_up_data(make_texts(), labels="label", pos_label="ill")
-
-    assert data.positive_class == "ill"
-
-
 def collate_to_lengths(samples):
     return torch.tensor([len(sample["text"]) for sample in samples])
 

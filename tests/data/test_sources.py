@@ -85,12 +85,6 @@ def test_arrays_of_labels_become_a_vector(y, labels):
     assert vector.tolist() == labels
 
 
-def test_words_of_an_array_of_labels_are_its_class_names():
-    words = np.array(["well", "ill", "well"], object)
-
-    assert array_set(ONES, words).classes == ("ill", "well")
-
-
 @pytest.mark.parametrize(
     "y",
     [

@@ -69,15 +69,6 @@ def test_text_data_has_hashes_of_the_first_words_and_zeros_after_a_short_text(re
     assert texts[3].tolist() == [hash_of_loss, 0, 0]
 
 
-def test_text_data_reads_classes(read_csv):
-    train_set = read_csv(TextData, TEXTS).train_set
-
-    _, labels = train_set.tensors
-    earn, ship = 0, 1
-    assert train_set.classes == ("earn", "ship")
-    assert labels.tolist() == [ship, earn, ship, earn]
-
-
 def test_group_column_of_text_data_names_the_clients(read_csv):
     texts = read_csv(TextData, TEXTS, group="desk")
 
@@ -119,15 +110,6 @@ def test_character_data_cuts_text_into_pieces(read_csv):
     # A piece ends with the first character of the next one.
     assert first_piece_of_fish == FISH.encode()[: length + 1]
     assert second_piece_of_wolf == WOLF.encode()[length : 2 * length + 1]
-
-
-def test_pieces_of_characters_count_as_one_class_of_each_client(read_csv):
-    tales = read_csv(CharacterData, TALES, group="group", length=5)
-
-    data = set_up_data(tales, GroupPartitioner(), server_val=0)
-
-    pieces_of_sea_and_wood = [[5], [4]]
-    assert data.class_counts.tolist() == pieces_of_sea_and_wood
 
 
 @pytest.mark.parametrize(

@@ -229,11 +229,6 @@ def test_merged_dictionary_gives_nearly_the_features_of_one_process(printed_of_m
     assert torch.equal(labels_by_file, labels)
 
 
-def test_words_of_few_rows_are_in_no_inferred_and_no_merged_dictionary(printed_of_merging):
-    for file in ("Boston.yaml", "merged.yaml"):
-        assert "rare" not in Dictionary.from_file(file).columns["ward"].categories
-
-
 def test_merging_warns_of_a_column_that_is_empty_at_a_site(printed_of_merging):
     assert "lab of Osaka: 100 % of the values are missing" in printed_of_merging
 
