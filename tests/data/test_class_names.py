@@ -2,18 +2,16 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
 from helpers import refused
-from helpers.data import HuggingFace, Items, X, Y, set_up_data
+from helpers.data import HERE, DataModuleOfLoader, HuggingFace, Items, X, Y, set_up_data
 
 SAMPLES_WITH_WORDS = (X, np.where(Y == 0, "ill", "well"))
 SAMPLES_WITH_NUMBERS = (X, (Y > 0).astype(int))
@@ -31,8 +29,8 @@ def test_numbers_as_text_are_class_names(offset):
 
     data = make_two_clients(texts, val=texts)
 
-    names = [str(number) for number in range(offset, offset + 12)]
-    assert list(data.class_names) == names
+    names_in_order_of_numbers = [str(number) for number in range(offset, offset + 12)]
+    assert list(data.class_names) == names_in_order_of_numbers
     with refused("'val' has no names"):
         make_two_clients(texts, val=(X, numbers))
 
@@ -77,17 +75,15 @@ def test_held_out_data_whose_class_numbers_may_mean_other_classes_are_refused(
         make_two_clients(samples_of_clients, **held_out)
 
 
-def test_client_whose_class_numbers_may_mean_other_classes_is_refused():
+def test_client_without_the_class_names_of_another_client_is_refused():
+    clients = {"a": make_items(classes=["ill", "well"]), "b": make_items()}
+
     with refused("'a' has the names ill, well, 'b' has no names"):
-        set_up_data(clients={"a": SAMPLES_WITH_WORDS, "b": SAMPLES_WITH_NUMBERS})
+        set_up_data(clients=clients)
 
 
-@pytest.mark.parametrize(
-    ("samples", "validation_samples"),
-    [(SAMPLES_WITH_WORDS, SAMPLES_WITH_WORDS), (make_items(classes=["ill", "well"]), make_items())],
-)
-def test_class_names_are_those_of_the_clients(samples, validation_samples):
-    data = make_two_clients(samples, val=validation_samples)
+def test_class_names_of_clients_are_those_of_validation_samples_without_names():
+    data = make_two_clients(make_items(classes=["ill", "well"]), val=make_items())
 
     assert data.class_names == ("ill", "well")
 
@@ -118,37 +114,23 @@ def test_concatenated_parts_with_different_names_are_refused():
 # ---- classes that a data module declares
 
 
-class DataModuleOfFiveClasses(L.LightningDataModule):
-    """Two of the classes have no samples."""
+@pytest.mark.parametrize(
+    ("num_declared", "num_classes"),
+    [pytest.param(5, 5, id="two without samples"), pytest.param(2, 3, id="fewer than there are")],
+)
+def test_classes_that_a_data_module_declares_are_used_if_they_have_all_labels(
+    num_declared, num_classes
+):
+    source_of_three_classes = DataModuleOfLoader(DataLoader(HERE, batch_size=8, shuffle=True))
+    source_of_three_classes.num_classes = num_declared
 
-    num_classes = 5
+    data = set_up_data(source_of_three_classes, IIDPartitioner(3))
 
-    def train_dataloader(self):
-        labels = torch.arange(len(X)) % 3
-        return DataLoader(
-            TensorDataset(torch.tensor(X).float(), labels), batch_size=8, shuffle=True
-        )
-
-
-def test_classes_are_those_that_a_data_module_declares_though_some_have_no_samples():
-    data = FederatedDataModule(DataModuleOfFiveClasses(), IIDPartitioner(3))
-    data.setup("fit")
-
-    assert data.class_counts.shape == (3, DataModuleOfFiveClasses.num_classes)
+    assert data.class_counts.shape == (3, num_classes)
     assert data.class_counts[:, 3:].sum() == 0
 
 
-def test_declared_number_of_classes_that_a_label_exceeds_is_not_used():
-    source = DataModuleOfFiveClasses()
-    source.num_classes = 2
-
-    data = FederatedDataModule(source, IIDPartitioner(3))
-    data.setup("fit")
-
-    assert data.num_classes == 3
-
-
-def make_items_with_gaps(numbers_by_name):
+def make_items_with_numbers(numbers_by_name):
     """Samples whose classes have such numbers, and all the same names in the same order."""
     return make_items(
         numbers=numbers_by_name.values(), classes=["ill", "well"], class_to_idx=numbers_by_name
@@ -158,8 +140,8 @@ def make_items_with_gaps(numbers_by_name):
 @pytest.mark.parametrize("numbers_at_b", [{"ill": 7, "well": 5}, {"ill": 6, "well": 8}])
 def test_names_with_other_numbers_at_another_client_are_refused(numbers_at_b):
     clients = {
-        "a": make_items_with_gaps({"ill": 5, "well": 7}),
-        "b": make_items_with_gaps(numbers_at_b),
+        "a": make_items_with_numbers({"ill": 5, "well": 7}),
+        "b": make_items_with_numbers(numbers_at_b),
     }
 
     with refused("number their classes in different ways"):
@@ -181,17 +163,19 @@ def test_pandas_categories_in_another_order_are_merged_by_their_names(ordered):
 
 def make_hugging_face(samples, names):
     """Return samples of a class feature with these names, every second one ill."""
-    ill = names.index("ill")
-    labels = [ill, 1 - ill] * 10
+    labels = [names.index("ill"), names.index("well")] * 10
     return HuggingFace({"sample": samples, "label": labels}, label=SimpleNamespace(names=names))
 
 
-def test_table_with_classes_in_another_order_is_merged_by_names():
-    numbers = [float(index) for index in range(20)]
-    clients = {
-        "a": make_hugging_face(numbers, ["ill", "well"]),
-        "b": make_hugging_face(numbers, ["well", "ill"]),
+def make_clients_with_two_orders(samples):
+    return {
+        "a": make_hugging_face(samples, ["ill", "well"]),
+        "b": make_hugging_face(samples, ["well", "ill"]),
     }
+
+
+def test_table_with_classes_in_another_order_is_merged_by_names():
+    clients = make_clients_with_two_orders([float(index) for index in range(20)])
 
     data = set_up_data(clients=clients, labels="label", server_val=0)
 
@@ -200,11 +184,7 @@ def test_table_with_classes_in_another_order_is_merged_by_names():
 
 
 def test_tokens_with_classes_in_another_order_are_refused():
-    tokens = [[index, index + 1] for index in range(20)]
-    clients = {
-        "a": make_hugging_face(tokens, ["ill", "well"]),
-        "b": make_hugging_face(tokens, ["well", "ill"]),
-    }
+    clients = make_clients_with_two_orders([[index, index + 1] for index in range(20)])
 
     with refused("'a' has the names ill, well, 'b' has"):
         set_up_data(clients=clients, labels="label")

@@ -37,13 +37,10 @@ def test_corruption_and_attack_of_one_fraction_and_seed_choose_the_same_clients(
 
 
 def test_corruption_of_a_larger_fraction_chooses_the_clients_of_a_smaller_one_and_more():
-    label_noise = ClosedSetLabelNoise(fraction=0.3, seed=3)
-    input_noise = GaussianNoise(fraction=0.5, seed=3)
+    corruption_of_some = GaussianNoise(fraction=0.3, seed=3)
+    corruption_of_half = GaussianNoise(fraction=0.5, seed=3)
 
-    clients_of_smaller = set(label_noise.chosen(20))
-    clients_of_larger = set(input_noise.chosen(20))
-
-    assert clients_of_smaller < clients_of_larger
+    assert set(corruption_of_some.chosen(20)) < set(corruption_of_half.chosen(20))
 
 
 class LabelsInAttribute(TensorDataset):
@@ -53,8 +50,10 @@ class LabelsInAttribute(TensorDataset):
 
 
 def make_corrupted_data(source, corruptions, **options):
-    options = {"client_val": 0.1, "client_test": 0.1, **options}
-    return set_up_data(source, DirichletPartitioner(4, 1.0, 20), corruptions=corruptions, **options)
+    partitioner = DirichletPartitioner(4, alpha=1.0, min_samples=20)
+    return set_up_data(
+        source, partitioner, corruptions=corruptions, client_val=0.1, client_test=0.1, **options
+    )
 
 
 def load_in_order(data, client):
@@ -73,38 +72,30 @@ def load_in_order(data, client):
 @pytest.fixture(scope="module")
 def corrupted_data():
     """Client 0 has other labels, and clients 0 and 2 have noise on 30 % of their training samples."""
-    return make_corrupted_data(
-        TensorDataset(X.clone(), Y.clone()),
-        LABELS_AND_INPUTS,
-    )
+    return make_corrupted_data(TensorDataset(X.clone(), Y.clone()), LABELS_AND_INPUTS)
 
 
 @pytest.mark.parametrize(
-    ("client", "label_shift", "noise_rate"),
-    [
-        (0, 1, 0.3),
-        (1, 0, 0.0),
-        (2, 0, 0.3),
-        (3, 0, 0.0),
-    ],
+    ("client", "label_shift", "noise_rate"), [(0, 1, 0.3), (1, 0, 0.0), (2, 0, 0.3), (3, 0, 0.0)]
 )
 def test_training_samples_of_the_chosen_clients_alone_change(
     client, label_shift, noise_rate, corrupted_data
 ):
     indices = corrupted_data.client_indices(client)
-    x, y = load_in_order(corrupted_data, client)
-    is_changed = x != X[indices]
-    is_noisy = is_changed.flatten(1).any(1)
+    original_inputs = X[indices]
+    original_labels = Y[indices]
 
+    inputs, labels = load_in_order(corrupted_data, client)
+
+    is_noisy = (inputs != original_inputs).flatten(1).any(1)
+    is_other_label = labels != original_labels
     assert int(is_noisy.sum()) == round(noise_rate * len(indices))
-    labels = Y[indices]
-    assert torch.equal(y, (labels + label_shift) % 5)
-    is_corrupted = is_noisy | (y != labels)
-    assert torch.equal(corrupted_data.corrupted_samples(client), is_corrupted)
-    assert torch.equal(
-        corrupted_data.class_counts[client],
-        torch.bincount(y, minlength=5),
-    )
+    assert torch.equal(labels, (original_labels + label_shift) % 5)
+    assert torch.equal(corrupted_data.corrupted_samples(client), is_noisy | is_other_label)
+    assert torch.equal(corrupted_data.class_counts[client], torch.bincount(labels, minlength=5))
+
+
+def test_malicious_clients_are_those_whose_samples_a_corruption_changes(corrupted_data):
     assert corrupted_data.malicious == [0, 2]
 
 
@@ -112,20 +103,20 @@ def test_training_samples_of_the_chosen_clients_alone_change(
 def test_evaluation_samples_of_corrupted_clients_do_not_change(split, corrupted_data):
     for client in range(4):
         indices = corrupted_data.client_indices(client, split)
-        x, y = next(iter(corrupted_data.client_loader(client, split)))
-        assert torch.equal(x, X[indices])
-        assert torch.equal(y, Y[indices])
+        ((inputs, labels),) = corrupted_data.client_loader(client, split)
+        assert torch.equal(inputs, X[indices])
+        assert torch.equal(labels, Y[indices])
 
 
 def test_source_and_the_servers_samples_do_not_change(corrupted_data):
-    inputs, labels = corrupted_data.source.tensors
-    x, y = next(iter(corrupted_data.val_dataloader()))
-
-    assert torch.equal(inputs, X)
-    assert torch.equal(labels, Y)
     indices = corrupted_data.server_val_indices
-    assert torch.equal(x, X[indices])
-    assert torch.equal(y, Y[indices])
+    ((inputs, labels),) = corrupted_data.val_dataloader()
+    assert torch.equal(inputs, X[indices])
+    assert torch.equal(labels, Y[indices])
+
+    source_inputs, source_labels = corrupted_data.source.tensors
+    assert torch.equal(source_inputs, X)
+    assert torch.equal(source_labels, Y)
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
@@ -134,24 +125,23 @@ def test_corruption_of_data_that_are_not_tensors_needs_preload():
 
 
 def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
-    samples = LabelsInAttribute(X, torch.zeros(300))
+    last_parts = torch.zeros(len(X))
+
     with refused("last part of these samples is not their label"):
-        make_corrupted_data(samples, [GaussianNoise()], preload=True)
+        make_corrupted_data(LabelsInAttribute(X, last_parts), [GaussianNoise()], preload=True)
 
 
 DIGITS = torch.arange(10_000) % 10
 
 
-def corrupt_labels(corruption):
+def corrupt_digits(corruption):
+    """What a corruption makes of labels. It leaves the inputs."""
     x = torch.arange(10_000.0)[:, None]
-    corrupted_x, y = corruption(
-        x.clone(),
-        DIGITS.clone(),
-        10,
-        make_generator(),
+    corrupted_x, labels = corruption(
+        x.clone(), DIGITS.clone(), num_classes=10, generator=make_generator()
     )
     assert torch.equal(corrupted_x, x)
-    return y
+    return labels
 
 
 @pytest.mark.parametrize(
@@ -197,13 +187,13 @@ def test_noise_of_a_pixel_rate_is_on_that_share_of_the_cells_of_a_table():
 
 @pytest.mark.parametrize("to", ["next", "random"])
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
-    labels = corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to))
+    labels = corrupt_digits(ClosedSetLabelNoise(rate=0.137, to=to))
 
     assert int((labels != DIGITS).sum()) == 0.137 * len(DIGITS)
 
 
 def test_label_noise_at_random_goes_to_every_other_class_equally_often():
-    labels = corrupt_labels(ClosedSetLabelNoise(to="random"))
+    labels = corrupt_digits(ClosedSetLabelNoise(to="random"))
 
     # The count of each shift is Binomial(10000, 1/9).
     mean = len(DIGITS) / 9
@@ -223,38 +213,35 @@ def test_label_noise_at_random_goes_to_every_other_class_equally_often():
     ],
 )
 def test_unknown_classes_get_the_next_known_label(unknown_classes, expected):
-    labels = corrupt_labels(OpenSetLabelNoise(unknown_classes))
+    labels = corrupt_digits(OpenSetLabelNoise(unknown_classes))
 
     assert labels[:10].tolist() == expected
 
 
 def test_open_set_noise_without_a_known_class_is_refused():
     with refused("at least one is not unknown"):
-        corrupt_labels(OpenSetLabelNoise(list(range(10))))
+        corrupt_digits(OpenSetLabelNoise(list(range(10))))
 
 
 def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
-    labels = DIGITS[:2000]
-    inputs = labels[:, None].float()  # each sample says what it is
-    train = TensorDataset(inputs, labels)
-    test = TensorDataset(inputs[:100], labels[:100])
+    digits = DIGITS[:2000]
+    digits_as_inputs = digits[:, None].float()
+    train = TensorDataset(digits_as_inputs, digits)
+    test = TensorDataset(digits_as_inputs[:100], digits[:100])
     noise = OpenSetLabelNoise(EVEN_CLASSES, fraction=0.4)
 
     data = set_up_data(
-        (train, test),
-        IIDPartitioner(3),
-        corruptions=[noise],
-        client_val=0.1,
-        client_test=0.1,
+        (train, test), IIDPartitioner(3), corruptions=[noise], client_val=0.1, client_test=0.1
     )
 
     batches = [*data.val_dataloader(), *data.test_dataloader()]
     for client in range(3):
         batches += data.client_loader(client, "val")
         batches += data.client_loader(client, "test")
-    for batch_inputs, batch_labels in batches:
-        assert (batch_labels % 2 == 1).all()
-        assert torch.equal(batch_inputs[:, 0].long(), batch_labels)
+    for inputs, labels in batches:
+        is_odd = labels % 2 == 1
+        assert is_odd.all()
+        assert torch.equal(inputs[:, 0].long(), labels)
     assert data.num_classes == 10
 
 
@@ -275,22 +262,22 @@ def test_long_tail_class_sizes_fall_exponentially(ratio):
 
 
 def test_long_tail_of_unequal_classes_is_limited_by_the_scarcest():
-    numbers_of_samples = torch.tensor([1000, 100, 900, 800])
-    labels = torch.arange(4).repeat_interleave(numbers_of_samples)
+    scarcest = 100
+    labels = torch.arange(4).repeat_interleave(torch.tensor([1000, scarcest, 900, 800]))
 
-    sizes = class_sizes(8, labels, num_classes=4)
+    sizes = class_sizes(ratio=8, labels=labels, num_classes=4)
 
-    # The first of four classes has 8 times as many as the last, so each has half as many as the one before. The second
-    # class has only 100.
-    assert sizes.tolist() == [200, 100, 50, 25]
+    # The first of four classes has 8 times as many as the last, so each has half as many as the one before.
+    assert sizes.tolist() == [2 * scarcest, scarcest, scarcest / 2, scarcest / 4]
 
 
 def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     labels = torch.arange(10).repeat(500)
-    inner = DirichletPartitioner(4, alpha=0.3, seed=2)
+    inner_partitioner = DirichletPartitioner(4, alpha=0.3, seed=2)
 
-    parts = LongTail(inner, 10)(labels, 10)
+    parts = LongTail(inner_partitioner, imbalance_ratio=10)(labels, num_classes=10)
 
-    remaining = torch.cat(parts).sort().values
-    for part, positions in zip(parts, inner(labels[remaining], 10), strict=True):
-        assert torch.equal(part, remaining[positions])
+    remaining_samples = torch.cat(parts).sort().values
+    positions_of_parts = inner_partitioner(labels[remaining_samples], num_classes=10)
+    for part, positions in zip(parts, positions_of_parts, strict=True):
+        assert torch.equal(part, remaining_samples[positions])

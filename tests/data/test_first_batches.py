@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner
 from flsv.federation import FederatedLoop
 from helpers import refused, warns
-from helpers.data import Items, set_up_data
+from helpers.data import DataModuleOfLoader, Items, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
 
@@ -36,39 +35,26 @@ def collate_with_two_labels(samples):
     return x, y // 2
 
 
-def make_items_without_class_three():
-    samples = []
-    for x, y in FourClasses():
-        label = 0 if y == 3 else y
-        samples.append((x, label))
-    return Items(samples, targets=FourClasses().targets)
-
-
 class ReadsOtherLabelsThanItStores(FourClasses):
+    def __init__(self, labels_by_stored):
+        super().__init__()
+        self.labels_by_stored = labels_by_stored
+
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
-        return x, 3 - y
+        return x, self.labels_by_stored[y]
 
 
-class DataModuleWithCollateFunction(L.LightningDataModule):
+def make_source(dataset, collate_fn, **options):
     """A data module whose training loader has a ``collate_fn``."""
-
-    def __init__(self, dataset, collate_fn, **options):
-        super().__init__()
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.options = options
-
-    def train_dataloader(self):
-        return DataLoader(
-            self.dataset, batch_size=5, shuffle=True, collate_fn=self.collate_fn, **self.options
-        )
+    loader = DataLoader(dataset, batch_size=5, shuffle=True, collate_fn=collate_fn, **options)
+    return DataModuleOfLoader(loader)
 
 
 SOURCES_WITH_OTHER_LABELS = {
-    "collated": lambda: DataModuleWithCollateFunction(FourClasses(), collate_with_two_labels),
-    "other order": ReadsOtherLabelsThanItStores,
-    "one class of four": make_items_without_class_three,
+    "collated": lambda: make_source(FourClasses(), collate_with_two_labels),
+    "other order": lambda: ReadsOtherLabelsThanItStores([3, 2, 1, 0]),
+    "three of four": lambda: ReadsOtherLabelsThanItStores([0, 1, 2, 0]),
 }
 
 
@@ -102,21 +88,18 @@ def collate_without_class_three(samples):
 
 
 @pytest.mark.parametrize(
-    ("collate_fn", "described"),
+    ("collate_fn", "batch"),
     [
-        (collate_none_of_client_one, "client 1: collate_fn makes a batch of 0 rows of 16 samples"),
-        (
-            collate_without_class_three,
-            "client 0: collate_fn makes a batch of 12 rows of 16 samples",
-        ),
+        (collate_none_of_client_one, "client 1: collate_fn makes a batch of 0 rows"),
+        (collate_without_class_three, "client 0: collate_fn makes a batch of 12 rows"),
     ],
 )
-def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described):
-    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
-    sites = [0] * 40 + [1] * 40
+def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, batch):
+    source = make_source(FourClasses(), collate_fn)
+    clients_of_samples = [0] * 40 + [1] * 40
 
-    with refused(described):
-        set_up_data(source, GroupPartitioner(), groups=sites, server_val=0.0)
+    with refused(f"{batch} of 16 samples"):
+        set_up_data(source, GroupPartitioner(), groups=clients_of_samples, server_val=0.0)
 
 
 def first_input(sample):
@@ -136,11 +119,11 @@ def collate_with_lengths(samples):
 
 
 def mix_with_flipped(rows):
+    """Mix each row with another one, as mixup does it."""
     return rows.lerp(rows.flip(0), 0.3)
 
 
 def collate_mixed(samples):
-    """Each sample is mixed with another one, as mixup does it."""
     x, y = default_collate(samples)
     one_hot_labels = torch.eye(4)[y]
     return mix_with_flipped(x), mix_with_flipped(one_hot_labels)
@@ -167,7 +150,7 @@ def collate_labels_as_floats(samples):
     ],
 )
 def test_batches_in_which_a_collate_function_keeps_all_labels_are_used(collate_fn):
-    source = DataModuleWithCollateFunction(FourClasses(), collate_fn)
+    source = make_source(FourClasses(), collate_fn)
     data = set_up_data(source, IIDPartitioner(2), server_val=0.0)
     assert data.class_counts.sum().item() == 80
 
@@ -176,10 +159,11 @@ def test_check_of_first_batches_reads_five_samples_of_each_client():
     samples = FourClasses(4000)
     dataset = Items(samples, targets=samples.targets)
     generator_state = torch.get_rng_state()
+    num_clients = 100
 
-    set_up_data(dataset, IIDPartitioner(num_clients=100), server_val=0.0)
+    set_up_data(dataset, IIDPartitioner(num_clients), server_val=0.0)
 
-    assert dataset.reads == 5 * 100
+    assert dataset.reads == 5 * num_clients
     assert torch.equal(torch.get_rng_state(), generator_state)
 
 
@@ -197,9 +181,9 @@ def add_noise(samples):
 
 
 RANDOM_SOURCES = {
-    "transform": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), default_collate),
-    "collate_fn": lambda: DataModuleWithCollateFunction(FourClasses(), add_noise),
-    "worker": lambda: DataModuleWithCollateFunction(AddsNoiseWhenRead(), None, num_workers=1),
+    "transform": lambda: make_source(AddsNoiseWhenRead(), default_collate),
+    "collate_fn": lambda: make_source(FourClasses(), add_noise),
+    "worker": lambda: make_source(AddsNoiseWhenRead(), None, num_workers=1),
 }
 
 
@@ -214,35 +198,37 @@ def test_random_changes_of_held_out_samples_have_a_warning(kind, server_val, cli
 
 @pytest.mark.parametrize("collate_fn", [default_collate, collate_backwards, collate_with_lengths])
 def test_held_out_samples_that_do_not_change_have_no_warning(collate_fn, recwarn):
-    set_up_data(DataModuleWithCollateFunction(FourClasses(), collate_fn), IIDPartitioner(2))
+    set_up_data(make_source(FourClasses(), collate_fn), IIDPartitioner(2))
 
-    assert not any("at random" in str(warning.message) for warning in recwarn)
+    assert all("at random" not in str(warning.message) for warning in recwarn)
 
 
 def test_random_changes_of_training_samples_alone_have_no_warning(recwarn):
     set_up_data(RANDOM_SOURCES["transform"](), IIDPartitioner(2), server_val=0.0)
 
-    assert not any("at random" in str(warning.message) for warning in recwarn)
+    assert all("at random" not in str(warning.message) for warning in recwarn)
 
 
-class GrowsWhenReadInTraining(FourClasses):
-    """Adds a sample whenever one is read in training."""
+class GrowsIfToldTo(FourClasses):
+    """Adds a sample whenever one is read, from the moment on when it is told to."""
 
-    is_training = False
+    grows = False
 
     def __getitem__(self, index):
-        if self.is_training:
+        if self.grows:
             self.targets.append(index % 4)
         return super().__getitem__(index)
 
 
-class StartsToGrowItsData(Plain):
+class TellsDataToGrow(Plain):
+    """Tells a data set to grow when training begins."""
+
     def __init__(self, dataset):
         super().__init__(nn.Linear(4, 4))
         self.source = SimpleNamespace(dataset=dataset)
 
     def on_train_start(self):
-        self.source.dataset.is_training = True
+        self.source.dataset.grows = True
 
 
 def make_partitioned_data(dataset):
@@ -257,15 +243,14 @@ def make_data_by_client(dataset):
     ("make_data", "initial_length"), [(make_partitioned_data, 80), (make_data_by_client, 80 + 80)]
 )
 def test_data_that_grow_during_a_run_have_one_warning(make_data, initial_length, tmp_path):
-    dataset = GrowsWhenReadInTraining()
+    dataset = GrowsIfToldTo()
     data = make_data(dataset)
 
-    words = f"has grown from {initial_length} to .* are not used"
-    with warns(words) as records:
-        fit(FederatedLoop(), tmp_path, StartsToGrowItsData(dataset), data, rounds=3)
+    with warns(f"has grown from {initial_length} to .* are not used") as records:
+        fit(FederatedLoop(), tmp_path, TellsDataToGrow(dataset), data, rounds=3)
 
-    messages = [str(record.message) for record in records]
-    assert sum("has grown" in message for message in messages) == 1
+    warnings_of_growth = [record for record in records if "has grown" in str(record.message)]
+    assert len(warnings_of_growth) == 1
 
 
 class FailsUnlessOpened(FourClasses):
@@ -286,16 +271,16 @@ def open_in_worker(worker):
 
 
 def test_workers_call_the_users_worker_init_fn():
-    source = DataModuleWithCollateFunction(
+    source = make_source(
         FailsUnlessOpened(), collate_fn=None, num_workers=1, worker_init_fn=open_in_worker
     )
     data = set_up_data(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
 
     for split in ("train", "val"):
-        batches = list(data.client_loader(1, split))
-        # A sample's features are its row.
-        rows = torch.cat([x[:, 0] for x, _ in batches]).long()
-        assert rows.sort().values.tolist() == data.client_indices(1, split).tolist()
+        rows = []
+        for x, _ in data.client_loader(1, split):
+            rows += x[:, 0].tolist()  # a sample's features are its row
+        assert sorted(rows) == data.client_indices(1, split).tolist()
 
     # The server's samples are read in a worker, too.
     assert data.validation()["rows"] == len(data.server_val_indices)

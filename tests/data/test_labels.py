@@ -44,61 +44,61 @@ def make_dataset(labels):
 
 
 def test_labels_of_a_subset_of_a_subset_are_found():
-    subset = Subset(make_dataset([5, 6, 7, 8]), [3, 1, 0])
-    assert dataset_labels(subset).tolist() == [8, 6, 5]
+    labels = [5, 6, 7, 8]
+    last_second_and_first = Subset(make_dataset(labels), [3, 1, 0])
+    last_and_first = Subset(last_second_and_first, [0, 2])
 
-    first_and_last = Subset(subset, [0, 2])
-    assert dataset_labels(first_and_last).tolist() == [8, 5]
+    assert dataset_labels(last_second_and_first).tolist() == [8, 6, 5]
+    assert dataset_labels(last_and_first).tolist() == [8, 5]
 
 
 def test_labels_of_concatenated_sets_follow_each_other():
     tensors = make_dataset([5, 6])
-    subset_of_stored = Subset(Items(PAIRS, targets=[3, 1, 2]), [2, 0])
+    last_and_first_pair = Subset(Items(PAIRS, targets=[3, 1, 2]), [2, 0])
 
-    concatenation = ConcatDataset([tensors, subset_of_stored])
+    concatenation = ConcatDataset([tensors, last_and_first_pair])
 
     assert dataset_labels(concatenation).tolist() == [5, 6, 2, 3]
 
 
+def subtract_1(label):
+    return label - 1
+
+
 def test_stored_labels_are_changed_by_the_target_transform():
-    dataset = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
+    dataset = Items(PAIRS, targets=[3, 1, 2], target_transform=subtract_1)
 
     assert dataset_labels(dataset).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
-    ("names", "held_out", "num_classes"),
+    ("names", "test", "num_classes"),
     [
-        ((), {}, 3),
-        (("a", "b", "c", "d"), {}, 4),
-        ((), {"validation": None, "test": make_dataset([2, 2])}, 3),
-        ((), {"test": make_dataset([0, 3])}, 4),
-        pytest.param(
-            (),
-            {"test": Items(PAIRS)},
-            3,
-            id="samples that are not read",
-        ),
+        ((), None, 3),
+        (("a", "b", "c", "d"), None, 4),
+        ((), make_dataset([2, 2]), 3),
+        ((), make_dataset([0, 3]), 4),
+        pytest.param((), Items(PAIRS), 3, id="samples that are not read"),
     ],
 )
-def test_number_of_classes_covers_names_and_labels_of_training_and_held_out_data(
-    names, held_out, num_classes
+def test_number_of_classes_covers_names_and_labels_of_training_and_test_data(
+    names, test, num_classes
 ):
-    labels = torch.arange(30) % 3
+    training_labels = torch.arange(30) % 3
 
-    assert count_classes(labels, names, held_out) == num_classes
+    assert count_classes(training_labels, names, held_out={"test": test}) == num_classes
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("large_label", [1000, 2**62])
 def test_class_label_far_above_the_number_of_classes_is_refused(split, large_label):
-    labels_of_ten_classes = torch.arange(30) % 10
-    labels = {"train": labels_of_ten_classes, "test": labels_of_ten_classes.clone()}
+    num_classes = 10
+    labels = {"train": torch.arange(30) % num_classes, "test": torch.arange(30) % num_classes}
     labels[split][4] = large_label
     test = TensorDataset(torch.zeros(30, 2), labels["test"])
 
-    # Ten classes, and the large label.
-    with refused(f"The largest label is {large_label}, but there are only 11 different"):
+    message = f"The largest label is {large_label}, but there are only {num_classes + 1} different"
+    with refused(message):
         count_classes(labels["train"], class_names=(), held_out={"test": test})
 
 
@@ -108,19 +108,7 @@ LABELS_OF_SEVERAL_CLASSES = torch.randint(2, (NUM_SAMPLES, 5))
 #: What people train on that is no classification.
 WITHOUT_CLASSES = {
     "texts": TensorDataset(TOKENS),
-    "segmentation": Items(
-        [
-            (
-                torch.rand(
-                    1,
-                    4,
-                    4,
-                ),
-                MASK,
-            )
-        ]
-        * NUM_SAMPLES
-    ),
+    "segmentation": Items([(torch.rand(1, 4, 4), MASK)] * NUM_SAMPLES),
     "regression": TensorDataset(X, torch.rand(NUM_SAMPLES)),
     "regression on whole floats": TensorDataset(X, torch.arange(NUM_SAMPLES).float()),
     "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
@@ -135,52 +123,41 @@ WITHOUT_CLASSES = {
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
 def test_data_without_labels_count_as_one_class(kind, recwarn):
-    source = WITHOUT_CLASSES[kind]
-    partitioner = SizePartitioner([1, 2, 3])
+    data = set_up_data(WITHOUT_CLASSES[kind], SizePartitioner([1, 2, 3]), server_val=0.2)
 
-    data = set_up_data(source, partitioner, server_val=0.2)
-
-    sizes = data.num_samples.tolist()
     assert data.num_classes == 1
     assert data.class_names == ("samples",)
     assert data.no_classes
-    assert data.class_counts.flatten().tolist() == sizes
+    assert data.class_counts.flatten().tolist() == data.num_samples.tolist()
     categories = [warning.category for warning in recwarn]
     assert UserWarning not in categories
 
 
 THREE_LABELS = [i % 3 for i in range(NUM_SAMPLES)]
 LABELS = torch.tensor(THREE_LABELS)
-WITH_CLASSES = {
-    "tensors": TensorDataset(X, LABELS),
-    "yes and no": TensorDataset(X, LABELS > 0),
-    "read": Items(zip(X, THREE_LABELS)),
-    "stored": Items(X, targets=THREE_LABELS),
-}
+IS_POSITIVE = LABELS > 0
 
 
-EXPECTED_LABELS = dict.fromkeys(WITH_CLASSES, THREE_LABELS)
-EXPECTED_LABELS["yes and no"] = [int(label > 0) for label in THREE_LABELS]
-
-
-@pytest.mark.parametrize("kind", WITH_CLASSES)
-@pytest.mark.parametrize("asking", [(), ("somebody",)])
-def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking):
-    expected = EXPECTED_LABELS[kind]
-
+@pytest.mark.parametrize(
+    ("dataset", "labels", "names"),
+    [
+        pytest.param(TensorDataset(X, LABELS), LABELS, ("0", "1", "2"), id="tensors"),
+        pytest.param(TensorDataset(X, IS_POSITIVE), IS_POSITIVE.long(), ("0", "1"), id="booleans"),
+        pytest.param(Items(zip(X, THREE_LABELS)), LABELS, ("0", "1", "2"), id="read"),
+        pytest.param(Items(X, targets=THREE_LABELS), LABELS, ("0", "1", "2"), id="stored"),
+    ],
+)
+@pytest.mark.parametrize("components", [(), ("somebody",)])
+def test_integer_labels_are_classes_even_if_no_component_needs_them(
+    dataset, labels, names, components
+):
     classes = find_classes(
-        WITH_CLASSES[kind],
-        class_names=(),
-        held_out={},
-        labels=None,
-        parts_that_need_classes=asking,
+        dataset, class_names=(), held_out={}, labels=None, parts_that_need_classes=components
     )
 
-    assert classes.labels.tolist() == expected
-    assert classes.labels.dtype == torch.int64
+    assert torch.equal(classes.labels, labels)
+    assert classes.names == names
     assert classes.missing_reason is None
-    num_classes = max(expected) + 1
-    assert classes.names == tuple(map(str, range(num_classes)))
 
 
 @pytest.mark.parametrize(
@@ -193,22 +170,16 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
 )
 @pytest.mark.parametrize("kind", ["multilabel", "names", "a field called label"])
 def test_component_that_needs_classes_refuses_data_without_them(kind, arguments, name):
-    message = (
-        rf"{name}\(.*\) needs the class of each sample\. .* has no class labels: "
-        ".*second part of each sample .x, y.*attribute `targets`.*labels="
-    )
-    with refused(message):
+    need = rf"{name}\(.*\) needs the class of each sample\. .* has no class labels: "
+    where_labels_are_found = ".*second part of each sample .x, y.*attribute `targets`.*labels="
+    with refused(need + where_labels_are_found):
         set_up_data(WITHOUT_CLASSES[kind], **arguments)
 
 
 @pytest.mark.parametrize(
     ("source", "labels"),
     [
-        pytest.param(
-            TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))),
-            FOUR_LABELS,
-            id="a list",
-        ),
+        pytest.param(TensorDataset(torch.randint(9, (NUM_SAMPLES, 3))), FOUR_LABELS, id="a list"),
         pytest.param(Items(list(X), topic=np.array(FOUR_LABELS)), "topic", id="an attribute"),
         pytest.param(
             Items([{"text": torch.zeros(3), "topic": torch.tensor(y)} for y in FOUR_LABELS]),
@@ -232,58 +203,53 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):
 
 
 MASKS = torch.ones(NUM_SAMPLES, 3, 3)
-
-
-def as_tensors(*parts):
-    return TensorDataset(*parts)
-
-
-def as_samples(*parts):
-    return Items(zip(*parts))
-
-
 NUMBERS_OF_SAMPLES = torch.arange(NUM_SAMPLES)
-#: Parts of samples, and the positions of those that may be labels. The labels are LABELS.
-UNCLEAR_PARTS = {
-    "late": ((X, MASKS, LABELS), "2"),
-    "a number of the sample": ((X, LABELS, NUMBERS_OF_SAMPLES), "1, 2"),
-    "a second input": ((X, NUMBERS_OF_SAMPLES[:, None], LABELS), "1, 2"),
-}
 LABELS_NEEDED = DirichletPartitioner(2, alpha=1.0)
 
 
-@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
-@pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_label_that_is_not_named_among_several_parts_of_a_sample_is_not_used(kind, as_dataset):
-    parts, candidates = UNCLEAR_PARTS[kind]
-    dataset = as_dataset(*parts)
+def make_items_of(*columns):
+    return Items(zip(*columns))
+
+
+#: Columns of samples, the positions of those that may be labels, and the position of the labels.
+THREE_PARTS = {
+    "label after a mask": ((X, MASKS, LABELS), "2", 2),
+    "number after the label": ((X, LABELS, NUMBERS_OF_SAMPLES), "1, 2", 1),
+    "two inputs": ((X, NUMBERS_OF_SAMPLES[:, None], LABELS), "1, 2", 2),
+}
+
+
+@pytest.mark.parametrize("make_dataset", [TensorDataset, make_items_of])
+@pytest.mark.parametrize("kind", THREE_PARTS)
+def test_label_among_three_parts_of_samples_is_not_used_unless_it_is_named(kind, make_dataset):
+    columns, candidates, _ = THREE_PARTS[kind]
+    dataset = make_dataset(*columns)
 
     with refused(f"parts {candidates} of a sample are .* labels=2"):
         set_up_data(dataset, LABELS_NEEDED)
 
-    without_labels = set_up_data(dataset, IIDPartitioner(2))
-    assert f"the parts {candidates}" in without_labels.no_classes
+    data = set_up_data(dataset, IIDPartitioner(2))
+    assert f"the parts {candidates}" in data.no_classes
 
 
-@pytest.mark.parametrize("as_dataset", [as_tensors, as_samples])
-@pytest.mark.parametrize("kind", UNCLEAR_PARTS)
-def test_label_whose_position_among_parts_of_a_sample_is_named_is_used(kind, as_dataset):
-    parts, _ = UNCLEAR_PARTS[kind]
-    position = next(index for index, part in enumerate(parts) if part is LABELS)
+@pytest.mark.parametrize("make_dataset", [TensorDataset, make_items_of])
+@pytest.mark.parametrize("kind", THREE_PARTS)
+def test_label_among_three_parts_of_samples_is_used_by_its_position(kind, make_dataset):
+    columns, _, position_of_label = THREE_PARTS[kind]
 
-    data = set_up_data(as_dataset(*parts), LABELS_NEEDED, labels=position)
+    data = set_up_data(make_dataset(*columns), LABELS_NEEDED, labels=position_of_label)
 
     for client in range(2):
         samples = data.client_indices(client)
         assert data.client_labels(client).equal(LABELS[samples])
 
 
-def check_that_there_are_no_classes(source, **options):
+def assert_no_classes(source, **options):
     data = set_up_data(source, IIDPartitioner(2), **options)
     assert data.num_classes == 1
 
     with pytest.raises(ConfigurationError):
-        set_up_data(source, DirichletPartitioner(2, 1.0), **options)
+        set_up_data(source, LABELS_NEEDED, **options)
 
 
 NEGATIVE_IDENTIFIERS = [-1, *range(NUM_SAMPLES - 1)]
@@ -292,11 +258,11 @@ LARGE_IDENTIFIERS = [10**6, *[0] * (NUM_SAMPLES - 1)]
 
 @pytest.mark.parametrize("identifiers", [NEGATIVE_IDENTIFIERS, LARGE_IDENTIFIERS])
 def test_identifiers_are_no_classes(identifiers):
-    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(identifiers)))
+    assert_no_classes(TensorDataset(X, torch.tensor(identifiers)))
 
 
 def test_labels_false_leaves_class_labels_unread():
-    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(THREE_LABELS)), labels=False)
+    assert_no_classes(TensorDataset(X, LABELS), labels=False)
 
 
 @pytest.mark.parametrize(
@@ -333,37 +299,51 @@ def test_numbers_of_groups_that_are_those_of_the_clients_get_no_prefix(kind_with
     assert client_names_of([0, 1, 2], kind_without_meaning) == ("0", "1", "2")
 
 
-def test_groups_are_read_from_an_attribute_a_name_or_a_list():
-    hospitals = np.array(["b", "a", "c"])
-    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=hospitals)
-    subset = Subset(dataset, [2, 1])
+GROUPED = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+LAST_TWO_GROUPED = Subset(GROUPED, [1, 2])
 
-    # Groups are numbered in the order of their sorted names.
-    assert groups_of(dataset) == [1, 0, 1]
-    assert groups_of(dataset, "hospital") == [1, 0, 2]
-    assert groups_of(dataset, torch.tensor([9, 9, 1])) == [1, 1, 0]
-    assert groups_of(subset) == [1, 0]
-    assert groups_of(subset, "hospital") == [1, 0]
+
+# Groups are numbered in the order of their sorted names.
+@pytest.mark.parametrize(
+    ("dataset", "groups", "expected"),
+    [
+        (GROUPED, None, [1, 0, 1]),
+        (GROUPED, "hospital", [1, 0, 2]),
+        (GROUPED, torch.tensor([9, 9, 1]), [1, 1, 0]),
+        (LAST_TWO_GROUPED, None, [0, 1]),
+        (LAST_TWO_GROUPED, "hospital", [0, 1]),
+    ],
+)
+def test_groups_are_read_from_an_attribute_a_name_or_a_list(dataset, groups, expected):
+    numbers, _ = named_groups(dataset, groups)
+
+    assert numbers.tolist() == expected
+
+
+def test_data_set_without_groups_has_none():
     assert named_groups(Items(PAIRS)) == (None, ())
 
 
-def groups_of(*arguments):
-    groups, _ = named_groups(*arguments)
-    return groups.tolist()
-
-
-def test_groups_are_read_from_a_field_of_the_samples():
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        pytest.param("meta.clinic", ("clinic 3", "clinic 7"), id="in another field"),
+        pytest.param("a.b", ("b 3", "b 7"), id="with a point in its name"),
+    ],
+)
+def test_groups_are_read_from_a_field_of_the_samples(field, names):
     first_sample = {"meta": {"clinic": 7}, "a.b": "7"}
     second_sample = {"meta": {"clinic": 3}, "a.b": "3"}
-    dataset = Items([first_sample, second_sample])
 
-    _, names_of_clinics = named_groups(dataset, "meta.clinic")
-    groups, _ = named_groups(dataset, "a.b")
+    numbers, names_of_groups = named_groups(Items([first_sample, second_sample]), field)
 
-    assert names_of_clinics == ("clinic 3", "clinic 7")
-    assert groups.tolist() == [1, 0]
+    assert names_of_groups == names
+    assert numbers.tolist() == [1, 0]
+
+
+def test_groups_of_an_unknown_field_are_refused():
     with refused("'meta.ward': Items has no attribute, and its samples have no field, of this"):
-        named_groups(dataset, "meta.ward")
+        named_groups(Items([{"meta": {"clinic": 7}}]), "meta.ward")
 
 
 @pytest.mark.parametrize(
@@ -387,19 +367,19 @@ def test_groups_with_gaps_or_of_another_shape_are_refused(groups):
         pytest.param(IIDPartitioner(3), ("0", "1", "2"), id="parts of groups"),
     ],
 )
-def test_clients_of_no_single_group_are_numbered(partitioner, names):
-    wards = ["St Mary", "General", 'a/b "c"'] * 20
+def test_clients_that_are_not_one_group_each_are_numbered(partitioner, names):
+    wards_of_samples = ["St Mary", "General", 'a/b "c"'] * 20
 
-    data = set_up_data(HERE, partitioner, groups=wards)
+    data = set_up_data(HERE, partitioner, groups=wards_of_samples)
 
     assert data.client_names == names
 
 
 def test_client_names_tell_one_federation_from_another():
     data = set_up_data(clients={"Boston": HERE, "Ly/on": HERE})
-    renamed = set_up_data(clients={"Boston": HERE, "Köln": HERE})
+    renamed_data = set_up_data(clients={"Boston": HERE, "Köln": HERE})
+
     identity = fit_identity({}, data)
-    renamed_identity = fit_identity({}, renamed)
-    (difference,) = renamed_identity.differences(identity)
+    (difference,) = fit_identity({}, renamed_data).differences(identity)
 
     assert difference == "data.client_names is ['Boston', 'Köln'] and was ['Boston', 'Ly/on']"

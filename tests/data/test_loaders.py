@@ -5,10 +5,7 @@ import copy
 import random
 import shutil
 from functools import partial
-from itertools import chain
-from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -17,103 +14,101 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
-from flsv.data import (
-    FederatedDataModule,
-    IIDPartitioner,
-    SizePartitioner,
-    TensorBatches,
-    make_loader,
-)
+from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches, make_loader
 from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
 from helpers import make_generator, refused
-from helpers.data import Items, set_up_data
+from helpers.data import DataModuleOfLoader, Items, set_up_data
 
 X = torch.randn(50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50)
 TENSORS = TensorDataset(X, Y)
 
 
-PER_SAMPLE = Items(zip(X, Y.tolist()))  # the same data, one sample at a time
+READ_ONE_BY_ONE = Items(zip(X, Y.tolist()))  # the same samples
 
 
 def labels_by_batch(batches):
     return [y.tolist() for _, y in batches]
 
 
+def no_generator():
+    return None
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("make_shuffling_generator", [lambda: None, make_generator])
-def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(
+@pytest.mark.parametrize("make_shuffling_generator", [no_generator, make_generator])
+def test_tensor_batches_equal_those_of_a_data_loader_in_each_epoch(
     make_shuffling_generator, drop_last
 ):
-    indices = torch.arange(3, 40, 2)
-    options = {"batch_size": 4, "drop_last": drop_last}
-    tensor_batches = make_loader(TENSORS, indices, generator=make_shuffling_generator(), **options)
-    loader = make_loader(PER_SAMPLE, indices, generator=make_shuffling_generator(), **options)
+    odd_indices = torch.arange(3, 40, 2)
+    batches_by_dataset = []
+    for dataset, loader_class in ((TENSORS, TensorBatches), (READ_ONE_BY_ONE, DataLoader)):
+        generator = make_shuffling_generator()
+        loader = make_loader(
+            dataset, odd_indices, batch_size=4, drop_last=drop_last, generator=generator
+        )
+        assert isinstance(loader, loader_class)
+        first_epoch = list(loader)
+        second_epoch = list(loader)
+        assert len(first_epoch) == len(loader)
+        batches_by_dataset.append([*first_epoch, *second_epoch])
 
-    assert isinstance(tensor_batches, TensorBatches)
-    assert isinstance(loader, DataLoader)
-    assert len(tensor_batches) == len(loader)
-    for _ in range(2):
-        for batch, expected_batch in zip(tensor_batches, loader, strict=True):
-            x, y = batch
-            assert torch.equal(x, X[y])
-            torch.testing.assert_close(batch, expected_batch, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("drop_last", "num_read"), [(False, 19), (True, 16)])
-def test_tensor_batches_without_a_generator_have_the_order_of_their_indices(drop_last, num_read):
-    indices = torch.arange(3, 40, 2)
-    batches = make_loader(TENSORS, indices, batch_size=4, drop_last=drop_last)
-
-    assert list(chain(*labels_by_batch(batches))) == indices[:num_read].tolist()
+    tensor_batches, expected_batches = batches_by_dataset
+    torch.testing.assert_close(tensor_batches, expected_batches, rtol=0, atol=0)
 
 
-def test_tensor_batches_with_a_generator_have_another_order_in_each_pass():
+def test_tensor_batches_with_a_generator_have_another_order_in_each_epoch():
     batches = make_loader(TENSORS, batch_size=4, generator=make_generator())
 
     assert labels_by_batch(batches) != labels_by_batch(batches)
 
 
-@pytest.mark.parametrize("dataset", [TENSORS, PER_SAMPLE])
-def test_loader_with_its_own_generator_neither_reads_nor_moves_the_global_one(dataset):
-    def load_labels():
-        loader = make_loader(dataset, batch_size=8, generator=make_generator(1))
-        return labels_by_batch(loader)
+def load_shuffled_labels(dataset):
+    loader = make_loader(dataset, batch_size=8, generator=make_generator(1))
+    return labels_by_batch(loader)
 
+
+@pytest.mark.parametrize("dataset", [TENSORS, READ_ONE_BY_ONE])
+def test_loader_with_its_own_generator_neither_reads_nor_moves_the_global_one(dataset):
     state = torch.get_rng_state()
-    labels = load_labels()
+    labels = load_shuffled_labels(dataset)
     assert torch.equal(torch.get_rng_state(), state)
 
     torch.manual_seed(123)
-    assert load_labels() == labels
+    assert load_shuffled_labels(dataset) == labels
 
 
 def test_subsets_of_subsets_are_read_as_tensors():
-    subset = Subset(TENSORS, range(10, 40))
-    nested = Subset(subset, [5, 0, 29])  # labels 15, 10 and 39
+    samples_from_10_to_39 = Subset(TENSORS, range(10, 40))
+    samples_15_10_and_39 = Subset(samples_from_10_to_39, [5, 0, 29])
     last_and_first = torch.tensor([2, 0])
 
-    loader = make_loader(nested, last_and_first, batch_size=2, collate_fn=default_collate)
+    loader = make_loader(
+        samples_15_10_and_39, last_and_first, batch_size=2, collate_fn=default_collate
+    )
 
     assert isinstance(loader, TensorBatches)
     assert labels_by_batch(loader) == [[39, 15]]
 
 
 def test_preloading_with_a_collate_function_is_refused():
-    loader = DataLoader(PER_SAMPLE, shuffle=True, collate_fn=list)
-    module = L.LightningDataModule()
-    module.train_dataloader = lambda: loader
+    loader = DataLoader(READ_ONE_BY_ONE, shuffle=True, collate_fn=list)
+
     with refused("reads samples without the loader's collate_fn"):
-        set_up_data(module, preload=True)
+        set_up_data(DataModuleOfLoader(loader), preload=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_preloaded_samples_are_in_order(workers):
-    images, labels = preload(PER_SAMPLE, num_workers=workers).tensors
+    images, labels = preload(READ_ONE_BY_ONE, num_workers=workers).tensors
+
     assert torch.equal(images, X)
     assert torch.equal(labels, Y)
+
+
+def test_tensors_are_preloaded_as_they_are():
     assert preload(TENSORS) is TENSORS
 
 
@@ -122,7 +117,7 @@ def test_samples_that_are_no_tuples_of_tensors_cannot_be_preloaded():
         preload(Items([{"x": 1}]))
 
 
-class DrawsSamplesWhenRead(Dataset):
+class SixDraws(Dataset):
     """Draws a number whenever a sample is read."""
 
     def __init__(self, draw):
@@ -147,62 +142,49 @@ MAKERS_OF_DRAWS = {
 @pytest.mark.fast_rows("*-0", "torch-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("library", MAKERS_OF_DRAWS)
-def test_generators_of_the_data_are_seeded_in_each_pass_and_worker(library, workers):
+def test_generators_of_the_data_are_seeded_in_each_epoch_and_worker(library, workers):
     draw = MAKERS_OF_DRAWS[library]()
-    dataset = DrawsSamplesWhenRead(draw)
-
-    def draw_numbers(seed):
+    numbers_by_seed = []
+    for seed in (0, 0, 1):
         loader = make_loader(
-            dataset,
-            batch_size=1,
-            generator=make_generator(seed),
-            num_workers=workers,
+            SixDraws(draw), batch_size=1, generator=make_generator(seed), num_workers=workers
         )
-        return torch.cat(list(loader))
+        numbers_by_seed.append(torch.cat(list(loader)).tolist())
 
-    numbers = draw_numbers(seed=0)
-    assert torch.equal(draw_numbers(seed=0), numbers)
-    assert len(numbers.unique()) == len(dataset)  # no two workers draw the same
-    assert not torch.equal(draw_numbers(seed=1), numbers)
-
-
-HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
+    numbers, numbers_of_same_seed, numbers_of_other_seed = numbers_by_seed
+    assert numbers_of_same_seed == numbers
+    assert numbers_of_other_seed != numbers
+    num_different = len(set(numbers))
+    assert num_different == 6, "two workers draw the same"
 
 
-def changed_clients(
-    hashes: dict[str, str],
-    new_hashes: dict[str, str],
-) -> list[str]:
-    """Whose samples differ."""
+SAMPLES_OF_CLIENTS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
+
+
+def changed_clients(hashes, new_hashes):
+    """The names of clients whose samples differ."""
     assert hashes.keys() == new_hashes.keys()
     return [name for name, digest in hashes.items() if digest != new_hashes[name]]
 
 
-def make_tensors() -> TensorDataset:
-    return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
-
-
-def hashes_of_holders(dataset: Any) -> dict[str, str]:
-    hashes = {}
-    for name, indices in HOLDERS.items():
-        hashes[name] = content_hash(dataset, indices)
-    return hashes
+def hashes_of_clients(dataset):
+    return {name: content_hash(dataset, rows) for name, rows in SAMPLES_OF_CLIENTS.items()}
 
 
 class MakesSamplesWhenRead(Dataset):
-    """It may also have further attributes."""
+    """Six samples, made when they are read, and whatever attributes it is given."""
 
     factor = 1.0
     is_random = False
     has_been_read = False
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes):
         self.__dict__.update(attributes)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         self.has_been_read = True
         x = torch.tensor([self.factor * (index + 1)])
         if self.is_random:
@@ -210,39 +192,36 @@ class MakesSamplesWhenRead(Dataset):
         return {"x": x}, 0
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        np.arange(12.0).reshape(6, 2),
-        torch.arange(6).bfloat16(),
-    ],
-)
+@pytest.mark.parametrize("column", [np.arange(12.0).reshape(6, 2), torch.arange(6).bfloat16()])
 def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column):
-    hashes = hashes_of_holders(MakesSamplesWhenRead(column=column))
+    sample_of_b = 3
     equal_column = copy.deepcopy(column)
     changed_column = copy.deepcopy(column)
-    changed_column[3] = column[2]
+    changed_column[sample_of_b] = column[2]
 
-    assert hashes_of_holders(MakesSamplesWhenRead(column=equal_column)) == hashes
+    hashes = hashes_of_clients(MakesSamplesWhenRead(column=column))
+    hashes_of_equal = hashes_of_clients(MakesSamplesWhenRead(column=equal_column))
+    hashes_of_changed = hashes_of_clients(MakesSamplesWhenRead(column=changed_column))
 
-    new_hashes = hashes_of_holders(MakesSamplesWhenRead(column=changed_column))
-    assert changed_clients(hashes, new_hashes) == ["b"]
+    assert hashes_of_equal == hashes
+    assert changed_clients(hashes, hashes_of_changed) == ["b"]
 
 
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples():
-    hashes = hashes_of_holders(MakesSamplesWhenRead())
-    doubled = hashes_of_holders(MakesSamplesWhenRead(factor=2.0))
+    hashes = hashes_of_clients(MakesSamplesWhenRead())
+    hashes_of_doubled = hashes_of_clients(MakesSamplesWhenRead(factor=2.0))
 
-    assert changed_clients(hashes, doubled) == ["a", "b"]
+    assert changed_clients(hashes, hashes_of_doubled) == ["a", "b"]
 
 
 def test_hashing_of_random_samples_leaves_no_changes_in_the_data_set():
-    random_table = MakesSamplesWhenRead(is_random=True)
-    hashes = hashes_of_holders(random_table)
-    torch.rand(1)
+    random_samples = MakesSamplesWhenRead(is_random=True)
 
-    assert hashes_of_holders(random_table) == hashes
-    assert not random_table.has_been_read
+    hashes = hashes_of_clients(random_samples)
+    torch.rand(1)  # moves the global generator
+
+    assert hashes_of_clients(random_samples) == hashes
+    assert not random_samples.has_been_read
 
 
 def save_gray_image(path, gray):
@@ -261,8 +240,8 @@ def two_image_folders(tmp_path):
     return original, shutil.copytree(original, tmp_path / "two")
 
 
-def hashes_of_images(folder) -> dict[str, str]:
-    return hashes_of_holders(ImageFolder(str(folder), transform=ToTensor()))
+def hashes_of_images(folder):
+    return hashes_of_clients(ImageFolder(str(folder), transform=ToTensor()))
 
 
 def test_hashes_of_image_files_do_not_depend_on_their_folder(two_image_folders):
@@ -274,52 +253,46 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(two_image_folders):
 def test_changed_image_file_changes_the_hash_of_its_client(two_image_folders):
     original, copied = two_image_folders
 
-    save_gray_image(copied / "dog" / "2.png", gray=21)
+    last_of_six_images = copied / "dog" / "2.png"
+    save_gray_image(last_of_six_images, gray=21)
 
-    # The last of six images is client b's.
     assert changed_clients(hashes_of_images(original), hashes_of_images(copied)) == ["b"]
 
 
-def set_up_data_of(x: torch.Tensor) -> FederatedDataModule:
+def set_up_data_of(x):
     dataset = TensorDataset(x, torch.arange(60) % 2)
     return set_up_data(dataset, SizePartitioner([1, 2], seed=0))
 
 
-@pytest.mark.parametrize(
-    ("name", "indices_of"),
-    [
-        ("1", lambda data: data.client_indices(1)),
-        ("server", lambda data: data.server_val_indices),
-    ],
-)
-def test_changed_sample_changes_the_hash_of_its_owner(name, indices_of):
+@pytest.mark.parametrize("owner", ["1", "server"])
+def test_changed_sample_changes_the_hash_of_its_owner(owner):
     x = torch.arange(60.0)[:, None]
     data = set_up_data_of(x)
     hashes = data.content_hashes()
     assert list(hashes) == ["server", "0", "1"]
+    samples_by_owner = {"1": data.client_indices(1), "server": data.server_val_indices}
 
-    index = indices_of(data)[0]
-    x[index] += 1
+    changed_sample = samples_by_owner[owner][0]
+    x[changed_sample] += 1
 
-    assert changed_clients(hashes, set_up_data_of(x).content_hashes()) == [name]
-
-
-NUM_SAMPLES = 3000
+    hashes_after_change = set_up_data_of(x).content_hashes()
+    assert changed_clients(hashes, hashes_after_change) == [owner]
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_not_finite_returns_the_indices_of_samples_with_nan_or_infinity(value):
-    inputs = torch.zeros(NUM_SAMPLES, 2, 4)
-    # The first and the last sample, and two beside each other.
-    broken_rows = [0, 1023, 1024, 2999]
-    inputs[broken_rows, 1, 2] = value
-    labels = torch.arange(NUM_SAMPLES) % 3
-    data = TensorDataset(inputs, labels)
+    inputs = torch.zeros(3000, 2, 4)
+    first_last_and_two_neighbors = [0, 1023, 1024, 2999]
+    inputs[first_last_and_two_neighbors, 1, 2] = value
 
-    assert not_finite(data).tolist() == broken_rows
-    subset = Subset(data, [7, 1024, 8])
-    position_of_broken_row = 1
-    assert not_finite(subset).tolist() == [position_of_broken_row]
+    assert not_finite(TensorDataset(inputs)).tolist() == first_last_and_two_neighbors
+
+
+def test_not_finite_of_a_subset_returns_positions_in_the_subset():
+    inputs = torch.zeros(9, 2)
+    inputs[5] = torch.nan
+
+    assert not_finite(Subset(TensorDataset(inputs), [7, 5, 8])).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +304,7 @@ def test_finite_inputs_are_not_named_as_broken(inputs):
     assert len(not_finite(TensorDataset(inputs))) == 0
 
 
-def make_dataset_of(value: float) -> TensorDataset:
+def make_dataset_of(value):
     return TensorDataset(torch.full((8, 2), value), torch.arange(8) % 3)
 
 

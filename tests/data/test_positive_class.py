@@ -1,9 +1,6 @@
 """The positive class: which of two classes it is."""
 
-from collections import Counter
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.configuration.identity import fit_identity
-from flsv.data import FederatedDataModule, IIDPartitioner, OneClient
+from flsv.data import IIDPartitioner, OneClient
 from flsv.metrics import LeaveOneOut
 from flsv.results.record import read_record
 from flsv.scores.performance import check_positive_class, performance_of, title_of
@@ -24,27 +21,17 @@ from helpers import refused
 from helpers.data import set_up_data
 from helpers.fits import fit
 
-CLIENTS = ("Boston", "Lyon", "Osaka")
-ROWS = 60  # of each
+
+def make_arrays(seed):
+    """Sixty inputs and words, of which one in five is ja."""
+    is_ja = np.arange(60) % 5 == 0
+    inputs = np.random.default_rng(seed).normal(size=(60, 3)) + is_ja[:, None]
+    return inputs, np.where(is_ja, "ja", "nein")
 
 
-def make_arrays(positive, negative):
-    """Return each client's inputs and words. One in five is positive."""
-    rng = np.random.default_rng(0)
-    is_positive = np.arange(ROWS) % 5 == 0
-    sets = {}
-    for name in (*CLIENTS, "val"):
-        inputs = rng.normal(size=(ROWS, 3)) + is_positive[:, None]
-        words = np.where(is_positive, positive, negative)
-        sets[name] = (inputs, words)
-    return sets
-
-
-def make_data(sets, **options):
-    val = sets.pop("val")
-    data = FederatedDataModule(clients=sets, val=val, **options)
-    data.setup("fit")
-    return data
+def make_data(**options):
+    clients = {"Boston": make_arrays(0), "Lyon": make_arrays(1), "Osaka": make_arrays(2)}
+    return set_up_data(clients=clients, val=make_arrays(3), **options)
 
 
 def fit_with_values(folder, data):
@@ -60,94 +47,75 @@ def fit_with_values(folder, data):
     return loop
 
 
-def read_learning_report(folder):
-    (path,) = folder.rglob("run.json")
-    return read_record(path)["paid_in"]
-
-
 def test_score_of_one_class_needs_pos_label(tmp_path):
-    data = make_data(make_arrays("ja", "nein"))
-
     with refused("average_precision is the score .* classes 'ja' and 'nein'. Set pos_label"):
-        fit_with_values(tmp_path, data)
+        fit_with_values(tmp_path, make_data())
 
 
 def test_auroc_needs_no_pos_label():
-    data = make_data(make_arrays("ja", "nein"))
     auroc = performance_of("LeaveOneOut", "auroc", None)
 
-    check_positive_class([auroc], data)
+    check_positive_class([auroc], make_data())
 
 
 def test_title_of_a_score_of_class_1_says_class():
     f1 = performance_of("LeaveOneOut", "f1", None)
+
     assert title_of(f1, "1") == "f1 of class 1"
 
 
 def test_pos_label_is_taken_as_positive(tmp_path):
-    data = make_data(make_arrays("ja", "nein"), pos_label="ja")
+    loop = fit_with_values(tmp_path, make_data(pos_label="ja"))
 
-    loop = fit_with_values(tmp_path, data)
-
-    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of ja"
+    (path,) = tmp_path.rglob("run.json")
+    assert read_record(path)["paid_in"]["f1"]["by"] == "f1 of ja"
     assert loop.metrics["loo"].guide()["unit"] == "gain in average precision of ja"
 
 
-def make_array_data(x, words, **options):
-    arrays = (x[:, None], np.array(words))
-    return FederatedDataModule(arrays, **options)
+def set_up_arrays(words, pos_label):
+    numbers = np.arange(len(words), dtype=float)
+    source = (numbers[:, None], np.array(words))
+    return set_up_data(source, IIDPartitioner(2), pos_label=pos_label)
 
 
-def make_table_data(x, words, **options):
-    table = pd.DataFrame({"x": x, "y": words})
-    return FederatedDataModule(table, labels="y", **options)
+def set_up_table(words, pos_label):
+    numbers = np.arange(len(words), dtype=float)
+    source = pd.DataFrame({"number": numbers, "word": words})
+    return set_up_data(source, IIDPartitioner(2), labels="word", pos_label=pos_label)
 
 
-@dataclass
-class PositiveClassCase:
-    rows: dict[str, int]  # of each word
-    names: str
-    positive_class: str | None
-    pos_label: Any = None
-    needs_pos_label: bool = False
+@pytest.mark.parametrize(
+    ("words", "pos_label", "class_names", "positive_class"),
+    [
+        (["a", "b", "b"], "a", ("b", "a"), "a"),
+        (["9", "10", "10"], None, ("9", "10"), "10"),
+        (["false", "TRUE", "TRUE"], None, ("false", "TRUE"), "TRUE"),
+        (["no", "yes", "yes"], True, ("no", "yes"), "yes"),
+        (["a", "b", "c"], None, ("a", "b", "c"), None),
+    ],
+)
+@pytest.mark.parametrize("set_up", [set_up_arrays, set_up_table])
+def test_positive_class_is_the_named_one_or_the_larger_number(
+    set_up, words, pos_label, class_names, positive_class
+):
+    words_of_samples = words * 20
 
+    data = set_up(words_of_samples, pos_label)
 
-CASES = [
-    PositiveClassCase({"a": 12, "b": 28}, "a b", positive_class="b", needs_pos_label=True),
-    PositiveClassCase({"a": 28, "b": 12}, "b a", positive_class="a", pos_label="a"),
-    PositiveClassCase({"9": 12, "10": 28}, "9 10", positive_class="10"),
-    PositiveClassCase({"false": 12, "TRUE": 28}, "false TRUE", positive_class="TRUE"),
-    PositiveClassCase(
-        {"no": 28, "yes": 12},
-        "no yes",
-        positive_class="yes",
-        pos_label=True,
-    ),
-    PositiveClassCase(
-        {"a": 12, "b": 28, "c": 20},
-        "a b c",
-        positive_class=None,
-    ),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("make", [make_array_data, make_table_data])
-def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
-    words = list(Counter(case.rows).elements())
-    x = np.arange(len(words), dtype=float)
-
-    data = make(x, words, partitioner=IIDPartitioner(2), pos_label=case.pos_label)
-    data.setup("fit")
-
-    names = tuple(case.names.split())
-    assert data.class_names == names
-    assert data.positive_class == case.positive_class
-    assert data.needs_pos_label == case.needs_pos_label
+    assert data.class_names == class_names
+    assert data.positive_class == positive_class
+    assert not data.needs_pos_label
     for client in range(2):
-        words_of_client = [words[row] for row in data.client_indices(client)]
-        names_of_client = [names[label] for label in data.client_labels(client)]
-        assert words_of_client == names_of_client
+        words_of_client = [words_of_samples[index] for index in data.client_indices(client)]
+        assert [class_names[label] for label in data.client_labels(client)] == words_of_client
+
+
+@pytest.mark.parametrize("set_up", [set_up_arrays, set_up_table])
+def test_positive_class_of_two_words_without_a_meaning_has_to_be_named(set_up):
+    data = set_up(["a", "b", "b"] * 20, pos_label=None)
+
+    assert data.positive_class == "b"
+    assert data.needs_pos_label
 
 
 BRIGHT = 200
@@ -167,8 +135,7 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
     write_images(tmp_path / "test" / "ill", number=1, gray=BRIGHT)
     write_images(tmp_path / "test" / "well", number=1, gray=DARK)
 
-    data = FederatedDataModule(str(tmp_path), IIDPartitioner(2), pos_label="ill")
-    data.setup("fit")
+    data = set_up_data(str(tmp_path), IIDPartitioner(2), pos_label="ill")
 
     assert data.class_names == ("well", "ill")
     for images, labels in [*data.train_dataloader(), *data.test_dataloader()]:
@@ -177,13 +144,13 @@ def test_pos_label_of_image_folders_is_positive(tmp_path):
 
 
 def make_ill_and_well():
-    """The labels are numbers, and beside them are the classes' names."""
+    """Numbers as labels, and beside them the classes' names."""
     dataset = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
     dataset.classes = ("ill", "well")
     return dataset
 
 
-def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
+def test_positive_class_of_numeric_labels_is_class_1():
     data = set_up_data(make_ill_and_well(), IIDPartitioner(2), pos_label="well")
 
     assert data.class_names == ("ill", "well")
@@ -205,21 +172,22 @@ def test_pos_label_that_is_not_class_1_of_two_classes_is_refused(source, pos_lab
 
 
 def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
-    (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
-    texts = TextData(str(tmp_path / "a.csv"), pos_label="ham")
+    path = tmp_path / "texts.csv"
+    path.write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
 
-    data = FederatedDataModule(texts, OneClient())
-    data.setup("fit")
+    data = set_up_data(TextData(str(path), pos_label="ham"), OneClient())
 
     assert data.positive_class == "ham"
     assert not data.needs_pos_label
 
 
-def test_identity_of_a_run_depends_on_its_positive_class():
-    identities = {}
-    for word in ("ja", "nein"):
-        data = make_data(make_arrays("ja", "nein"), pos_label=word)
-        identities[word] = fit_identity({}, data)
+def identity_with_positive_class(word):
+    return fit_identity({}, make_data(pos_label=word))
 
-    differences = identities["ja"].differences(identities["nein"])
+
+def test_identity_of_a_run_depends_on_its_positive_class():
+    identity = identity_with_positive_class("nein")
+
+    differences = identity_with_positive_class("ja").differences(identity)
+
     assert "data.class_names is ['nein', 'ja'] and was ['ja', 'nein']" in differences

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     TensorDataset,
 )
@@ -23,34 +21,35 @@ from flsv.cli import main
 from flsv.data.sources.open_source import module_source
 from flsv.data.sources.source_data import array_set
 from helpers import refused, warns
-from helpers.data import HERE, WORDS, Frame, X, Y, set_up_data
+from helpers.data import HERE, DataModuleOfLoader, Frame, X, Y, set_up_data
 
 ONES = np.ones((3, 2))
-#: Of arrays of pixels, each with its number of channels.
-SHAPES_OF_PIXELS = {
-    "gray": ((2, 8, 6), 1),
-    "channels last": ((2, 8, 6, 3), 3),
-    "channels first": ((2, 3, 8, 6), 3),
-    "one channel": ((2, 1, 8, 6), 1),
-}
 
 
-@pytest.mark.parametrize("kind", SHAPES_OF_PIXELS)
-def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
-    shape, num_channels = SHAPES_OF_PIXELS[kind]
+@pytest.mark.parametrize(
+    ("shape", "image_shape"),
+    [
+        pytest.param((2, 8, 6), (2, 1, 8, 6), id="gray"),
+        pytest.param((2, 8, 6, 3), (2, 3, 8, 6), id="channels last"),
+        pytest.param((2, 3, 8, 6), (2, 3, 8, 6), id="channels first"),
+        pytest.param((2, 1, 8, 6), (2, 1, 8, 6), id="one channel"),
+    ],
+)
+def test_pixels_are_read_with_their_channels_and_named_as_images(shape, image_shape, caplog):
     pixels = np.full(shape, 51, np.uint8)
+
     with caplog.at_level("INFO", "lightning.pytorch"):
         (images,) = array_set(pixels).tensors
 
-    assert images.shape == (2, num_channels, 8, 6)
+    assert images.shape == image_shape
     assert images.max().item() == pytest.approx(51 / 255)
     assert f"{list(shape)} are read as images" in caplog.text
 
 
-def test_pixels_whose_channels_are_first_or_last_are_refused():
+def test_pixels_whose_channels_may_be_first_or_last_are_refused():
     pixels = np.zeros((2, 3, 8, 3), np.uint8)
-    message = "second or the last dimension"
-    with refused(message):
+
+    with refused("second or the last dimension"):
         array_set(pixels)
 
 
@@ -81,12 +80,9 @@ def test_arrays_of_inputs_become_tensors_of_torchs_dtypes(x, dtype):
     ],
 )
 def test_arrays_of_labels_become_a_vector(y, labels):
-    x = torch.ones(3, 2, dtype=torch.float64)
+    _, vector = array_set(ONES, y).tensors
 
-    data = array_set(x, y)
-
-    assert data.tensors[1].tolist() == labels
-    assert getattr(data, "classes", ("ill", "well")) == ("ill", "well")
+    assert vector.tolist() == labels
 
 
 @pytest.mark.parametrize(
@@ -103,43 +99,43 @@ def test_labels_with_gaps_are_refused(y):
         array_set(np.zeros((3, 1)), y)
 
 
+def make_numbered_samples(numbers):
+    """Samples whose inputs are their numbers."""
+    inputs = torch.tensor(numbers)
+    return TensorDataset(inputs[:, None].float(), inputs % 3)
+
+
 def test_data_sets_by_client_give_each_client_its_own_samples():
-    boston = HERE
-    first_row_of_lyon = 30
-    lyon = Subset(HERE, list(range(first_row_of_lyon, len(HERE))))
+    numbers_of_clients = [range(60), range(100, 130)]
+    boston, lyon = map(make_numbered_samples, numbers_of_clients)
 
     data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, client_val=0.1)
 
     assert data.client_names == ("Boston", "Lyon")
-    assert len(data.server_val_indices) == 0.1 * (len(boston) + len(lyon))
-    # The samples are one after the other, Boston's first.
-    assert max(data.client_indices(0).tolist()) < len(boston)
-
-    x, y = next(iter(data.client_loader(1, shuffle=False)))
-    positions_at_lyon = data.client_indices(1)[: len(x)] - len(boston)
-    rows = positions_at_lyon + first_row_of_lyon
-    inputs, labels = HERE.tensors
-    assert torch.equal(x, inputs[rows])
-    assert torch.equal(y, labels[rows])
+    assert len(data.server_val_indices) == 0.1 * (60 + 30)
+    for client in range(2):
+        for inputs, labels in data.client_loader(client):
+            numbers = inputs.flatten().long()
+            assert set(numbers.tolist()) <= set(numbers_of_clients[client])
+            assert torch.equal(labels, numbers % 3)
 
 
 def test_class_numbers_of_all_clients_follow_from_the_class_names():
-    names_of_samples = WORDS[Y]  # cat, dog and eel in turn
+    boston_words = ["dog", "cat", "eel"] * 20
+    lyon_words = ["eel"] * 60
+    test_words = ["dog", "cat", "dog", "cat"]
+
     data = set_up_data(
-        clients={"a": (X, names_of_samples), "b": (X[:9], ["eel"] * 9)},
-        test=(X[:4], ["dog", "cat", "dog", "cat"]),
+        clients={"Boston": (X, boston_words), "Lyon": (X, lyon_words)},
+        test=(X[:4], test_words),
         server_val=0.0,
     )
 
+    cat, dog, _ = range(3)
     assert data.class_names == ("cat", "dog", "eel")
-
-    first_counts, second_counts = data.class_counts.tolist()
-    samples_of_class = len(X) // 3
-    assert first_counts == [samples_of_class] * 3
-    assert second_counts == [0, 0, 9]
-
+    assert data.class_counts.tolist() == [[20, 20, 20], [0, 0, 60]]
     ((_, test_labels),) = data.test_dataloader()
-    assert test_labels.tolist() == [1, 0, 1, 0]
+    assert test_labels.tolist() == [dog, cat, dog, cat]
 
 
 TABLE_OF_PATIENTS = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
@@ -179,32 +175,36 @@ def test_data_with_wrong_options_are_refused(options, message, tmp_path):
         set_up_data(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
-#: The only sample of the last of 61 goes to the server by the first seed, and stays with its client by the second.
-SEED_THAT_TAKES_IT = 2
-SEED_THAT_LEAVES_IT = 0
+#: Of 61 samples the last goes to the server by the first seed, and stays with its client by the second.
+SEED_THAT_TAKES_THE_LAST_SAMPLE = 2
+SEED_THAT_LEAVES_THE_LAST_SAMPLE = 0
+SIXTY_SAMPLES = HERE
+ONE_SAMPLE = TensorDataset(torch.zeros(1, 4), torch.zeros(1, dtype=torch.long))
 
 
 def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
-    clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
+    clients = {"Boston": SIXTY_SAMPLES, "Lyon": ONE_SAMPLE}
 
-    data = set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_LEAVES_IT)
+    data = set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_LEAVES_THE_LAST_SAMPLE)
     assert data.num_clients == 2
 
     with refused("No training sample is left at 'Lyon'. All of them are in the server"):
-        set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
+        set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_THE_LAST_SAMPLE)
 
 
 def test_group_that_the_validation_split_takes_is_no_client():
-    two_parts = ConcatDataset([HERE, HERE])
-    with warns("No training sample is left at 'c'"):
+    samples = ConcatDataset([SIXTY_SAMPLES, ONE_SAMPLE])
+    group_of_each_sample = ["Boston", "Graz"] * 30 + ["Lyon"]
+
+    with warns("No training sample is left at 'Lyon'"):
         data = set_up_data(
-            Subset(two_parts, range(61)),
-            groups=[*"ab"] * 30 + ["c"],
+            samples,
+            groups=group_of_each_sample,
             server_val=0.5,
-            seed=SEED_THAT_TAKES_IT,
+            seed=SEED_THAT_TAKES_THE_LAST_SAMPLE,
         )
 
-    assert data.client_names == ("a", "b")
+    assert data.client_names == ("Boston", "Graz")
 
 
 @pytest.mark.parametrize(
@@ -216,38 +216,34 @@ def test_group_that_the_validation_split_takes_is_no_client():
     ],
 )
 def test_val_and_test_data_are_added_to_any_source(source):
-    data = set_up_data(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
+    five_samples = (X[:5], Y[:5])
+    six_samples = (X[:6], Y[:6])
 
+    data = set_up_data(source, val=five_samples, test=six_samples)
+
+    ((_, validation_labels),) = data.val_dataloader()
+    ((_, test_labels),) = data.test_dataloader()
     assert len(data.server_val_indices) == 0
-    assert sum(len(y) for _, y in data.val_dataloader()) == 5
-    assert sum(len(y) for _, y in data.test_dataloader()) == 6
-
-
-def test_second_of_two_sources_is_test_data():
-    data = set_up_data((HERE, (X[:6], Y[:6])))
-
-    assert sum(len(y) for _, y in data.test_dataloader()) == 6
+    assert len(validation_labels) == 5
+    assert len(test_labels) == 6
 
 
 @pytest.fixture
 def table_file(tmp_path):
     """A file of forty patients."""
     path = tmp_path / "all.csv"
-    columns = {
-        "age": range(40),
-        "ward": ["a", "b"] * 20,
-        "ill": [0, 1, 0, 0] * 10,
-    }
+    columns = {"age": range(40), "ward": ["a", "b"] * 20, "ill": [0, 1, 0, 0] * 10}
     pd.DataFrame(columns).to_csv(path, index=False)
     return path
 
 
-def test_column_of_a_table_file_names_the_clients(table_file):
-    data = set_up_data(table_file, labels="ill", groups="ward")
-    assert data.client_names == ("a", "b")
+@pytest.mark.parametrize("has_test_file", [False, True])
+def test_column_of_a_table_file_names_the_clients(table_file, has_test_file):
+    source = (table_file, table_file) if has_test_file else table_file
 
-    with_test_file = set_up_data((table_file, table_file), labels="ill", groups="ward")
-    assert with_test_file.client_names == ("a", "b")
+    data = set_up_data(source, labels="ill", groups="ward")
+
+    assert data.client_names == ("a", "b")
 
 
 def test_rows_of_a_table_file_are_divided_by_a_list_of_groups(table_file):
@@ -269,13 +265,14 @@ def test_broken_parquet_file_is_refused(tmp_path):
 
 def write_parquet_of_wards(path):
     """A table of ninety patients in the wards a, b and c."""
-    age = np.random.default_rng(0).normal(50, 10, 90)
-    table = pd.DataFrame()
-    table["patient"] = range(90)
-    table["age"] = age
-    table["ward"] = ["a", "b", "c"] * 30
-    table["ill"] = np.where(age > 52, "yes", "no")
-    table.to_parquet(path)
+    ages = np.random.default_rng(0).normal(50, 10, 90)
+    columns = {
+        "patient": range(90),
+        "age": ages,
+        "ward": ["a", "b", "c"] * 30,
+        "ill": np.where(ages > 52, "yes", "no"),
+    }
+    pd.DataFrame(columns).to_parquet(path)
 
 
 @pytest.mark.slow
@@ -297,20 +294,12 @@ def test_example_of_a_parquet_file_prints_a_row_of_each_ward(tmp_path, monkeypat
     )
 
     assert exit_code == 0
-    first_words = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert {"a", "b", "c"} <= set(first_words)
+    printed = capsys.readouterr().out
+    for ward in ("a", "b", "c"):
+        assert f"\n{ward} " in printed
 
 
 TWENTY_SAMPLES = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
-
-
-class ReturnsLoader(L.LightningDataModule):
-    def __init__(self, loader):
-        super().__init__()
-        self.loader = loader
-
-    def train_dataloader(self):
-        return self.loader
 
 
 def test_options_of_a_wrapped_loader_are_kept():
@@ -325,24 +314,24 @@ def test_options_of_a_wrapped_loader_are_kept():
         num_workers=2,
         drop_last=True,
     )
-    source = module_source(ReturnsLoader(loader))
+    source = module_source(DataModuleOfLoader(loader))
 
-    assert source.indices is None
-    assert source.train_options == {
+    expected_options = {
         "batch_size": 6,
-        "drop_last": True,
         "collate_fn": collate,
         "num_workers": 2,
         "pin_memory": False,
         "worker_init_fn": None,
     }
-    assert source.eval_options == {**source.train_options, "drop_last": False}
+    assert source.indices is None
+    assert source.train_options == {**expected_options, "drop_last": True}
+    assert source.eval_options == {**expected_options, "drop_last": False}
 
 
 def test_subset_sampler_of_a_wrapped_loader_selects_samples():
     loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
 
-    assert module_source(ReturnsLoader(loader)).indices.tolist() == [1, 4, 9]
+    assert module_source(DataModuleOfLoader(loader)).indices.tolist() == [1, 4, 9]
 
 
 @pytest.mark.parametrize(
@@ -356,14 +345,11 @@ def test_order_of_a_wrapped_loader_that_is_not_used_has_a_warning(sampler, messa
     loader = DataLoader(TWENTY_SAMPLES, batch_size=2, sampler=sampler)
 
     with warns(message):
-        module_source(ReturnsLoader(loader))
+        module_source(DataModuleOfLoader(loader))
 
 
-class BatchesAreTasks(BatchSampler):
-    """Every batch is a task of its own."""
-
-
-BATCHES_ARE_TASKS = BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, drop_last=False)
+class BatchSamplerOfUser(BatchSampler):
+    """Chooses by its own code which samples are together in a batch."""
 
 
 class DoublesInputs(DataLoader):
@@ -373,29 +359,26 @@ class DoublesInputs(DataLoader):
         return ((2 * x, y) for x, y in super().__iter__())
 
 
+OWN_BATCHES = BatchSamplerOfUser(SequentialSampler(TWENTY_SAMPLES), batch_size=2, drop_last=False)
+
+
 @pytest.mark.parametrize(
     ("loader", "name"),
     [
         (DataLoader(TWENTY_SAMPLES, batch_size=None), "DataLoader"),
         ([DataLoader(TWENTY_SAMPLES), DataLoader(TWENTY_SAMPLES)], "list"),
-        (
-            DataLoader(
-                TWENTY_SAMPLES,
-                batch_sampler=BatchesAreTasks(SequentialSampler(TWENTY_SAMPLES), 2, False),
-            ),
-            "DataLoader",
-        ),
+        (DataLoader(TWENTY_SAMPLES, batch_sampler=OWN_BATCHES), "DataLoader"),
         (DoublesInputs(TWENTY_SAMPLES, 4), "DoublesInputs"),
     ],
 )
 def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
     with refused(f"training loader is a {name} whose samples cannot be divided"):
-        module_source(ReturnsLoader(loader))
+        module_source(DataModuleOfLoader(loader))
 
 
 def test_validation_loaders_of_a_wrapped_module_are_used_as_they_are():
-    module = ReturnsLoader(DataLoader(TWENTY_SAMPLES))
-    loader = DoublesInputs(TWENTY_SAMPLES, 4)
-    module.val_dataloader = lambda: loader
+    validation_loader = DoublesInputs(TWENTY_SAMPLES, 4)
+    module = DataModuleOfLoader(DataLoader(TWENTY_SAMPLES))
+    module.val_dataloader = lambda: validation_loader
 
-    assert module_source(module).val_loaders is loader
+    assert module_source(module).val_loaders is validation_loader

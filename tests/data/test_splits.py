@@ -1,27 +1,23 @@
 """What the server and the clients hold out: a number of samples, or what a column chooses. Patients stay together."""
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.cli.parser import make_cli
-from flsv.data import FederatedDataModule, HeldOut, IIDPartitioner, OneClient, Partitioner, Splits
+from flsv.data import HeldOut, IIDPartitioner, OneClient, Splits
 from helpers import refused, warns
+from helpers.data import set_up_data
 
 VISITS = 60  # of each hospital
 VISITS_OF_PATIENT = 3
 
 
-def make_visits(hospital: int) -> pd.DataFrame:
+def make_visits(hospital):
     """A hospital's table, with three visits of each patient, a week apart."""
     generator = np.random.default_rng(hospital)
     days = pd.date_range("2023-01-01", periods=VISITS, freq="7D")
@@ -42,39 +38,27 @@ TABLES = {"Basel": make_visits(1), "Lyon": make_visits(2)}
 EXCLUDED = {"excluded": ["patient", "visited", "split"]}
 
 
-def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataModule:
-    data = FederatedDataModule(
-        clients=TABLES,
-        labels="ill",
-        dictionary=dictionary,
-        splits=splits,
-    )
-    data.setup("fit")
-
-    return data
+def make_hospitals(splits, dictionary=EXCLUDED):
+    return set_up_data(clients=TABLES, labels="ill", dictionary=dictionary, splits=splits)
 
 
-def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
+def split_indices_of_clients(data):
     """Indices of each client's training, validation and test samples."""
     return data.division.splits.clients
 
 
-def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:
-    """Positions of each client's samples in its own table."""
-    positions = []
-    for client, parts in enumerate(split_indices_of_clients(data)):
-        table_start = client * VISITS
-        positions.append((parts[part] - table_start).tolist())
-    return positions
+def rows_of_split(data, split):
+    """The rows of each client's table that are in its training, validation or test set."""
+    rows = []
+    for client, indices in enumerate(split_indices_of_clients(data)):
+        first_index_of_table = client * VISITS
+        rows.append((indices[split] - first_index_of_table).tolist())
+    return rows
 
 
-def positions_where(column: str, condition: Any) -> list[list[int]]:
-    """Positions of each table's rows whose value meets a condition."""
-    positions = []
-    for table in TABLES.values():
-        is_met = condition(table[column])
-        positions.append(np.flatnonzero(is_met).tolist())
-    return positions
+def rows_where(column, condition):
+    """The rows of each table whose value meets a condition."""
+    return [np.flatnonzero(condition(table[column])).tolist() for table in TABLES.values()]
 
 
 def test_numbers_of_samples_are_held_out():
@@ -87,39 +71,35 @@ def test_numbers_of_samples_are_held_out():
     assert data.validation() == {"of": "10 samples of the partners' data", "rows": 10}
 
 
-def test_samples_with_a_columns_value_are_held_out():
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_samples_with_a_columns_value_are_held_out(split):
     splits = Splits(server_val=HeldOut("split", "val"), client_test=HeldOut("split", ["test"]))
 
     data = make_hospitals(splits)
 
-    test_positions = positions_where("split", lambda split: split == "test")
-    train_positions = positions_where("split", lambda split: split == "train")
-    assert positions_in_tables(data, "test") == test_positions
-    assert positions_in_tables(data, "train") == train_positions
-    assert data.validation()["of"] == "the partners' data with split = val"  # type: ignore[index]
+    assert rows_of_split(data, split) == rows_where("split", lambda value: value == split)
+    assert data.validation()["of"] == "the partners' data with split = val"
 
 
 @pytest.mark.parametrize(
-    ("column", "choice", "is_chosen"),
+    ("held_out", "is_chosen"),
     [
-        ("split", {"values": "test"}, lambda split: split == "test"),
-        ("visited", {"since": "2024-01-01"}, lambda day: day >= "2024-01-01"),
+        (HeldOut("split", values="test"), lambda split: split == "test"),
+        (HeldOut("visited", since="2024-01-01"), lambda day: day >= "2024-01-01"),
     ],
 )
-def test_shares_are_drawn_from_what_no_column_chooses(column, choice, is_chosen):
-    chosen = HeldOut(column, **choice)
+def test_shares_are_drawn_from_what_no_column_chooses(held_out, is_chosen):
+    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=held_out))
 
-    data = make_hospitals(Splits(server_val=0.25, client_val=0.2, client_test=chosen))
-
-    assert positions_in_tables(data, "test") == positions_where(column, is_chosen)
+    assert rows_of_split(data, "test") == rows_where(held_out.column, is_chosen)
     # The server's share is one of all visits, though none of those that the column chooses is drawn.
     num_visits = len(TABLES) * VISITS
     assert len(data.server_val_indices) == 0.25 * num_visits
-    for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
-        assert set(train).isdisjoint(val)
+    for train_rows, val_rows in zip(rows_of_split(data, "train"), rows_of_split(data, "val")):
+        assert set(train_rows).isdisjoint(val_rows)
 
 
-def make_hospitals_with_whole_patients() -> FederatedDataModule:
+def make_hospitals_with_whole_patients():
     return make_hospitals(Splits(server_val=0.1, client_val=4, client_test=0.2, together="patient"))
 
 
@@ -159,45 +139,40 @@ def test_value_that_no_sample_has_holds_out_nothing_and_has_a_warning():
         held_out.select(["A", "B"])
 
 
-def make_site_alone(client: int, table: pd.DataFrame, splits: Splits) -> FederatedDataModule:
-    samples: Any = TensorDataset(torch.zeros(VISITS, 1), torch.arange(VISITS) % 2)
+def set_up_site(client, table, splits):
+    samples = TensorDataset(torch.zeros(VISITS, 1), torch.arange(VISITS) % 2)
     samples.split = table["split"].tolist()
     partitioner = OneClient()
     partitioner.first_client = client  # as a site is told its number by the server
-    data = FederatedDataModule(samples, partitioner, splits=splits)
-    data.setup("fit")
-    return data
+    return set_up_data(samples, partitioner, splits=splits)
 
 
-def test_site_with_its_own_samples_holds_out_the_same_rows():
+def test_sites_with_their_own_samples_hold_out_the_rows_of_a_federation_in_one_process():
     splits = Splits(server_val=0, client_test=HeldOut("split", "test"))
-    together = make_hospitals(splits)
 
-    rows = []
+    rows_of_sites = []
     for client, table in enumerate(TABLES.values()):
-        alone = make_site_alone(client, table, splits)
-        (site,) = split_indices_of_clients(alone)
-        rows.append(site["test"].tolist())
+        data_of_site = set_up_site(client, table, splits)
+        rows_of_sites += rows_of_split(data_of_site, "test")
 
-    assert rows == positions_in_tables(together, "test")
-
-
-def names_of_inputs(dictionary: Any) -> list[str]:
-    """The columns that are inputs if the column ``split`` chooses the validation samples."""
-    splits = Splits(server_val=HeldOut("split", "val"))
-    data = make_hospitals(splits, dictionary)
-    return [column.name for column in data.division.source.columns]
+    data_of_one_process = make_hospitals(splits)
+    assert rows_of_sites == rows_of_split(data_of_one_process, "test")
 
 
-def test_column_that_splits_is_no_input_if_the_dictionary_does_not_name_it():
-    assert names_of_inputs({"excluded": ["patient", "visited"]}) == ["age"]
+ALL_OTHERS = "*"
 
 
-def test_column_that_splits_is_an_input_if_the_dictionary_names_it():
-    all_others = "*"
-    dictionary = {"columns": {"age": {}, "split": {}}, "excluded": [all_others]}
+@pytest.mark.parametrize(
+    ("dictionary", "inputs"),
+    [
+        ({"excluded": ["patient", "visited"]}, ["age"]),
+        ({"columns": {"age": {}, "split": {}}, "excluded": [ALL_OTHERS]}, ["split", "age"]),
+    ],
+)
+def test_column_that_splits_is_an_input_only_if_the_dictionary_names_it(dictionary, inputs):
+    data = make_hospitals(Splits(server_val=HeldOut("split", "val")), dictionary)
 
-    assert names_of_inputs(dictionary) == ["split", "age"]
+    assert [column.name for column in data.division.source.columns] == inputs
 
 
 def test_command_line_accepts_numbers_and_columns_of_splits(tmp_path, monkeypatch):
@@ -216,13 +191,15 @@ def test_command_line_accepts_numbers_and_columns_of_splits(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("since", [2024, datetime.date(2024, 1, 1)])
 def test_year_and_date_of_a_yaml_file_are_dates(since):
-    choice = HeldOut("admitted", since=since)
-    days = ["2023-12-31", "2024-01-01", "", " "]
-    assert choice.select(days).tolist() == [False, True, False, False]
-    assert str(choice).startswith("admitted since 2024")
+    held_out = HeldOut("admitted", since=since)
+
+    is_held_out = held_out.select(["2023-12-31", "2024-01-01", "", " "])
+
+    assert is_held_out.tolist() == [False, True, False, False]
+    assert str(held_out).startswith("admitted since 2024")
 
 
-REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+REFUSED = {
     "no such value": (
         {"server_val": HeldOut("split", "validation")},
         "HeldOut.split = validation. holds out no sample. The values of 'split' are 'test', 'train', 'val'",
@@ -271,37 +248,33 @@ def test_choices_are_checked_at_construction(options, message):
         HeldOut("split", **options)
 
 
-def make_samples_of_patients(
-    patients: Sequence[Any], partitioner: Partitioner, **splits: Any
-) -> FederatedDataModule:
-    labels = torch.arange(len(patients)) % 2
-    inputs = torch.zeros(len(patients), 2)
-    samples: Any = TensorDataset(inputs, labels)
+def set_up_samples_of(patients, partitioner, **splits):
+    """Set up a sample of each of these patients, those of one patient together."""
+    num_samples = len(patients)
+    samples = TensorDataset(torch.zeros(num_samples, 2), torch.arange(num_samples) % 2)
     samples.patient = patients
-    return FederatedDataModule(samples, partitioner, splits=Splits(together="patient", **splits))
+    return set_up_data(samples, partitioner, together="patient", **splits)
 
 
 @pytest.mark.parametrize("gap", [" ", float("nan")])
 def test_samples_of_no_patient_are_refused(gap):
     patients = ["a", "a", gap, "b", "b", "b"]
-    data = make_samples_of_patients(patients, IIDPartitioner(2), server_val=2)
+
     with refused("1 of 6 samples have no value"):
-        data.setup("fit")
+        set_up_samples_of(patients, IIDPartitioner(2), server_val=2)
 
 
-def test_gap_in_the_column_does_not_divide_a_patient():
-    """The numbers of a column with a gap are read as 17.0, those of one without as 17."""
-    patients = [1, 1.0, 1, 1.0, 2, 2.0, 2, 2.0]
-    data = make_samples_of_patients(patients, OneClient(), server_val=1)
+def test_patient_whose_numbers_are_read_as_1_and_as_1_point_0_stays_together():
+    numbers_of_a_column_with_gaps = [1, 1.0, 1, 1.0, 2, 2.0, 2, 2.0]
 
-    data.setup("fit")
+    data = set_up_samples_of(numbers_of_a_column_with_gaps, OneClient(), server_val=1)
 
     rows_of_patients = ([0, 1, 2, 3], [4, 5, 6, 7])
     assert data.server_val_indices.tolist() in rows_of_patients
 
 
 def test_clients_that_share_patients_are_refused():
-    patients = [index // 6 for index in range(60)]
-    data = make_samples_of_patients(patients, IIDPartitioner(3), server_val=0, client_test=0.3)
+    ten_patients = [index // 6 for index in range(60)]
+
     with refused("give all samples of a group to one client"):
-        data.setup("fit")
+        set_up_samples_of(ten_patients, IIDPartitioner(3), server_val=0, client_test=0.3)

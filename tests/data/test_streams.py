@@ -1,9 +1,5 @@
 """Streams: how far they are read, and what is refused."""
 
-from collections.abc import Iterator
-from typing import Any
-
-import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,21 +9,15 @@ from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, OneClient, Splits, Stream
 from flsv.sampling import PowerOfChoice
 from helpers import make_generator, refused
-from helpers.data import set_up_data
+from helpers.data import DataModuleOfLoader, set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
 
 VAL = (torch.randn(120, 6, generator=make_generator()), torch.arange(120) % 3)
 
 
-def make_project(loader: DataLoader) -> L.LightningDataModule:
-    module = L.LightningDataModule()
-    module.train_dataloader = lambda: loader
-    return module
-
-
 class EndlessStream(IterableDataset):
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         while True:
             yield torch.ones(6), torch.tensor(1)
 
@@ -37,14 +27,14 @@ LYONS_LENGTH = 20
 
 
 class StreamWithLength(EndlessStream):
-    def __len__(self) -> int:
+    def __len__(self):
         return LYONS_LENGTH
 
 
 STREAMS = {"Boston": Stream(EndlessStream(), BOSTONS_LENGTH), "Lyon": StreamWithLength()}
 
 
-def batch_sizes(data: FederatedDataModule, client: int) -> list[int]:
+def batch_sizes(data, client):
     return [len(x) for x, _ in data.client_loader(client)]
 
 
@@ -59,7 +49,7 @@ def test_streams_of_clients_are_read_up_to_their_lengths():
 
 
 def test_stream_of_a_site_is_read_up_to_its_length():
-    module = make_project(DataLoader(StreamWithLength(), batch_size=8))
+    module = DataModuleOfLoader(DataLoader(StreamWithLength(), batch_size=8))
 
     site = set_up_data(module, OneClient(), server_val=0.0)
 
@@ -111,8 +101,9 @@ def test_stream_that_can_be_read_only_once_is_refused():
 
 
 def test_stream_is_not_read_by_several_workers():
-    module = make_project(DataLoader(StreamWithLength(), 8, num_workers=2))
+    module = DataModuleOfLoader(DataLoader(StreamWithLength(), batch_size=8, num_workers=2))
     site = set_up_data(module, OneClient(), server_val=0.0)
+
     with refused("Set num_workers to 1 or 0"):
         site.client_loader(0)
 
@@ -121,11 +112,12 @@ VALUES_BY_SAMPLE = {
     "metrics": {"in_run": InRunShapley(loss="val_loss")},
     "client_algorithm": InRunValues(),
 }
+COHORTS_BY_LOSS = {"sampler": PowerOfChoice(cohort_size=1, candidates=2)}
 
 
-@pytest.mark.parametrize("arguments", [VALUES_BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
-def test_parts_that_read_samples_by_index_are_refused_with_streams(arguments, tmp_path):
+@pytest.mark.parametrize("loop_options", [VALUES_BY_SAMPLE, COHORTS_BY_LOSS])
+def test_parts_that_read_samples_by_index_are_refused_with_streams(loop_options, tmp_path):
     data = FederatedDataModule(clients=STREAMS, val=VAL)
-    message = "by index, but a client's data are a stream"
-    with refused(message):
-        fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)
+
+    with refused("by index, but a client's data are a stream"):
+        fit(FederatedLoop(**loop_options), tmp_path, Plainest(), data)

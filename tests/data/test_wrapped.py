@@ -27,7 +27,7 @@ TEST_SAMPLES = TensorDataset(X[:50], Y[:50])
 class RecordsLabels(L.LightningModule):
     """A linear classifier that keeps the labels it was trained, validated and tested on."""
 
-    def __init__(self, inputs: int = 4, classes: int = 5):
+    def __init__(self, inputs=4, classes=5):
         super().__init__()
         self.layer = nn.Linear(inputs, classes)
         self.lr = 0.1
@@ -61,7 +61,7 @@ TEST_BATCH = 13
 
 
 class UsersDataModule(L.LightningDataModule):
-    def __init__(self, size: int = 120, batch_size: int = TRAIN_BATCH):
+    def __init__(self, size=120, batch_size=TRAIN_BATCH):
         super().__init__()
         self.save_hyperparameters()
         self.size = size
@@ -106,12 +106,13 @@ def test_trainer_without_a_loop_trains_on_the_data_of_all_clients(quiet_trainer)
     trainer.test(model, data)
     predictions = trainer.predict(model, data)
 
+    labels = {split: torch.cat(batches) for split, batches in model.labels.items()}
     validation_samples = len(DATA) // 10
     training_samples = len(DATA) - validation_samples
-    assert len(torch.cat(model.labels["train"])) == epochs * training_samples
-    assert len(torch.cat(model.labels["val"])) == epochs * validation_samples
-    test_labels = TEST_SAMPLES.tensors[1]
-    assert torch.equal(torch.cat(model.labels["test"]), test_labels)
+    _, test_labels = TEST_SAMPLES.tensors
+    assert len(labels["train"]) == epochs * training_samples
+    assert len(labels["val"]) == epochs * validation_samples
+    assert torch.equal(labels["test"], test_labels)
     assert torch.equal(torch.cat(predictions), test_labels)
     assert data.division is division_of_fit
 
@@ -125,15 +126,13 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_t
     trainer.fit(model, data)
     trainer.test(model, data, verbose=False)
 
-    batch_sizes = {}
-    for split, labels in model.labels.items():
-        batch_sizes[split] = [len(y) for y in labels]
     assert data.batch_size == TRAIN_BATCH
     assert wrapped.trainer is trainer
     # Of 120 training, 30 validation and 50 test samples. The last batch has the rest.
-    assert set(batch_sizes["train"]) == {TRAIN_BATCH, 120 % TRAIN_BATCH}
-    assert batch_sizes["val"] == [VAL_BATCH, VAL_BATCH, 30 % VAL_BATCH]
-    assert batch_sizes["test"] == [TEST_BATCH, TEST_BATCH, TEST_BATCH, 50 % TEST_BATCH]
+    assert set(map(len, model.labels["train"])) == {TRAIN_BATCH, 120 % TRAIN_BATCH}
+    assert list(map(len, model.labels["val"])) == [VAL_BATCH, VAL_BATCH, 30 % VAL_BATCH]
+    full_test_batches = [TEST_BATCH, TEST_BATCH, TEST_BATCH]
+    assert list(map(len, model.labels["test"])) == [*full_test_batches, 50 % TEST_BATCH]
     assert torch.equal(torch.cat(model.labels["val"]), Y[120:150])
     assert len(data.server_val_indices) == 0
     assert isinstance(data.val_dataloader(), TensorBatches)
@@ -144,7 +143,7 @@ DATA_STATE = {"cursor": 42}
 
 
 class ZeroesLabelsInHook(UsersDataModule):
-    """Its hook makes each label 0."""
+    """Makes each label 0 by a hook, drops its samples when it is torn down, and has a state."""
 
     loaded_state = None
 
@@ -164,21 +163,26 @@ class ZeroesLabelsInHook(UsersDataModule):
         self.loaded_state = state_dict
 
 
-def test_hooks_and_teardown_of_a_wrapped_module_are_used(quiet_trainer):
+def test_hooks_of_a_wrapped_module_are_used(quiet_trainer):
+    model = RecordsLabels()
+
+    quiet_trainer().fit(model, FederatedDataModule(ZeroesLabelsInHook()))
+
+    labels = torch.cat(model.labels["train"])
+    assert not labels.any()
+
+
+def test_wrapped_module_that_was_torn_down_is_set_up_anew_with_the_same_clients(quiet_trainer):
     wrapped = ZeroesLabelsInHook()
     model = RecordsLabels()
     data = FederatedDataModule(wrapped)
     trainer = quiet_trainer()
+
     trainer.fit(model, data)
-
-    labels_seen = torch.cat(model.labels["train"])
-    assert labels_seen.tolist() == [0] * len(labels_seen)
-
-    # The next setup starts anew, and deals out the same.
     indices = data.client_indices(1)
     assert "teardown" in wrapped.calls
-
     trainer.test(model, data, verbose=False)
+
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
 
@@ -200,8 +204,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     data = FederatedDataModule(UsersDataModule())
     trainer = plain_trainer(tmp_path, rounds=2, reload_dataloaders_every_n_epochs=1)
 
-    message = "reload_dataloaders_every_n_epochs=....: flsv reads the loaders of UsersDataModule"
-    with refused(message):
+    with refused("reload_dataloaders_every_n_epochs=.*: flsv reads the loaders of UsersDataModule"):
         trainer.fit(module, data)
 
     assert not module.labels["train"]
@@ -221,20 +224,18 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
 @pytest.mark.parametrize("source", [DATA, Items(zip(X, Y.tolist()))], ids=["tensors", "read"])
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     rounds, local_epochs = 3, 2
-    batches, batch_size = 2, 4
     module = RecordsLabels()
-    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=batch_size)
+    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
     loop = FederatedLoop(local_epochs=local_epochs, seed=0)
 
-    trainer_for(loop, tmp_path, rounds, overfit_batches=batches).fit(module, data)
+    trainer_for(loop, tmp_path, rounds, overfit_batches=2).fit(module, data)
 
-    expected_labels = []
-    for _ in range(rounds):
-        for client in (0, 1):
-            first_samples = data.client_indices(client)[: batches * batch_size]
-            for _ in range(local_epochs):
-                expected_labels.append(Y[first_samples])
-    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(expected_labels))
+    samples_of_two_batches = 2 * 4
+    labels_of_round = []
+    for client in (0, 1):
+        first_samples = data.client_indices(client)[:samples_of_two_batches]
+        labels_of_round += local_epochs * Y[first_samples].tolist()
+    assert torch.cat(module.labels["train"]).tolist() == rounds * labels_of_round
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def parse_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
     path = tmp_path / "config.yaml"
 
-    def parse_options(**data) -> LightningCLI:
+    def parse_options(**data):
         path.write_text(yaml.safe_dump({"data": data}))
         return LightningCLI(
             RecordsLabels,
@@ -258,7 +259,7 @@ def parse_yaml(tmp_path, monkeypatch):
     return parse_options
 
 
-def saved_source(cli: LightningCLI):
+def saved_source(cli):
     """The source in the configuration that the command line would save."""
     saved_config = yaml.safe_load(cli.parser.dump(cli.config))
     return saved_config["data"]["source"]

@@ -1,5 +1,7 @@
 """The federations that are compared on one, two and three ranks."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -41,12 +43,15 @@ from zoo.samples import NoisySamples
 
 
 class RankCase(NamedTuple):
-    """What is fitted on ranks, and options of its Trainer."""
+    """What is fitted on ranks, and how."""
 
     loop: FederatedLoop
     module: L.LightningModule
     data: FederatedDataModule
-    options: dict[str, Any] = {}  # noqa: RUF012
+    rounds: int = 3
+    logs: bool = False
+    monitor: str | None = None
+    trainer_options: Mapping[str, Any] = MappingProxyType({})
 
 
 class LogsEverything(Plain):
@@ -61,78 +66,79 @@ class LogsEverything(Plain):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         x, y = batch
-        num_rows = len(y)
         self.micro_accuracy(self(x), y)
         by_epoch = {"on_step": False, "on_epoch": True}
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
-        self.log("seen", self.micro_accuracy, **by_epoch)
-        self.log("worst", loss, reduce_fx="max", **by_epoch)
-        self.log(f"rows_{num_rows}", float(num_rows), reduce_fx=torch.sum, **by_epoch)
+        self.log("accuracy", self.micro_accuracy, **by_epoch)
+        self.log("largest_loss", loss, reduce_fx="max", **by_epoch)
+        # A client whose batches are all full does not log the name of a smaller one.
+        self.log(f"rows_of_batches_of_{len(y)}", float(len(y)), reduce_fx=torch.sum, **by_epoch)
         return loss
 
     def on_train_epoch_start(self):
-        self.log("drawn", torch.rand(()))
+        self.log("random_number", torch.rand(()))
 
 
 class MovingAverage:
-    """A moving average of weights, as in libraries."""
+    """A moving average of weights in a list, as in libraries."""
 
     def __init__(self):
-        self.shadows = []
+        self.averages = []
         self.num_updates = 0
 
     def update(self, weights):
-        if not self.shadows:
-            self.shadows.append(weights.clone())
-        self.shadows[0].lerp_(weights, 0.3)
+        if not self.averages:
+            self.averages.append(weights.clone())
+        self.averages[0].lerp_(weights, 0.3)
         self.num_updates += 1
 
 
-class TrainsByKeptValues(Plain):
-    """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
-    the Trainer's count of steps: if a rank had another client's of them, its model would be another one."""
+class TrainsByItsState(Plain):
+    """Keeps averages of its last bias in an object, an array, a buffer and a tensor, counters and flags that training
+    changes, and trains by them, and by the Trainer's count of steps: if a rank had another client's of them, its model
+    would be another one."""
 
     def __init__(self):
         super().__init__(network(dropout=0.3))
-        self.average = MovingAverage()
-        self.sum_from_first_batch = None
+        self.average_in_object = MovingAverage()
         self.average_in_array = np.zeros(3)
-        self.losses = {"train": []}
         self.register_buffer("average_in_buffer", torch.zeros(3), persistent=False)
+        self.tensor_made_in_training = None
+        self.losses = {"train": []}
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        warm_up = min(1.0, 0.1 * (1 + self.global_step))
-        penalty_by_former_values = self.penalty_by_averages()
+        penalty_by_earlier_steps = self.penalty_by_state()
 
-        self.keep_values(loss)
-        if self.average.num_updates == 3:
+        self.update_state(loss)
+        if self.average_in_object.num_updates == 3:
             self.change_flags()
 
-        product = (self.sum_from_first_batch * self.net[4].bias).sum()
-        return warm_up * loss + penalty_by_former_values + 0.1 * product
+        warm_up = min(1.0, 0.1 * (1 + self.global_step))
+        product = (self.tensor_made_in_training * self.net[4].bias).sum()
+        return warm_up * loss + penalty_by_earlier_steps + 0.1 * product
 
-    def penalty_by_averages(self):
+    def penalty_by_state(self):
         average_in_array = torch.from_numpy(self.average_in_array).float()
         difference = self.net[4].bias - self.average_in_buffer - average_in_array
-        num_counted = len(self.losses["train"]) + self.average.num_updates
-        return difference.square().sum() / (1 + num_counted)
+        num_steps = len(self.losses["train"]) + self.average_in_object.num_updates
+        return difference.square().sum() / (1 + num_steps)
 
-    def keep_values(self, loss):
+    def update_state(self, loss):
         bias = self.net[4].bias.detach()
         self.losses["train"].append(float(loss))
-        self.average.update(bias)
-        if self.sum_from_first_batch is None:
-            self.sum_from_first_batch = bias.clone()
-        self.sum_from_first_batch = self.sum_from_first_batch + 0.1 * bias
+        self.average_in_object.update(bias)
         self.average_in_array = 0.9 * self.average_in_array + 0.1 * bias.numpy()
         self.average_in_buffer.lerp_(bias, 0.2)
+        if self.tensor_made_in_training is None:
+            self.tensor_made_in_training = bias.clone()
+        self.tensor_made_in_training = self.tensor_made_in_training + 0.1 * bias
 
     def change_flags(self):
         self.net[0].weight.requires_grad_(False)
         self.net[1].eval()
         weight = self.net[4].weight
-        weight.anchor = weight.detach().clone()
+        weight.attribute = weight.detach().clone()
 
 
 class ValidatesOnRanks(Plain):
@@ -174,140 +180,146 @@ def plain_sgd(parameters):
 
 
 def step_schedule(optimizer):
-    return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
 
 
-def make_five_clients(**kwargs):
-    return toy_data((4, 2, 3, 3, 2), **kwargs)
+def make_plain(**options):
+    return Plain(network(batch_norm=False), **options)
+
+
+def make_loop(**options):
+    return FederatedLoop(seed=3, **options)
+
+
+def make_five_clients(**options):
+    return toy_data((4, 2, 3, 3, 2), **options)
 
 
 def shapfed_wa():
     metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut()}
-    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=3)
-    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients())
+    loop = make_loop(aggregator=ShapFedWA("cssv"), metrics=metrics)
+    return RankCase(loop, make_plain(), make_five_clients())
 
 
 def pfedsv():
-    loop = FederatedLoop(
+    metrics = {
+        "relevance": DomainRelevance(),
+        "cost": CommunicationCost(),
+        "fedce": ContributionEstimation(),
+    }
+    loop = make_loop(
         personalizer=PFedSV(),
-        metrics={
-            "relevance": DomainRelevance(),
-            "cost": CommunicationCost(),
-            "fedce": ContributionEstimation(),
-        },
-        sampler=UniformSampler(4),
+        metrics=metrics,
+        sampler=UniformSampler(cohort_size=4),
         evaluation=ClientEvaluation(every=2),
-        seed=3,
     )
-    return RankCase(loop, Plain(), make_five_clients(client_val=0.2), {"rounds": 4})
+    return RankCase(loop, Plain(), make_five_clients(client_val=0.2), rounds=4)
 
 
 def scaffold():
-    loop = FederatedLoop(
-        FedAvg(weighting="uniform", server_lr=0.8),
-        {"cost": CommunicationCost()},
+    loop = make_loop(
+        aggregator=FedAvg(weighting="uniform", server_lr=0.8),
+        metrics={"cost": CommunicationCost()},
         client_algorithm=SCAFFOLD(),
-        sampler=UniformSampler(3),
-        seed=3,
+        sampler=UniformSampler(cohort_size=3),
     )
-    return RankCase(
-        loop, Plain(network(batch_norm=False), plain_sgd), make_five_clients(), {"rounds": 4}
-    )
+    return RankCase(loop, make_plain(optimizer=plain_sgd), make_five_clients(), rounds=4)
 
 
-def own_models_of_the_worst_served():
-    loop = FederatedLoop(
-        FedAvg(weighting="uniform"),
-        {"cost": CommunicationCost()},
+def own_models_of_clients_with_a_large_loss():
+    loop = make_loop(
+        aggregator=FedAvg(weighting="uniform"),
+        metrics={"cost": CommunicationCost()},
         client_algorithm=Ditto(lamda=0.3, lr=0.05),
-        sampler=PowerOfChoice(2, 4),
+        sampler=PowerOfChoice(cohort_size=2, candidates=4),
         evaluation=ClientEvaluation(every=2),
-        seed=3,
     )
+    partitioner = SizePartitioner([4, 2, 3, 3, 2])
     data = FederatedDataModule(
-        NoisySamples(),
-        SizePartitioner([4, 2, 3, 3, 2]),
-        batch_size=8,
-        splits=Splits(client_test=0.2),
+        NoisySamples(), partitioner, batch_size=8, splits=Splits(client_test=0.2)
     )
+    return RankCase(loop, Plain(network(dropout=0.3)), data, rounds=4)
 
-    return RankCase(loop, Plain(network(dropout=0.3)), data, {"rounds": 4})
 
-
-def in_run():
-    metrics = {"in_run": InRunShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(
-        metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3
+def values_of_samples():
+    loop = make_loop(
+        metrics={"in_run": InRunShapley(), "cost": CommunicationCost()},
+        client_algorithm=InRunValues(every=2),
+        sampler=UniformSampler(cohort_size=3),
     )
-    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients(server_val=0.2))
+    return RankCase(loop, make_plain(), make_five_clients(server_val=0.2))
 
 
-def kept_momentum():
-    loop = FederatedLoop(
+def persistent_optimizers():
+    attack = SignFlip(clients=[1])
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=0.1)
+    loop = make_loop(
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
-        uploads=[SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.1)],
+        uploads=[attack, privacy],
         optimizer_state="persist",
         evaluation=ClientEvaluation(every=2, models="trained"),
-        seed=3,
     )
-    return RankCase(loop, Plain(network(batch_norm=False)), make_five_clients())
+    return RankCase(loop, make_plain(), make_five_clients())
 
 
-def adam_with_steps():
+def adam_with_five_steps_a_round():
     module = LogsEverything(network(dropout=0.3), adam, step_schedule, interval="step")
-    loop = FederatedLoop(
-        AddsGlobalNoise("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
+    loop = make_loop(
+        aggregator=AddsGlobalNoise("cssv"),
+        metrics={"cssv": ClassSpecificShapley()},
+        local_epochs="5 steps",
     )
     options = {
         "accumulate_grad_batches": 3,
         "gradient_clip_val": 1.0,
         "limit_train_batches": 0.5,
-        "monitor": "loss_epoch",
-        "logger": True,
     }
-    return RankCase(loop, module, make_five_clients(batch_size=4), options)
+    return RankCase(
+        loop,
+        module,
+        make_five_clients(batch_size=4),
+        logs=True,
+        monitor="loss_epoch",
+        trainer_options=options,
+    )
 
 
-def shadows():
-    metrics = {
-        "shadow": ShadowShapley(coalitions="all", performance="negative_loss"),
-        "cost": CommunicationCost(),
-    }
+def all_coalitions_retrained():
+    loop = make_loop(
+        metrics={
+            "shadow": ShadowShapley(coalitions="all", performance="negative_loss"),
+            "cost": CommunicationCost(),
+        },
+        sampler=UniformSampler(cohort_size=2),
+        local_epochs={"0": 1, "1": 2, "2": 3},  # by client
+    )
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
-    work = {"0": 1, "1": 2, "2": 3}
-    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), local_epochs=work, seed=3)
-    return RankCase(loop, module, toy_data(), {"gradient_clip_val": 1.0})
+    return RankCase(loop, module, toy_data(), trainer_options={"gradient_clip_val": 1.0})
 
 
 def evaluated_by_clients():
     """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
-    metrics = {
-        "shadow": ShadowShapley(coalitions="both", evaluators="clients"),
-        "loss": PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients"),
-    }
-    loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
-    return RankCase(
-        loop, ValidatesOnRanks(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
-    )
+    shadow = ShadowShapley(coalitions="both", evaluators="clients")
+    by_loss = PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients")
+    loop = make_loop(metrics={"shadow": shadow, "loss": by_loss}, optimizer_state="persist")
+    data = toy_data(server_val=0.0, client_val=0.4)
+    return RankCase(loop, ValidatesOnRanks(), data, rounds=2)
 
 
-def kept_values():
+def module_with_state():
     """The cohort's first is on another rank in most rounds, and once excluded."""
-    loop = FederatedLoop(
-        sampler=UniformSampler(3),
+    loop = make_loop(
+        sampler=UniformSampler(cohort_size=3),
         uploads=[Scaling(1e6, clients=[1])],
         filters=[OutlierFilter(exclude=True)],
-        seed=3,
     )
-    return RankCase(loop, TrainsByKeptValues(), make_five_clients(), {"rounds": 5})
+    return RankCase(loop, TrainsByItsState(), make_five_clients(), rounds=5)
 
 
 def two_clients():
-    metrics = {"distance": CalibratedOTGradient()}
-    return RankCase(
-        FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
-    )
+    loop = make_loop(metrics={"distance": CalibratedOTGradient()})
+    return RankCase(loop, Plain(), toy_data((1, 1)), rounds=2)
 
 
 def by_a_logged_value():
@@ -320,36 +332,36 @@ def by_a_logged_value():
         "cumulative": CumulativeShapley(**by_hits),
         "decayed": DecayedShapley(**by_loss),
         "loo": LeaveOneOut(**by_loss),
-        "one_round": OneRoundShapley(2, **by_loss),
+        "one_round": OneRoundShapley(rounds=2, **by_loss),
         "surrogate": SurrogateFederatedShapley(**by_loss),
         "agreement": GradientAgreement(loss="val_loss"),
         "fedce": ContributionEstimation(**by_hits),
     }
-    personalizer = FedFomo(**by_loss)
-    loop = FederatedLoop(metrics=metrics, personalizer=personalizer, seed=3)
-
-    return RankCase(loop, ValidatesOnRanks(), make_five_clients(client_val=0.2), {"rounds": 2})
+    loop = make_loop(metrics=metrics, personalizer=FedFomo(**by_loss))
+    return RankCase(loop, ValidatesOnRanks(), make_five_clients(client_val=0.2), rounds=2)
 
 
 def colluders():
-    # On different ranks, and each knows what the other would have sent.
-    uploads = [TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)]
-    metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
-    loop = FederatedLoop(metrics=metrics, uploads=uploads, seed=3)
-    return RankCase(loop, Plain(), make_five_clients(), {"rounds": 2})
+    """On different ranks, and each knows what the other would have sent."""
+    loop = make_loop(
+        metrics={"cost": CommunicationCost(), "cssv": ClassSpecificShapley()},
+        uploads=[TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)],
+    )
+    return RankCase(loop, Plain(), make_five_clients(), rounds=2)
 
 
-def broken_rank():
-    # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
-    loop = FederatedLoop(uploads=[SendsNaN(clients=[1, 3])], seed=3)
+def rank_without_a_finite_update():
+    """Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of
+    three."""
+    loop = make_loop(uploads=[SendsNaN(clients=[1, 3])])
     return RankCase(loop, LogsEverything(), toy_data((1, 1, 1, 1)))
 
 
 RANK_CASES = {
-    function.__name__: function
-    for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, evaluated_by_clients,
-        kept_momentum, adam_with_steps, kept_values, two_clients, by_a_logged_value,
-        broken_rank, colluders,
+    make_case.__name__: make_case
+    for make_case in (
+        shapfed_wa, pfedsv, scaffold, own_models_of_clients_with_a_large_loss, values_of_samples,
+        all_coalitions_retrained, evaluated_by_clients, persistent_optimizers, adam_with_five_steps_a_round,
+        module_with_state, two_clients, by_a_logged_value, rank_without_a_finite_update, colluders,
     )
 }  # fmt: skip

@@ -1,5 +1,4 @@
-"""What ranks run, by the names of functions; and the processes that run it, forks of the tests' process, which have a
-hard end."""
+"""What ranks run, and the processes that run it, forks of the tests' process, which have a hard end."""
 
 import logging
 import os
@@ -23,7 +22,6 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines import ranks as strategy
 from flsv.engines.ranks import meet
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -53,19 +51,20 @@ class EndsARank(Callback):
     has happened."""
 
     def __init__(self, folder, rank, kill):
-        self.mark = folder / "died"
+        self.mark = folder / "ended"
         self.rank = rank
         self.kill = kill
 
     def on_train_batch_start(self, trainer, *args):
-        is_its_turn = ranks_of(trainer).rank == self.rank and trainer.current_epoch >= 2
-        if not is_its_turn or self.mark.exists():
-            return
+        is_third_round = trainer.current_epoch >= 2
+        is_this_rank = ranks_of(trainer).rank == self.rank
+        if is_third_round and is_this_rank and not self.mark.exists():
+            self.mark.touch()
+            self.end()
 
-        self.mark.touch()
+    def end(self):
         if self.kill:
             os.kill(os.getpid(), signal.SIGKILL)
-
         raise ValueError("bad sample at this site")
 
 
@@ -84,32 +83,23 @@ class SavesWithinARound(Callback):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
 
-def make_trainer(folder, callbacks, options):
-    options = dict(options)
-    rounds = options.pop("rounds", 3)
-    logger = False
-    if options.pop("logger", False):
-        logger = TensorBoardLogger(folder, name="")
-
-    size = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"])
-    nodes = int(os.environ.get("NODES", 1))
+def make_trainer(folder, case, callbacks):
+    variables = os.environ
+    size = int(variables.get("RANKS") or variables["WORLD_SIZE"])  # the second is of torchrun
+    nodes = int(variables.get("NODES", 1))
     checkpoint = ModelCheckpoint(
-        folder,
-        save_last=True,
-        monitor=options.pop("monitor", None),
-        save_top_k=1,
-        enable_version_counter=False,
+        folder, save_last=True, monitor=case.monitor, save_top_k=1, enable_version_counter=False
     )
     return plain_trainer(
         folder,
-        rounds,
-        logger=logger,
+        case.rounds,
+        logger=TensorBoardLogger(folder, name="") if case.logs else False,
         enable_checkpointing=True,
         callbacks=[*callbacks, checkpoint],
         devices=size // nodes,
         num_nodes=nodes,
         strategy="federated",
-        **options,
+        **case.trainer_options,
     )
 
 
@@ -121,59 +111,52 @@ def fit(folder, case, *callbacks):
     torch.set_num_threads(1)
 
     quiet_loop = case.loop.replace(reporting=Reporting(table=False))
-    trainer = make_trainer(folder, [quiet_loop, *callbacks], case.options)
-    checkpoint = folder / "last.ckpt"
-    if not checkpoint.exists():
-        checkpoint = None
-    trainer.fit(case.module, case.data, ckpt_path=checkpoint)
+    trainer = make_trainer(folder, case, [quiet_loop, *callbacks])
+    last_checkpoint = folder / "last.ckpt"
+    is_resumed = last_checkpoint.exists()
+    trainer.fit(case.module, case.data, ckpt_path=last_checkpoint if is_resumed else None)
 
     if trainer.is_global_zero:
-        metrics = {}
-        for name, value in sorted(trainer.callback_metrics.items()):
-            metrics[name] = float(value)
-        (folder / "metrics.txt").write_text(repr(metrics))
+        metrics = sorted(trainer.callback_metrics.items())
+        lines = [f"{name}: {float(value)!r}" for name, value in metrics]
+        (folder / "metrics.txt").write_text("\n".join(lines))
 
 
 def run_all(folder, names):
     """One federation after the other, in one group of ranks."""
     for name in names:
-        fit(Path(folder) / name, RANK_CASES[name]())
+        run_one(folder / name, name)
 
 
 def run_one(folder, name):
-    fit(Path(folder), RANK_CASES[name]())
+    fit(folder, RANK_CASES[name]())
 
 
 def run_and_kill(folder, name, killed_rank):
     """A federation of which one rank is killed in its third round; or, where one has been, what is left of it."""
-    fit(Path(folder), RANK_CASES[name](), EndsARank(Path(folder), killed_rank, kill=True))
+    fit(folder, RANK_CASES[name](), EndsARank(folder, killed_rank, kill=True))
 
 
 def save_within(folder, name):
-    fit(Path(folder), RANK_CASES[name](), SavesWithinARound())
+    fit(folder, RANK_CASES[name](), SavesWithinARound())
 
 
 def save_on_exception(folder, name):
-    """A checkpoint of the round in which a rank fails."""
-    fit(
-        Path(folder),
-        RANK_CASES[name](),
-        EndsARank(Path(folder), rank=1, kill=False),
-        OnExceptionCheckpoint(Path(folder) / "failed"),
-    )
+    """A checkpoint of the round in which rank 1 fails."""
+    failure = EndsARank(folder, rank=1, kill=False)
+    fit(folder, RANK_CASES[name](), failure, OnExceptionCheckpoint(folder / "failed"))
 
 
 def stop_within(folder):
-    fit(Path(folder), shapfed_wa(), StopsARank())
+    fit(folder, shapfed_wa(), StopsARank())
 
 
 def make_data_with_shift(shift):
     train, test = toy_sets()
     x, y = train.tensors
+    shifted_train = TensorDataset(x + shift, y)
     return FederatedDataModule(
-        (TensorDataset(x + shift, y), test),
-        SizePartitioner([4, 2, 3, 3, 2]),
-        batch_size=8,
+        (shifted_train, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8
     )
 
 
@@ -187,49 +170,27 @@ def with_other_settings(case):
     return case._replace(loop=other_loop)
 
 
-def make_linear_module():
-    return Plain(nn.Sequential(nn.Linear(6, 3)))
-
-
-def with_other_module(case):
-    return case._replace(module=make_linear_module())
-
-
-def with_other_version(case):
-    strategy.version_settings = lambda: {"version of flsv": "9.9"}
-    return case
-
-
-CHANGES = {
-    "samples": with_other_samples,
-    "settings": with_other_settings,
-    "module": with_other_module,
-    "version": with_other_version,
-}
-
-
-def change_rank_1(folder, how):
+def change_rank_1(folder, change):
     """Rank 1 has another federation than rank 0."""
     case = shapfed_wa()._replace(data=make_data_with_shift(0.0))
     if int(os.environ["LOCAL_RANK"]) == 1:
-        case = CHANGES[how](case)
-    fit(Path(folder), case)
+        case = change(case)
+    fit(folder, case)
 
 
 def limit_time(folder):
     """Every rank would stop by its own clock."""
-    fit(Path(folder), shapfed_wa()._replace(options={"max_time": "00:01:00:00"}))
+    fit(folder, shapfed_wa()._replace(trainer_options={"max_time": "00:01:00:00"}))
 
 
-def unseeded(folder):
+def run_without_a_seed(folder):
     """Every rank would draw its own weights and seed."""
     torch.seed()
-    module = make_linear_module()
-    case = RankCase(FederatedLoop(), module, make_five_clients(), {"logger": True})
-    fit(Path(folder), case)
+    module = Plain(nn.Sequential(nn.Linear(6, 3)))
+    fit(folder, RankCase(FederatedLoop(), module, make_five_clients(), logs=True))
 
 
-class AddsNumberOfItsRank(FedAvg):
+class AddsItsOwnNumber(FedAvg):
     """Depends on a number that every rank draws for itself."""
 
     def aggregate(self, round, contributions):
@@ -239,14 +200,14 @@ class AddsNumberOfItsRank(FedAvg):
 
 def disagree(folder):
     """Ranks that do not come to the same global model."""
-    loop = FederatedLoop(AddsNumberOfItsRank(), seed=3)
-    fit(Path(folder), RankCase(loop, Plain(), make_five_clients()))
+    loop = FederatedLoop(AddsItsOwnNumber(), seed=3)
+    fit(folder, RankCase(loop, Plain(), make_five_clients()))
 
 
-def no_federation(folder):
+def run_without_a_federation(folder):
     """A trainer without a FederatedLoop."""
     case = shapfed_wa()
-    make_trainer(Path(folder), [], case.options).fit(case.module, case.data)
+    make_trainer(folder, case, callbacks=[]).fit(case.module, case.data)
 
 
 def run_script(path, *words):
@@ -265,7 +226,7 @@ def run_command(*words):
             raise
 
 
-def exchanges(folder):
+def exchange_everything():
     """All that ranks exchange, in the order in which every rank does it."""
     rank = int(os.environ["LOCAL_RANK"])
     size = int(os.environ["RANKS"])
@@ -281,9 +242,9 @@ def exchanges(folder):
 
 def make_value(rank):
     """A view of a larger tensor, an empty tensor of another type, a truth value and a text."""
-    whole = torch.arange(1000.0).view(10, 100)
+    larger_tensor = torch.arange(1000.0).view(10, 100)
     return {
-        "view": whole[rank, :3],
+        "view": larger_tensor[rank, :3],
         "empty": torch.empty((2, 0), dtype=torch.bfloat16),
         "is rank 1": torch.tensor(rank == 1),
         "text": f"rank {rank}",
@@ -293,7 +254,8 @@ def make_value(rank):
 def exchange_values(ranks, rank):
     value = make_value(rank)
 
-    for sender, received in enumerate(ranks.all_gather(value, "everything")):
+    values_of_ranks = ranks.all_gather(value, "everything")
+    for sender, received in enumerate(values_of_ranks):
         assert_value_of(sender, received)
     assert_value_of(1, ranks.broadcast(1, value, "one"))
 
@@ -306,21 +268,21 @@ def assert_value_of(sender, received):
 
 
 def exchange_rows(ranks, rank):
-    """Every row is sent by the rank that is named in its place, which has filled it with its number."""
+    """Every rank fills its rows with its number, and receives each row from the sender of its place."""
     senders = [2, 0, 1, 0]
     matrix = torch.full((len(senders), 300_000), float(rank))
 
     ranks.broadcast_rows(matrix, senders, "long rows")
 
     for row, sender in zip(matrix, senders):
-        assert torch.equal(row, torch.full_like(row, sender))
+        assert (row == sender).all()
 
 
 def fail_out_of_step(ranks, rank, size):
     """Rank 0 exchanges something else than the others, after which nobody exchanges anything."""
-    subjects = ["that", "this", "this"]
+    subject = "that" if rank == 0 else "this"
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank has ended"):
-        ranks.all_gather(None, subjects[rank])
+        ranks.all_gather(None, subject)
     with pytest.raises(RuntimeError, match=f"{rank} of {size}.*cannot exchange"):
         ranks.all_gather(None, "one more")
 
@@ -332,20 +294,26 @@ class Ended(NamedTuple):
     output: str
 
 
-class Group:
-    """Processes that are the ranks of one federation, each of which calls a function of this module; with ``nodes``
-    every rank is a host of its own."""
+def place_on_one_host(rank):
+    return {"NODES": "1", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
 
-    def __init__(self, function, arguments, size, folder, nodes=False):
+
+def place_on_own_host(rank, size):
+    return {"NODES": str(size), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
+
+
+class Group:
+    """Processes that are the ranks of one federation and call the same function; with ``nodes`` every rank is a host of
+    its own."""
+
+    def __init__(self, function, *arguments, size, folder, nodes=False):
         (port,) = free_ports(1)
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANKS": str(size)}
-        run = globals()[function]
         self.processes = []
         for rank in range(size):
-            on_one_host = {"NODES": "1", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
-            on_its_own = {"NODES": str(size), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-            host_variables = on_its_own if nodes else on_one_host
-            process = Forked(folder / f"rank{rank}", run, *arguments, **common, **host_variables)
+            of_host = place_on_own_host(rank, size) if nodes else place_on_one_host(rank)
+            variables = {**common, **of_host}
+            process = Forked(folder / f"rank{rank}", function, *arguments, **variables)
             self.processes.append(process)
 
     def wait(self, seconds=900.0):

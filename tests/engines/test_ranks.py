@@ -5,13 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engines import ranks
 from engines.federations_on_ranks import RANK_CASES
-from engines.ranks import (
-    AGENT,
-    Group,
-    run_and_kill,
-    run_script,
-)
+from engines.ranks import AGENT, Group
 from torch.distributed.launcher.api import elastic_launch
 
 from flsv.engines.ranks import FederatedStrategy, meet
@@ -23,7 +19,13 @@ from helpers.ports import free_ports
 from helpers.runs import find_differences
 
 #: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.
-ON_THREE = ("scaffold", "in_run", "kept_values", "two_clients", "broken_rank")
+ON_THREE = (
+    "scaffold",
+    "values_of_samples",
+    "module_with_state",
+    "two_clients",
+    "rank_without_a_finite_update",
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def rank_runs(tmp_path_factory):
     groups = []
     for size, names in ((1, RANK_CASES), (2, RANK_CASES), (3, ON_THREE)):
         folder = root / str(size)
-        groups.append(Group("run_all", [str(folder), list(names)], size, folder))
+        groups.append(Group(ranks.run_all, folder, names, size=size, folder=folder))
 
     for group in groups:
         group.done()
@@ -54,7 +56,7 @@ def test_three_ranks_equal_one_process_bitwise(rank_runs, name):
 
 @pytest.mark.slow
 def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path):
-    Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
+    Group(ranks.exchange_everything, size=3, folder=tmp_path).done()
 
 
 def list_files_of_runs(folder):
@@ -79,56 +81,61 @@ def test_only_rank_zero_writes(rank_runs):
 
     assert files_of_two == files_of_one
     assert files_of_three == [name for name in files_of_one if name.startswith(ON_THREE)]
-    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv"} <= set(files_of_two)
+    assert {"adam_with_five_steps_a_round/version_0", "pfedsv/contributions.csv"} <= set(
+        files_of_two
+    )
     assert "scaffold/last.ckpt" in files_of_three
 
 
-def output_of_failed_ranks(ended, ranks):
+def output_of_failed_ranks(ended, failed_ranks):
     """What these ranks have printed. All of them must have ended with an error."""
-    processes = [ended[rank] for rank in ranks]
-    outputs = [process.output[-3000:] for process in processes]
-    assert {process.code for process in processes} == {1}, "\n".join(outputs)
-    return "\n".join(process.output for process in processes)
+    processes = [ended[rank] for rank in failed_ranks]
+    output = "\n".join(process.output[-3000:] for process in processes)
+    assert {process.code for process in processes} == {1}, output
+    return output
 
 
 @pytest.mark.slow
 def test_killed_rank_ends_all_ranks_and_the_run_resumes(rank_runs, tmp_path):
-    """Rank 0, through whose store the ranks have met."""
     folder = tmp_path / "run"
-    killed_rank = 0
-    arguments = [str(folder), "scaffold", killed_rank]
-    ended = Group("run_and_kill", arguments, size=3, folder=tmp_path / "first").wait()
+    killed_rank = 0  # through whose store the ranks have met
+    arguments = (ranks.run_and_kill, folder, "scaffold", killed_rank)
 
-    assert output_of_failed_ranks(ended, (1, 2)).count("another rank has ended") >= 2
+    ended = Group(*arguments, size=3, folder=tmp_path / "killed").wait()
     assert ended[killed_rank].code == -signal.SIGKILL
+    assert output_of_failed_ranks(ended, (1, 2)).count("another rank has ended") >= 2
 
-    Group("run_and_kill", arguments, size=1, folder=tmp_path / "second").done()
+    Group(*arguments, size=1, folder=tmp_path / "resumed").done()
     assert find_differences(rank_runs / "1/scaffold", folder) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "arguments", "message"),
+    ("function", "changes", "message"),
     [
         (
-            "change_rank_1",
-            ["samples"],
+            ranks.change_rank_1,
+            [ranks.with_other_samples],
             "have different data: the samples or labels of clients [0, 1, 2, 3, 4] and the server's validation",
         ),
-        ("change_rank_1", ["settings"], "federation.aggregator is"),
-        ("limit_time", [], "max_time (a Timer) would stop a rank within a round"),
-        ("no_federation", [], "needs a FederatedLoop among the trainer's callbacks"),
+        (ranks.change_rank_1, [ranks.with_other_settings], "federation.aggregator is"),
+        (ranks.limit_time, [], "max_time (a Timer) would stop a rank within a round"),
         (
-            "disagree",
+            ranks.run_without_a_federation,
+            [],
+            "needs a FederatedLoop among the trainer's callbacks",
+        ),
+        (
+            ranks.disagree,
             [],
             "round 1: ranks 0 and 1 have computed different values of the global model",
         ),
     ],
 )
 def test_ranks_with_different_or_unusable_settings_are_refused(
-    tmp_path, function, arguments, message
+    tmp_path, function, changes, message
 ):
-    ended = Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait()
+    ended = Group(function, tmp_path / "run", *changes, size=2, folder=tmp_path).wait()
 
     assert message in output_of_failed_ranks(ended, (0, 1))
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -136,13 +143,14 @@ def test_ranks_with_different_or_unusable_settings_are_refused(
 
 @pytest.mark.slow
 def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
-    Group("unseeded", [str(tmp_path / "run")], 2, tmp_path).done()
+    Group(ranks.run_without_a_seed, tmp_path / "run", size=2, folder=tmp_path).done()
+
     assert (tmp_path / "run/last.ckpt").is_file()
 
 
-def assert_resumed_run_equals_that_of_one_process(rank_runs, tmp_path, folder, name, size):
-    # It goes on from last.ckpt to the end.
-    Group("run_one", [str(folder), name], size, tmp_path / "second").done()
+def assert_resumed_run_equals_that_of_one_process(rank_runs, folder, name, size):
+    """Go on from last.ckpt to the end."""
+    Group(ranks.run_one, folder, name, size=size, folder=folder / "resumed").done()
 
     differences = find_differences(rank_runs / "1" / name, folder)
     # What ModelCheckpoint keeps of the files that it has written is not compared.
@@ -151,42 +159,45 @@ def assert_resumed_run_equals_that_of_one_process(rank_runs, tmp_path, folder, n
 
 @pytest.mark.slow
 def test_checkpoint_in_the_middle_of_a_round_describes_its_start_on_all_ranks(rank_runs, tmp_path):
-    folder = tmp_path / "within"
-    Group("save_within", [str(folder), "scaffold"], 2, tmp_path / "first").done()
+    folder = tmp_path / "run"
+    Group(ranks.save_within, folder, "scaffold", size=2, folder=tmp_path).done()
     (folder / "within.ckpt").rename(folder / "last.ckpt")
 
-    assert_resumed_run_equals_that_of_one_process(
-        rank_runs, tmp_path, folder, name="scaffold", size=3
-    )
+    assert_resumed_run_equals_that_of_one_process(rank_runs, folder, "scaffold", size=3)
 
 
 @pytest.mark.slow
 def test_checkpoint_on_an_exception_describes_the_rounds_start_on_all_ranks(rank_runs, tmp_path):
-    folder = tmp_path / "failed"
-    ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait()
-
+    folder = tmp_path / "run"
+    name = "persistent_optimizers"
+    ended = Group(ranks.save_on_exception, folder, name, size=3, folder=tmp_path).wait()
     assert "bad sample at this site" in output_of_failed_ranks(ended, (0, 1, 2))
 
     (checkpoint,) = (folder / "failed").glob("*.ckpt")
     checkpoint.rename(folder / "last.ckpt")
-    assert_resumed_run_equals_that_of_one_process(
-        rank_runs, tmp_path, folder, name="kept_momentum", size=2
-    )
+
+    assert_resumed_run_equals_that_of_one_process(rank_runs, folder, name, size=2)
 
 
 @pytest.mark.slow
 def test_two_hosts_equal_one_process_bitwise(rank_runs, tmp_path):
-    Group("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True).done()
-    assert find_differences(rank_runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
+    name = "persistent_optimizers"
+    folder = tmp_path / "run"
+    Group(ranks.run_one, folder, name, size=2, folder=tmp_path, nodes=True).done()
+
+    assert find_differences(rank_runs / "1" / name, folder) == []
 
 
 @pytest.mark.slow
 def test_torchrun_restarts_a_killed_run_from_its_checkpoint(rank_runs, tmp_path):
-    start_ranks = elastic_launch(AGENT, run_and_kill)
+    folder = tmp_path / "run"
+    start_ranks = elastic_launch(AGENT, ranks.run_and_kill)
     killed_rank = 1
-    start_ranks(str(tmp_path / "run"), "scaffold", killed_rank)
-    assert (tmp_path / "run/died").exists()
-    assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
+
+    start_ranks(folder, "scaffold", killed_rank)
+
+    assert (folder / "ended").exists()
+    assert find_differences(rank_runs / "1/scaffold", folder) == []
 
 
 SWEEP = """
@@ -216,7 +227,7 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path):
     for num_ranks in (1, 2):
         file_of_sums = tmp_path / f"on_{num_ranks}"
         agent = replace(AGENT, nproc_per_node=num_ranks)
-        start_ranks = elastic_launch(agent, run_script)
+        start_ranks = elastic_launch(agent, ranks.run_script)
         start_ranks(str(script), str(num_ranks), str(file_of_sums))
 
     sums_of_one = (tmp_path / "on_1").read_text()
@@ -244,7 +255,8 @@ def test_rank_that_waits_for_another_one_is_refused_after_the_timeout(rank, monk
 
 @pytest.mark.slow
 def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path):
-    ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
+    ended = Group(ranks.stop_within, tmp_path / "run", size=2, folder=tmp_path).wait()
+
     assert "rank 1 of 2 stops: its round 2 ended before the last batch" in ended[1].output
     assert "another rank has ended" in output_of_failed_ranks(ended, [0])
 

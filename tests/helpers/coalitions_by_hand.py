@@ -77,7 +77,8 @@ def make_three_clients():
     return toy_data((4, 1, 2), server_val=0.3)
 
 
-def make_shadow_loop(metric=None, **options):
-    metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
-    defaults = {"seed": SEED, "reporting": Reporting(table=False)}
-    return FederatedLoop(metrics=metrics, **{**defaults, **options})
+def make_shadow_loop(metric=None, metrics=None, **options):
+    shadow = metric or ShadowShapley(coalitions="all")
+    all_metrics = {"shadow": shadow, **(metrics or {})}
+    usual_options = {"seed": SEED, "reporting": Reporting(table=False)}
+    return FederatedLoop(metrics=all_metrics, **{**usual_options, **options})

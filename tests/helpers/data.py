@@ -1,12 +1,11 @@
 """Small data: toy classes, tables, a user's own items, and the configuration files with what they deal out."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pandas
-import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
@@ -17,14 +16,12 @@ from helpers import make_generator
 def group_options(options):
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
-    for name, group_class in {"splits": Splits, "files": Files, "loader": Loader}.items():
-        options_of_group = {}
-        for field in fields(group_class):
-            if field.name in arguments:
-                options_of_group[field.name] = arguments.pop(field.name)
-        if options_of_group:
-            arguments[name] = group_class(**options_of_group)
-
+    group_classes = {"splits": Splits, "files": Files, "loader": Loader}
+    for name, group_class in group_classes.items():
+        names_in_group = {field.name for field in fields(group_class)} & arguments.keys()
+        if names_in_group:
+            group_arguments = {option: arguments.pop(option) for option in names_in_group}
+            arguments[name] = group_class(**group_arguments)
     return arguments
 
 
@@ -39,24 +36,35 @@ FEATURES, CLASSES = 6, 3
 
 
 def toy_sets(samples=130, test=30, seed=0):
-    """Three Gaussian classes."""
+    """A training and a test set of three Gaussian classes."""
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
-
-    def draw(num_samples):
-        labels = torch.arange(num_samples) % CLASSES
-        noise = torch.randn(num_samples, FEATURES, generator=generator)
-        return TensorDataset(centers[labels] + noise, labels)
-
-    train_set = draw(samples)
-    test_set = draw(test)
+    train_set = draw_around(centers, samples, generator)
+    test_set = draw_around(centers, test, generator)
     return train_set, test_set
+
+
+def draw_around(centers, num_samples, generator):
+    labels = torch.arange(num_samples) % CLASSES
+    noise = torch.randn(num_samples, FEATURES, generator=generator)
+    return TensorDataset(centers[labels] + noise, labels)
 
 
 def toy_data(proportions=(4, 1, 2), batch_size=8, client_test=0.2, **options):
     grouped_options = group_options({"client_test": client_test, **options})
     partitioner = SizePartitioner(list(proportions))
     return FederatedDataModule(toy_sets(), partitioner, batch_size=batch_size, **grouped_options)
+
+
+class DataModuleOfLoader(L.LightningDataModule):
+    """A user's data module with a training loader."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
 
 
 class Frame:
@@ -98,6 +106,11 @@ class HuggingFace:
         assert kind is None
         return self
 
+    def select(self, indices):
+        rows = [self[index] for index in indices]
+        columns = {name: [row[name] for row in rows] for name in self.column_names}
+        return HuggingFace(columns, **self.features)
+
     def select_columns(self, names):
         columns = {name: self._frame[name] for name in names}
         return HuggingFace(columns, **self.features)
@@ -105,7 +118,6 @@ class HuggingFace:
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = np.arange(60) % 3
-WORDS = np.array(["cat", "dog", "eel"])
 HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
 
 
@@ -125,15 +137,6 @@ class Items(Dataset):
         return self.items[index]
 
 
-def make_items(length=30, **attributes):
-    samples = []
-    for index in range(length):
-        x = torch.full((4,), float(index))
-        label = index % 3
-        samples.append((x, label))
-    return Items(samples, **attributes)
-
-
 def make_patients(number, seed, shift=0.0):
     rng = np.random.default_rng(seed)
     ages = rng.normal(50 + shift, 9, number)
@@ -144,20 +147,6 @@ def make_patients(number, seed, shift=0.0):
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCENARIOS = CONFIGS / "scenarios"
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-EVEN = [0, 2, 4, 6, 8]
-
-
-def requires_files(*files):
-    """Skip, with the reason, where the data root does not have these files."""
-    if ROOT is None:
-        return pytest.mark.skip(reason="FLSV_DATA_ROOT is not set: no real image data")
-    missing = [file for file in files if not (Path(ROOT) / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"FLSV_DATA_ROOT has no {', '.join(missing)}")
-
-
-def parametrize_files(folder):
-    return [pytest.param(path, id=path.stem) for path in sorted(folder.glob("*.yaml"))]
 
 
 def count_by_client_and_class(data):

@@ -174,13 +174,7 @@ def make_untrainable(kind):
 
 
 def assert_resumes(
-    make,
-    folder,
-    module=Plain,
-    data=toy_data,
-    rounds=(2, 4),
-    callbacks=list,
-    **options,
+    make, folder, module=Plain, data=toy_data, rounds=(2, 4), callbacks=list, **options
 ):
     """Assert that a fit that is resumed after the first rounds ends bitwise as an uninterrupted one, whose loop is
     returned.
@@ -252,11 +246,10 @@ class SavesInHooks(Callback):
             setattr(self, name, partial(self.save, name))
 
     def save(self, name, trainer, *_, **__):
-        if trainer.current_epoch != 1:
-            return
-        is_of_round = "epoch" in name
-        batch = "all" if is_of_round else trainer.fit_loop.total_batch_idx
-        trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
+        is_second_round = trainer.current_epoch == 1
+        if is_second_round:
+            batch = "all" if "epoch" in name else trainer.fit_loop.total_batch_idx
+            trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
 class StopInRound(InRound):

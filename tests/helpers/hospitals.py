@@ -24,7 +24,7 @@ def make_hospital_table(name):
     rng = np.random.default_rng(list(ROWS).index(name))
     age = rng.normal(62, 14, rows)
     ward = rng.choice(["A", "B"], rows).astype(object)
-    ward[:6] = name  # one ward of each hospital
+    ward[:6] = name
     ward[6:8] = "rare"
     lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
     share_of_gaps = 1 if name == "Osaka" else 0.2
@@ -60,12 +60,8 @@ def make_module(num_features=FEATURES):
 
 
 def make_data(source, **options):
-    return FederatedDataModule(
-        source,
-        labels="died",
-        batch_size=16,
-        **{"partitioner": OneClient(), "splits": Splits(server_val=0.0), **options},
-    )
+    usual_options = {"partitioner": OneClient(), "splits": Splits(server_val=0.0)}
+    return FederatedDataModule(source, labels="died", batch_size=16, **usual_options | options)
 
 
 def make_tables(**options):

@@ -107,12 +107,9 @@ def average_models(models, sizes):
 def assert_same_state(net, expected, tolerance=ROUNDING):
     expected_state = expected.state_dict()
     for name, value in net.state_dict().items():
+        # A failure names the key of a dictionary.
         torch.testing.assert_close(
-            value,
-            expected_state[name],
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda message, name=name: f"{name}: {message}",
+            {name: value}, {name: expected_state[name]}, rtol=tolerance, atol=tolerance
         )
 
 
@@ -165,30 +162,24 @@ def fedavg_by_hand(
         merge: returns the next global model, of the present one, the clients' models and their mean, the default.
     """
     client_data = data or make_unequal_data()
-    kept_by_client = {}
+    sizes = torch.ones_like(client_data.num_samples) if uniform else client_data.num_samples
+    private_parts = {}
 
     def visit(model, round_index, client):
-        load_part(model, kept_by_client.get(client, {}))
+        load_part(model, private_parts.get(client, {}))
         epochs = load_epochs(client_data, round_index, client)
         train(model, Visit(round_index, client, epochs))
-        kept_by_client[client] = copy_part(model, private)
-
-    def weight(client):
-        return 1.0 if uniform else float(client_data.num_samples[client])
+        private_parts[client] = copy_part(model, private)
 
     def combine(server, models):
-        weights = [weight(client) for client in models]
+        weights = [float(sizes[client]) for client in models]
         mean = average_models([*models.values()], weights)
         # What clients keep is not averaged: the server's stays at its initial values.
         load_part(mean, copy_part(server, private))
         return mean if merge is None else merge(server, models, mean)
 
     server = federate(net, cohorts or cohorts_by_hand(), visit, combine)
-    return server, kept_by_client
-
-
-def copy_state(source, target):
-    target.load_state_dict(source.state_dict())
+    return server, private_parts
 
 
 def copy_part(model, names):
@@ -241,14 +232,15 @@ def train_with_own_optimizers(make_optimizer, train, rounds, keep=False):
 
     def train_client(model, visit):
         client = visit.client
-        if client not in optimizers or not keep:
+        is_first_visit = client not in optimizers
+        if is_first_visit or not keep:
             optimized_models[client] = copy.deepcopy(model)
             optimizers[client] = make_optimizer(optimized_models[client].parameters())
 
         optimized_model = optimized_models[client]
-        copy_state(model, optimized_model)
+        optimized_model.load_state_dict(model.state_dict())
         train(optimized_model, optimizers[client], visit.batches)
-        copy_state(optimized_model, model)
+        model.load_state_dict(optimized_model.state_dict())
 
     net = make_network_without_norm()
     server, _ = fedavg_by_hand(net, train_client, data=data, cohorts=[range(3)] * rounds)

@@ -162,7 +162,8 @@ def check_configuration(block, commands):
 
 def run_command(command):
     """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
-    if ">" in command[-2:-1]:
+    is_redirected = len(command) > 2 and command[-2] == ">"
+    if is_redirected:
         *words, _, file_name = command
         with open(file_name, "w") as file, redirect_stdout(file):
             run_command(words)
@@ -222,18 +223,17 @@ def run_tests(path):
 
 def text_of_page(page):
     """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
-    body = page.read_text(encoding="utf-8").partition("</style>")[2]
-    body = " ".join(body.split())
-    body = re.sub(r"<svg.*?</svg>", "", body)
+    _, _, body = page.read_text(encoding="utf-8").partition("</style>")
+    on_one_line = " ".join(body.split())
+    without_charts = re.sub(r"<svg.*?</svg>", "", on_one_line)
 
-    # Cells stand between bars, and each row, paragraph, item and heading ends a line.
-    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body)
-    body = body.replace("</tr>", "|\n")
-    body = re.sub(r"</(p|li|h\d|tr|figcaption|section)>", "\n", body)
-    body = re.sub(r"</t[dh]>", " ", body)
+    with_bars = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", without_charts)
+    with_bars = re.sub(r"</t[dh]>", " ", with_bars)
+    with_lines = with_bars.replace("</tr>", "|\n")
+    with_lines = re.sub(r"</(p|li|h\d|figcaption|section)>", "\n", with_lines)
 
     lines = []
-    for line in body.splitlines():
+    for line in with_lines.splitlines():
         without_tags = re.sub(r"<[^>]*>", "", line)
         text = html.unescape(without_tags).strip()
         if text:

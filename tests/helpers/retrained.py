@@ -1,13 +1,7 @@
 """Values by retraining: what flsv retrain has trained, and the table that it leaves."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import pytest
 
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.values.coalition_files import read_coalitions
@@ -25,43 +19,45 @@ CLASS = {
 
 
 def add_retrained_runs(
-    folder: Path,
-    values: Sequence[float],
-    other_values: Mapping[str, Sequence[float]] | None = None,
+    folder,
+    values,
+    other_values=None,
     *,
     half_width=0.02,
     measure="accuracy",
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds=(0, 1, 2),
     rounds=3,
     **facts,
-) -> Path:
+):
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
     without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
+    measures = {"value": measure}
+    values_by_metric = {"value": values}
+    for other_measure, values_by_other in (other_values or {}).items():
+        metric = f"by_{other_measure}"
+        measures[metric] = other_measure
+        values_by_metric[metric] = values_by_other
+
     record = json.loads((folder / "run.json").read_text())
     record |= {"events": [], "metrics": {}, "paid_in": {}}
-    values_by_metric = {"value": values}
-    measures = {"value": measure}
-    for other_measure, client_values in (other_values or {}).items():
-        values_by_metric[f"by_{other_measure}"] = client_values
-        measures[f"by_{other_measure}"] = other_measure
-
     evaluators = "clients" if measure.startswith("clients'") else "server"
-    for metric, client_values in values_by_metric.items():
+    for metric, values_of_clients in values_by_metric.items():
         record["metrics"][metric] = {**CLASS, "evaluators": evaluators}
         record["paid_in"][metric] = {
             "by": measures[metric],
             "start": 0.1,
-            "end": 0.1 + sum(client_values),
+            "end": 0.1 + sum(values_of_clients),
             "source": "outputs",
-            "stderr": [0.0] * len(client_values),
+            "stderr": [0.0] * len(values_of_clients),
             **facts,
         }
-    rows = rows_with_intervals(values_by_metric, record["clients"], rounds - 1, half_width)
+    last_round = rounds - 1
+    rows = rows_with_intervals(values_by_metric, record["clients"], last_round, half_width)
     write_retrained_runs(folder / "retrained", record, rows, seeds)
     return folder
 
 
-def write_retrained_runs(folder: Path, record: Mapping, rows, seeds: Sequence[int]) -> None:
+def write_retrained_runs(folder, record, rows, seeds):
     """Write a run of each seed, and the list of them."""
     lines = ["run,folder"]
     for seed in seeds:
@@ -77,19 +73,19 @@ def write_retrained_runs(folder: Path, record: Mapping, rows, seeds: Sequence[in
 def rows_with_intervals(values_by_metric, names, round_index, half_width):
     """Rows of ``contributions.csv``, with an interval of this half width around each value."""
     rows = []
-    for metric, client_values in values_by_metric.items():
-        for client, value in enumerate(client_values):
-            if math.isnan(value):
-                continue
-            of_all_classes = no_class_name = ""
-            name = names[client]
-            interval = [value - half_width, value + half_width]
-            cells = [round_index, metric, client, of_all_classes, value, name, no_class_name]
-            rows.append([*cells, *interval])
+    for metric, values_of_clients in values_by_metric.items():
+        for client, value in enumerate(values_of_clients):
+            if not math.isnan(value):
+                label = class_name = ""  # of all classes
+                low = value - half_width
+                high = value + half_width
+                name = names[client]
+                row = [round_index, metric, client, label, value, name, class_name, low, high]
+                rows.append(row)
     return rows
 
 
-def make_trained(folder: Path, evaluators="server", **game) -> Path:
+def make_trained(folder, evaluators="server", **game):
     """A run by ``make_game``, whose first metric alone is left, with values of trained coalitions."""
     record = json.loads((folder / "run.json").read_text())
     metric, performance = next(iter(record["paid_in"].items()))
@@ -101,17 +97,17 @@ def make_trained(folder: Path, evaluators="server", **game) -> Path:
     )
 
 
-def retrained_rows(run: Path, metric="value") -> list[dict[str, str]]:
+def retrained_rows(run, metric="value"):
     """The rows of the clients' mean values, or of those by another score."""
     rows = read_rows(run / "retrained" / "repeat.csv")
     return [row for row in rows if row["metric"] == metric]
 
 
-def retrained_values(run: Path) -> list[float]:
+def retrained_values(run):
     return [float(row["mean"]) for row in retrained_rows(run)]
 
 
-def stored_coalitions(run: Path) -> set[tuple[int, ...]]:
+def stored_coalitions(run):
     """The coalitions whose models are stored in a run's folder, without the empty one and the run's own."""
     trainings = read_coalitions(run / "coalitions")
     coalitions = {training.members for training in trainings if training.members}
@@ -119,12 +115,12 @@ def stored_coalitions(run: Path) -> set[tuple[int, ...]]:
     return coalitions - {grand_coalition}
 
 
-def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+def record_fits(monkeypatch):
     """The coalitions whose fits are begun from now on."""
     trained: set[tuple[int, ...]] = set()
     train = CopiedFits.train
 
-    def record_and_train(fits: CopiedFits, jobs):
+    def record_and_train(fits, jobs):
         trained.update(job.members for job in jobs)
         return train(fits, jobs)
 

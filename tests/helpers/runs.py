@@ -22,9 +22,9 @@ NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
 def value_of_cell(client, column, round_index):
     """A value with digits that are nowhere else; column 0 is that of all classes."""
-    limit = math.sin(1.7 * client + 0.9 * column)
-    approach = 1 - 0.5**round_index
-    return round(limit * approach + 0.0137 * client + 0.001, 6)
+    last_value = math.sin(1.7 * client + 0.9 * column)
+    part_reached = 1 - 0.5**round_index
+    return round(last_value * part_reached + 0.0137 * client + 0.001, 6)
 
 
 def names_of_clients(num_clients):
@@ -35,16 +35,19 @@ def names_of_clients(num_clients):
 
 def rows_of_client(client, round_index, num_clients, num_classes, stderr):
     """Rows of a client in a round: round, metric, client, class and value."""
-    rows = [[round_index, "cssv", client, "", value_of_cell(client, 0, round_index)]]
+    all_classes = ""
+    value_of_all = value_of_cell(client, 0, round_index)
+    rows = [[round_index, "cssv", client, all_classes, value_of_all]]
     for label in range(num_classes):
         value = value_of_cell(client, label, round_index)
         rows.append([round_index, "cssv", client, label, value])
     if stderr:
-        rows.append([round_index, "cssv/stderr", client, "", 0.01 + 0.00123 * client])
+        standard_error = 0.01 + 0.00123 * client
+        rows.append([round_index, "cssv/stderr", client, all_classes, standard_error])
 
-    sum_of_ranks = num_clients * (num_clients + 1) / 2
-    weight = round((client + 1) / sum_of_ranks, 6)
-    rows.append([round_index, "weight", client, "", weight])
+    sum_of_client_numbers = num_clients * (num_clients + 1) / 2
+    weight = round((client + 1) / sum_of_client_numbers, 6)
+    rows.append([round_index, "weight", client, all_classes, weight])
     return rows
 
 
@@ -134,29 +137,44 @@ def write_rows(folder, rows, names=NAMES):
 
 
 def make_game(folder, values, initial=0.25, measure="accuracy", rounds=3, **facts):
-    """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into
-    ``run.json``. A client without a value has NaN."""
+    """A run whose metrics share out a performance that was ``initial``.
+
+    Args:
+        folder: of the run.
+        values: by metric, what each client has after the last round; NaN is a client without a value.
+        initial: the performance before the first round.
+        measure: the name of the performance.
+        rounds: in which values grow from 0 by equal steps.
+        facts: parts of ``run.json``.
+    """
     num_clients = len(next(iter(values.values())))
     make_run(folder, clients=num_clients, stderr=False)
     rows = []
     for round_index in range(rounds):
-        for metric, last_values in values.items():
-            for client, value in enumerate(last_values):
-                if not math.isnan(value):
-                    value_of_round = value * (round_index + 1) / rounds
-                    rows.append([round_index, metric, client, "", value_of_round])
+        part_of_rounds = (round_index + 1) / rounds
+        rows += rows_of_game(values, round_index, part_of_rounds)
         for client in range(num_clients):
             rows.append([round_index, "weight", client, "", 1 / num_clients])
     write_rows(folder, rows, names_of_clients(num_clients))
 
+    info = {**CUMULATIVE, "about": f"Of {measure}."}
     paid_in = {}
-    for metric, last_values in values.items():
-        total = sum(value for value in last_values if not math.isnan(value))
+    for metric, values_of_clients in values.items():
+        total = sum(value for value in values_of_clients if not math.isnan(value))
         end = initial + total
         paid_in[metric] = {"by": measure, "start": initial, "end": end, "sum": total}
-    info = {**CUMULATIVE, "about": f"Of {measure}."}
-    metrics = dict.fromkeys(values, info)
-    return change_record(folder, **{"metrics": metrics, "paid_in": paid_in, **facts})
+    parts = {"metrics": dict.fromkeys(values, info), "paid_in": paid_in}
+    return change_record(folder, **{**parts, **facts})
+
+
+def rows_of_game(values, round_index, part_of_rounds):
+    all_classes = ""
+    rows = []
+    for metric, values_of_clients in values.items():
+        for client, value in enumerate(values_of_clients):
+            if not math.isnan(value):
+                rows.append([round_index, metric, client, all_classes, value * part_of_rounds])
+    return rows
 
 
 CUMULATIVE = {
@@ -174,8 +192,9 @@ def add_intervals(folder, metric, half_width):
     path = folder / "contributions.csv"
     table = pandas.read_csv(path)
     is_of_metric = table["metric"] == metric
-    table.loc[is_of_metric, "low_over_seeds"] = table["value"] - half_width
-    table.loc[is_of_metric, "high_over_seeds"] = table["value"] + half_width
+    values = table.loc[is_of_metric, "value"]
+    table.loc[is_of_metric, "low_over_seeds"] = values - half_width
+    table.loc[is_of_metric, "high_over_seeds"] = values + half_width
     table.to_csv(path, index=False)
     return folder
 
@@ -275,22 +294,22 @@ def find_differences(folder, other_folder):
     """Compare two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
     leaves = leaves_of_checkpoint(folder)
     other_leaves = leaves_of_checkpoint(other_folder)
-    differences = []
-    for path in {**leaves, **other_leaves}:
-        if leaves.get(path) != other_leaves.get(path):
-            differences.append(path)
+    names = sorted(leaves.keys() | other_leaves.keys())
+    differences = [name for name in names if leaves.get(name) != other_leaves.get(name)]
 
-    for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
-        file = folder / name
-        if file.is_file() and file.read_bytes() != (other_folder / name).read_bytes():
-            differences.append(name)
+    for file_name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
+        file = folder / file_name
+        other_file = other_folder / file_name
+        if file.is_file() and file.read_bytes() != other_file.read_bytes():
+            differences.append(file_name)
     return differences
 
 
 def leaves_of_checkpoint(folder):
     checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
     leaves = {}
-    for path, leaf in tree_flatten_with_path(checkpoint)[0]:
+    leaves_with_paths, _ = tree_flatten_with_path(checkpoint)
+    for path, leaf in leaves_with_paths:
         name = keystr(path)
         if not OF_ONE_PROCESS.search(name):
             leaves[name] = comparable_value(leaf)

@@ -71,8 +71,8 @@ def test_column_of_complex_numbers_is_named():
 
 def test_complex_numbers_do_not_fit_a_column_of_numbers():
     frame = visits().assign(score=1j * np.arange(90))
-    column = {"kind": "numbers", "mean": 0.0, "scale": 1.0}
-    dictionary = {"classes": ["ill", "well"], "columns": {"score": column}}
+    column_of_numbers = {"kind": "numbers", "mean": 0.0, "scale": 1.0}
+    dictionary = {"classes": ["ill", "well"], "columns": {"score": column_of_numbers}}
 
     with refused("in 'score', expected numbers"):
         set_up_data(frame, labels="outcome", dictionary=dictionary)

@@ -13,44 +13,33 @@ from helpers.data import set_up_data
 
 FISH = "The fish, and his wife"
 WOLF = "ein Wölfchen im Wald"
-LENGTH = 5  # of the pieces of texts, whose next characters are predicted
-
-#: Header, lines and arguments of each kind.
-KINDS = {
-    TextData: (
-        "label,desk,text",
-        [
-            'ship,sea,"A boat, ""a"" port"',
-            "earn,land,Profit rose",
-            "ship,sea,Größe 漢字",
-            "earn,land,loss",
-        ]
-        * 3,
-        {},
-    ),
-    CharacterData: (
-        "group,text",
-        [f'sea,"{FISH}"', f"wood,{WOLF}", "sea,the sea", "wood,a"],
-        {"group": "group", "length": LENGTH},
-    ),
-}
+TEXTS = """label,desk,text
+ship,sea,"A boat, ""a"" port"
+earn,land,Profit rose
+ship,sea,Größe 漢字
+earn,land,loss
+"""
+TALES = f"""group,text
+sea,"{FISH}"
+wood,{WOLF}
+sea,the sea
+wood,a
+"""
 
 
 @pytest.fixture
-def make_csv_data(tmp_path):
-    """A data module of these lines, or of its own kind's."""
+def read_csv(tmp_path):
+    """A function that makes and sets up a data module of a file with this text."""
 
-    def write_and_set_up(kind, lines=None, test_lines=None, **options):
-        header, lines_of_kind, options_of_kind = KINDS[kind]
-        if lines is None:
-            lines = lines_of_kind
+    def write_and_set_up(kind, text, test_text=None, **options):
+        path = tmp_path / "rows.csv"
+        path.write_text(text, "utf-8")
+        if test_text is not None:
+            test_path = tmp_path / "test.csv"
+            test_path.write_text(test_text, "utf-8")
+            options["test_path"] = str(test_path)
 
-        (tmp_path / "rows.csv").write_text("\n".join([header, *lines]), "utf-8")
-        if test_lines is not None:
-            (tmp_path / "test.csv").write_text("\n".join([header, *test_lines]), "utf-8")
-            options["test_path"] = str(tmp_path / "test.csv")
-
-        data = kind(str(tmp_path / "rows.csv"), **{**options_of_kind, **options})
+        data = kind(str(path), **options)
         data.setup("fit")
         return data
 
@@ -66,78 +55,86 @@ def make_csv_data(tmp_path):
     ],
 )
 def test_word_hashes_are_crc_32(text, words):
-    expected = [zlib.crc32(word.encode()) for word in words]
+    crcs_of_words = [zlib.crc32(word.encode()) for word in words]
 
-    assert hashed_words(text, 9) == expected
+    assert hashed_words(text, max_words=9) == crcs_of_words
 
 
-def test_text_data_hashes_words_and_reads_classes(make_csv_data):
-    data = make_csv_data(TextData, max_words=3, group="desk")
+def test_text_data_has_hashes_of_the_first_words_and_zeros_after_a_short_text(read_csv):
+    data = read_csv(TextData, TEXTS, max_words=3)
 
-    words, classes = data.train_set.tensors
-    first_three_words = "a boat a"
-    assert words[0].tolist() == hashed_words(first_three_words, 3)
-    (loss,) = hashed_words("loss", 3)
-    assert words[3].tolist() == [loss, 0, 0]
-    assert classes.tolist() == [1, 0, 1, 0] * 3  # ship and earn in turn
-    assert data.train_set.classes == ("earn", "ship")
+    texts, _ = data.train_set.tensors
+    (hash_of_loss,) = hashed_words("loss", max_words=3)
+    assert texts[0].tolist() == hashed_words("a boat a", max_words=3)
+    assert texts[3].tolist() == [hash_of_loss, 0, 0]
 
-    by_desk = set_up_data(data, GroupPartitioner(), server_val=0)
-    assert by_desk.client_names == ("land", "sea")
-    assert by_desk.class_names == ("earn", "ship")
-    earn_only, ship_only = by_desk.class_counts.tolist()  # of land and sea
-    assert earn_only == [6, 0]
-    assert ship_only == [0, 6]
+
+def test_group_column_of_text_data_names_the_clients(read_csv):
+    texts = read_csv(TextData, TEXTS, group="desk")
+
+    data = set_up_data(texts, GroupPartitioner(), server_val=0)
+
+    counts_of_land, counts_of_sea = data.class_counts.tolist()
+    assert data.client_names == ("land", "sea")
+    assert data.class_names == ("earn", "ship")
+    assert counts_of_land == [2, 0]
+    assert counts_of_sea == [0, 2]
 
 
 @pytest.mark.parametrize("length", [1, 3, 12])
 def test_text_windows_predict_every_byte_at_most_once(length):
     text = "Größe 漢字"  # 14 bytes
-    data = list(text.encode())
+    text_bytes = list(text.encode())
 
     text_windows = windows(text, length)
 
-    starts = range(0, len(data) - length, length)
-    assert text_windows.tolist() == [data[at : at + length + 1] for at in starts]
+    positions = range(0, len(text_bytes) - length, length)
+    expected_windows = [text_bytes[position : position + length + 1] for position in positions]
+    assert text_windows.tolist() == expected_windows
 
 
-def test_character_data_cuts_text_into_pieces(make_csv_data):
-    data = make_csv_data(CharacterData)
+def test_character_data_cuts_text_into_pieces(read_csv):
+    length = 5
 
-    (pieces,) = data.train_set.tensors
+    train_set = read_csv(CharacterData, TALES, group="group", length=length).train_set
+
+    (pieces,) = train_set.tensors
+    num_fish_pieces = (len(FISH) - 1) // length
+    num_wolf_pieces = (len(WOLF.encode()) - 1) // length
+    first_piece_of_fish = bytes(pieces[0].tolist())
+    second_piece_of_wolf = bytes(pieces[num_fish_pieces + 1].tolist())
     assert pieces.dtype == torch.int64
-    fish_pieces = (len(FISH) - 1) // LENGTH
-    wolf_pieces = (len(WOLF.encode()) - 1) // LENGTH
-    expected_groups = ["sea"] * fish_pieces + ["wood"] * wolf_pieces + ["sea"]
-    assert data.train_set.groups.tolist() == expected_groups
+    # "the sea" has one piece, and "a" has none.
+    groups = ["sea"] * num_fish_pieces + ["wood"] * num_wolf_pieces + ["sea"]
+    assert train_set.groups.tolist() == groups
     # A piece ends with the first character of the next one.
-    assert bytes(pieces[0].tolist()) == FISH.encode()[: LENGTH + 1]
-    assert bytes(pieces[fish_pieces + 1].tolist()) == WOLF.encode()[LENGTH : 2 * LENGTH + 1]
-
-    by_group = set_up_data(data, GroupPartitioner(), server_val=0)
-    assert by_group.class_counts.tolist() == [[5], [4]]
+    assert first_piece_of_fish == FISH.encode()[: length + 1]
+    assert second_piece_of_wolf == WOLF.encode()[length : 2 * length + 1]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("kind", "text", "options", "message"),
     [
         (
             TextData,
-            {"lines": ["ship,sea,a", "earn, ,b"] * 2, "group": "desk"},
+            "label,desk,text\nship,sea,a\nearn, ,b\nship,sea,a\nearn, ,b\n",
+            {"group": "desk"},
             r"line 3, 5: 2 of 4 rows have no value in 'desk' \(groups\)",
         ),
         (
             TextData,
-            {"test_lines": ["crude,sea,oil"]},
+            TEXTS,
+            {"test_text": "label,desk,text\ncrude,sea,oil\n"},
             r"line 2: 'crude' in the target 'label', expected one of 2 classes",
         ),
         (
             CharacterData,
-            {"length": 24},
+            TALES,
+            {"group": "group", "length": 24},
             r"the texts of 'sea' in the column 'group' are shorter than a piece of 25 characters",
         ),
     ],
 )
-def test_csv_data_with_wrong_options_are_refused(make_csv_data, kind, options, message):
+def test_csv_data_with_wrong_values_are_refused(read_csv, kind, text, options, message):
     with refused(message):
-        make_csv_data(kind, **options)
+        read_csv(kind, text, **options)

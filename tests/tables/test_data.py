@@ -1,6 +1,5 @@
 """``flsv data``: what each client has, before training."""
 
-import csv
 import re
 import warnings
 from pathlib import Path
@@ -10,10 +9,9 @@ import pandas as pd
 import pytest
 
 from flsv.cli import main
-from flsv.data import FederatedDataModule
 from flsv.tables.command import notes_on_data
 from helpers import pages, warns
-from helpers.runs import write_table
+from helpers.data import set_up_data
 
 DICTIONARY = {
     "excluded": ["insurer", "patient", "admitted"],
@@ -22,54 +20,54 @@ DICTIONARY = {
 
 
 @pytest.fixture
-def folder_with_clinics(tmp_path, monkeypatch):
+def clinics(tmp_path, monkeypatch):
+    """The tables of the tutorial's clinics by name, whose script writes clinics/Boston.csv and others."""
     monkeypatch.chdir(tmp_path)
-    write_clinics_as_in_the_tutorial()
-    return tmp_path
-
-
-def write_clinics_as_in_the_tutorial():
-    """Its script writes clinics/Boston.csv and others into the working folder."""
     page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
     blocks = pages.blocks_of_page(page.read_text())
     (script,) = [block for block in blocks if block.title == "clinics.py"]
     exec(script.text)
+    return {name: pd.read_csv(f"clinics/{name}.csv") for name in CLINICS}
 
 
-def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
-    folder_with_clinics, capsys
-):
-    Path("federation.yaml").write_text(
-        f"data:\n  source: clinics\n  labels: died\n  dictionary: {DICTIONARY}\ntrainer:\n  max_epochs: 3\n"
-    )
+CLINICS = ("Boston", "Lyon", "Osaka", "Quito")
+CONFIG_OF_CLINICS = "data:\n  source: clinics\n  labels: died\n"
 
+
+@pytest.fixture
+def printed_with_cards(clinics, capsys):
+    """What the command prints of the clinics. It also writes cards/columns.csv and cards/samples.csv."""
+    config = f"{CONFIG_OF_CLINICS}  dictionary: {DICTIONARY}\n"
+    Path("federation.yaml").write_text(config)
     assert main(["data", "--config", "federation.yaml", "--out", "cards"]) == 0
+    return capsys.readouterr().out
 
-    printed = capsys.readouterr().out
-    names = ("Boston", "Lyon", "Osaka", "Quito")
-    frames = {name: pd.read_csv(f"clinics/{name}.csv") for name in names}
 
-    for name, frame in frames.items():
-        share = (frame["died"] == "yes").mean()
-        (line,) = (line for line in printed.splitlines() if line.split()[:1] == [name])
-        printed_share = float(line.split()[-2])
-        assert printed_share == pytest.approx(100 * share, abs=0.06)
+def test_table_of_samples_has_the_share_of_each_clinics_deaths(clinics, printed_with_cards):
+    for name, table in clinics.items():
+        percent_died = 100 * (table["died"] == "yes").mean()
+        printed_percent = re.search(rf"^{name} .* (\S+) \S+$", printed_with_cards, re.MULTILINE)[1]
+        assert float(printed_percent) == pytest.approx(percent_died, abs=0.06)
 
-    assert "The server validates on the validation part of clinics, 1,000 samples." in printed
-    assert "Rare: yes (" in printed
-    assert "creatinine Osaka 100 % of the values are missing" in printed
+    assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(CLINICS)
 
-    lines = Path("cards/columns.csv").read_text().splitlines()
-    rows = {row["column"]: row for row in csv.DictReader(lines)}
+
+def test_data_command_names_validation_rare_classes_and_empty_columns(printed_with_cards):
+    server = "The server validates on the validation part of clinics, 1,000 samples."
+    assert server in printed_with_cards
+    assert "Rare: yes (" in printed_with_cards
+    assert "creatinine Osaka 100 % of the values are missing" in printed_with_cards
+
+
+def test_table_of_columns_has_kinds_and_shares_of_missing_values(clinics, printed_with_cards):
+    columns = pd.read_csv("cards/columns.csv", index_col="column")
+
     for column in ("pressure", "creatinine", "age"):
-        for name, frame in frames.items():
-            missing = frame[column].isna().mean()
-            assert float(rows[column][name]) == pytest.approx(missing, abs=1e-6)
-
-    assert rows["discharged"]["is read as"] == "days since admitted"
-    assert "patient" not in rows
-
-    assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
+        for name, table in clinics.items():
+            share_missing = table[column].isna().mean()
+            assert columns.loc[column, name] == pytest.approx(share_missing, abs=1e-6)
+    assert columns.loc["discharged", "is read as"] == "days since admitted"
+    assert "patient" not in columns.index
 
 
 def test_tables_of_data_fit_a_terminal_of_80_columns(monkeypatch, capsys):
@@ -84,11 +82,8 @@ def test_tables_of_data_fit_a_terminal_of_80_columns(monkeypatch, capsys):
 
 def write_visits():
     """A table whose names and cells could be formulas."""
-    lines = ["=1+1,clinic,ill"]
-    for number in range(0, 40, 2):
-        lines.append(f"{number},=A1,n")
-        lines.append(f"{number + 1},@A1,y")
-    Path("visits.csv").write_text("\n".join([*lines, ""]))
+    table = pd.DataFrame({"=1+1": range(40), "clinic": ["=A1", "@A1"] * 20, "ill": ["n", "y"] * 20})
+    table.to_csv("visits.csv", index=False)
 
 
 @pytest.mark.parametrize(
@@ -109,98 +104,91 @@ def test_data_command_runs_no_module_beside_a_table(tmp_path, monkeypatch, data)
     assert not Path("it ran").exists()
 
 
-def test_data_notes_name_a_class_that_is_missing_at_a_client(folder_with_clinics):
-    frames = {}
-    for name in ("Boston", "Lyon"):
-        clinic = pd.read_csv(folder_with_clinics / "clinics" / f"{name}.csv")
-        frames[name] = clinic[["age", "died"]]
-    frames["Lyon"]["died"] = "no"
+def test_data_notes_name_a_class_that_is_missing_at_a_client(clinics):
+    boston = clinics["Boston"][["age", "died"]]
+    lyon = clinics["Lyon"][["age", "died"]].assign(died="no")
 
-    data = FederatedDataModule(clients=frames, labels="died")
-    data.setup("fit")
-    notes = notes_on_data(data)
+    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, labels="died")
 
-    assert "No training sample has the class yes at Lyon." in notes
+    assert "No training sample has the class yes at Lyon." in notes_on_data(data)
 
 
 @pytest.mark.slow
-def test_questions_are_answered_in_the_written_dictionary(folder_with_clinics, capsys):
-    Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
-    assert main(["data", "--config", "federation.yaml"]) == 2
+def test_questions_are_answered_in_the_written_dictionary(clinics, capsys):
+    Path("federation.yaml").write_text(CONFIG_OF_CLINICS)
+    command = ["data", "--config", "federation.yaml"]
+    assert main(command) == 2
     assert "meaning of some columns is not clear" in capsys.readouterr().err
 
-    command = ["data", "--config", "federation.yaml", "--write", "dictionary.yaml"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert re.search("[?] admitted: .* has dates, such as", printed)
-    by_file = ["data", "--config", "federation.yaml", "--data.dictionary=dictionary.yaml"]
-    assert main(by_file) == 2
-    text = Path("dictionary.yaml").read_text().replace('"? ', '"excluded: ')
-    Path("dictionary.yaml").write_text(text)
-    assert main(by_file) == 0
+    assert main([*command, "--write", "dictionary.yaml"]) == 0
+    assert re.search("[?] admitted: .* has dates, such as", capsys.readouterr().out)
+
+    command_with_dictionary = [*command, "--data.dictionary=dictionary.yaml"]
+    assert main(command_with_dictionary) == 2
+
+    text_with_questions = Path("dictionary.yaml").read_text()
+    Path("dictionary.yaml").write_text(text_with_questions.replace('"? ', '"excluded: '))
+    assert main(command_with_dictionary) == 0
 
 
-def write_hospitals(folder):
-    """Three hospitals with the faults of real exports: other units, rows twice, a number of the case as a feature."""
-    folder.mkdir()
-    for place_in_list, (name, rows) in enumerate(
-        {"Aachen": 300, "Bonn": 250, "Celle": 200}.items()
-    ):
-        draw = np.random.default_rng(place_in_list)
-        table = pd.DataFrame(
-            {
-                "case": 100_000 * (place_in_list + 1) + draw.permutation(rows),
-                "age": draw.normal(64, 13, rows).round(),
-                "creatinine": draw.lognormal(0, 0.4, rows).round(2),
-                "sex": draw.choice(["f", "m"], rows),
-                "died": draw.choice(["no", "no", "yes"], rows),
-            }
-        )
-        if name == "Celle":
-            table["creatinine"] *= 88.4  # µmol/l instead of mg/dl
-        if name == "Bonn":
-            table = pd.concat([table, table.iloc[:60]])
-        table.to_csv(folder / f"{name}.csv", index=False)
-
-    return folder
+def make_hospital(seed, num_rows):
+    generator = np.random.default_rng(seed)
+    columns = {
+        "case": 100_000 * (seed + 1) + generator.permutation(num_rows),
+        "age": generator.normal(64, 13, num_rows).round(),
+        "creatinine": generator.lognormal(0, 0.4, num_rows).round(2),
+        "sex": generator.choice(["f", "m"], num_rows),
+        "died": generator.choice(["no", "no", "yes"], num_rows),
+    }
+    return pd.DataFrame(columns)
 
 
-def test_data_names_other_units_repeated_rows_and_an_identifier(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def options_of_hospitals(tmp_path, monkeypatch):
+    """Options that name three hospitals, of which one has rows twice and one has another unit."""
     monkeypatch.chdir(tmp_path)
-    write_hospitals(tmp_path / "hospitals")
-    options = ["--data.source=hospitals", "--data.labels=died"]
+    aachen = make_hospital(seed=0, num_rows=300)
+    bonn = make_hospital(seed=1, num_rows=250)
+    celle = make_hospital(seed=2, num_rows=200)
 
-    assert main(["data", *options]) == 2
+    first_rows_of_bonn = bonn.iloc[:60]
+    bonn_with_rows_twice = pd.concat([bonn, first_rows_of_bonn])
+    celle["creatinine"] *= 88.4  # µmol/l instead of mg/dl
+    Path("hospitals").mkdir()
+    for name, table in {"Aachen": aachen, "Bonn": bonn_with_rows_twice, "Celle": celle}.items():
+        table.to_csv(f"hospitals/{name}.csv", index=False)
+    return ["--data.source=hospitals", "--data.labels=died"]
+
+
+def test_data_command_asks_about_a_column_of_identifiers(options_of_hospitals, capsys):
+    assert main(["data", *options_of_hospitals]) == 2
+
     assert "case: hospitals/Aachen.csv has 300 different values" in capsys.readouterr().err
+
+
+def test_data_command_warns_of_other_units_and_repeated_rows(options_of_hospitals, capsys):
     dictionary = "--data.dictionary={excluded: [case]}"
-    assert main(["data", *options, dictionary, "--out=cards"]) == 0
 
-    data_warnings = pd.read_csv("cards/data_warnings.csv")
-    named_columns = [(row.site, row.column) for row in data_warnings.itertuples()]
+    assert main(["data", *options_of_hospitals, dictionary, "--out=cards"]) == 0
 
-    assert ("Celle", "creatinine") in named_columns
-    assert ("Bonn", "samples") in named_columns
-    texts = "; ".join(data_warnings["data_warning"])
-    assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another unit", texts)
-    assert re.search(r"\d+ of \d+ occur more than once", texts)
+    data_warnings = pd.read_csv("cards/data_warnings.csv").set_index(["site", "column"])
+    of_unit = data_warnings.loc[("Celle", "creatinine"), "data_warning"]
+    of_rows = data_warnings.loc[("Bonn", "samples"), "data_warning"]
+    assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another", of_unit)
+    assert re.search(r"\d+ of \d+ occur more than once", of_rows)
     assert "occur more than once" in capsys.readouterr().out
 
 
 def test_warnings_to_users_are_printed_in_one_line(tmp_path):
-    rows = [("clinic", "age", "ill")]
-    for number in range(60):
-        label = str(number % 2) if number else ""
-        rows.append((f"c{number % 3}", str(number), label))
-
     file = tmp_path / "t.csv"
-    options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
+    columns = {"age": range(60), "ill": ["", *[0, 1] * 29, 0]}
+    pd.DataFrame(columns).to_csv(file, index=False)
 
     with warns("are excluded") as records:
-        assert main(["data", *options]) == 0
+        assert main(["data", f"--data.source={file}", "--data.labels=ill"]) == 0
 
     # Old packages warn of newer ones, too.
     (record,) = [record for record in records if "are excluded" in str(record.message)]
-    # As Python prints it.
     printed = warnings.formatwarning(
         record.message, record.category, record.filename, record.lineno
     )

@@ -1,8 +1,9 @@
 """A data dictionary: its inference, what it refuses, and that features stay what they were."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,15 +12,14 @@ import torch
 import yaml
 
 from flsv.cli import main
-from flsv.data import FederatedDataModule, Splits
 from flsv.tables import Dictionary
 from flsv.tables.inference import wide_range
 from flsv.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 from helpers import refused
+from helpers.data import set_up_data
 from helpers.hospitals import make_hospital_tables
 
-EXCLUDED = ["patient", "insurer"]
 #: A column of each kind, with gaps where they are allowed.
 ROWS = {
     "age": ["61", "44", "57", "38"],
@@ -39,62 +39,54 @@ excluded: {patient: "a number of the case"}
 """
 
 
-def make_dictionary(**changes: Any) -> dict[str, Any]:
+def make_dictionary(**changes):
     return yaml.safe_load(DICTIONARY) | changes
 
 
-def read_clinics(folder: Path, dictionary: Any, **cells: list[str]) -> Any:
-    """Read two clinics' files, of which Lyon's has other cells."""
+def read_clinics(folder, dictionary, **columns_of_lyon):
+    """Read two clinics' files, of which Lyon's may have other columns."""
     paths = {}
-    for name, rows in (("Boston", ROWS), ("Lyon", ROWS | cells)):
+    for name, columns in (("Boston", ROWS), ("Lyon", ROWS | columns_of_lyon)):
         paths[name] = str(folder / f"{name}.csv")
-        pd.DataFrame(rows).to_csv(paths[name], index=False)
-    data = FederatedDataModule(
-        clients=paths,
-        labels="died",
-        dictionary=dictionary,
-        splits=Splits(server_val=0.0),
-    )
-    data.setup("fit")
-    return data
+        pd.DataFrame(columns).to_csv(paths[name], index=False)
+    return set_up_data(clients=paths, labels="died", dictionary=dictionary, server_val=0.0)
 
 
-def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
-    tmp_path,
-):
+def test_dictionary_encodes_by_its_means_and_reads_its_gaps(tmp_path):
     data = read_clinics(tmp_path, make_dictionary())
 
-    assert data.class_names == ("no", "yes")
-    assert data.dictionary.feature_names == (
-        "age",
-        "lab",
-        "ward=A",
-        "ward=B",
-        "lab missing",
-        "ward missing",
-    )
-    inputs, labels = data.division.source.tensors
-    mean_age = 60
-    scale_of_age = 15
-    second_age = (44 - mean_age) / scale_of_age
-    lab_gap = 0
-    is_ward_a, is_ward_b = 0, 1
-    lab_missing, ward_missing = 1, 0
-    expected = [second_age, lab_gap, is_ward_a, is_ward_b, lab_missing, ward_missing]
-    assert inputs[1].tolist() == pytest.approx(expected)
-    assert labels.tolist() == [0, 1, 0, 1] * 2
+    inputs, _ = data.division.source.tensors
+    features_of_second_row = dict(zip(data.dictionary.feature_names, inputs[1].tolist()))
+    mean_age, scale_of_age = 60, 15
+    assert features_of_second_row == {
+        "age": pytest.approx((44 - mean_age) / scale_of_age),
+        "lab": 0,
+        "ward=A": 0,
+        "ward=B": 1,
+        "lab missing": 1,
+        "ward missing": 0,
+    }
     assert data.describe()["dictionary"] == Dictionary.from_plain(make_dictionary()).hash
+
+
+NO, YES = 0, 1
+
+
+def test_positive_class_of_a_dictionary_is_class_1(tmp_path):
+    data = read_clinics(tmp_path, make_dictionary(classes=["yes", "no"], positive="yes"))
+
+    assert data.class_names == ("no", "yes")
+    assert data.client_labels(0).tolist() == [NO, YES, NO, YES]
 
 
 def test_classes_of_a_dictionary_object_keep_their_order(tmp_path):
     data = read_clinics(tmp_path, Dictionary("died", classes=("yes", "no")))
 
     assert data.class_names == ("yes", "no")
-    _, labels = data.division.source.tensors
-    assert labels.tolist() == [1, 0, 1, 0] * 2
+    assert data.client_labels(0).tolist() == [1 - NO, 1 - YES, 1 - NO, 1 - YES]
 
 
-def make_dictionary_with_whole_ages() -> dict[str, Any]:
+def make_dictionary_with_whole_ages():
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
     return dictionary
@@ -104,28 +96,30 @@ def test_whole_numbers_are_standardized_as_numbers_are(tmp_path):
     data = read_clinics(tmp_path, make_dictionary())
     data_with_whole_ages = read_clinics(tmp_path, make_dictionary_with_whole_ages())
 
-    inputs, _ = data_with_whole_ages.division.source.tensors
-    assert torch.equal(inputs, data.division.source.tensors[0])
+    inputs, _ = data.division.source.tensors
+    inputs_with_whole_ages, _ = data_with_whole_ages.division.source.tensors
+    assert torch.equal(inputs_with_whole_ages, inputs)
 
 
 def test_fraction_in_a_column_of_whole_numbers_is_refused(tmp_path):
-    message = r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"
+    ages = ["61", "44.5", "57.0", "38"]
 
-    with refused(message):
-        read_clinics(tmp_path, make_dictionary_with_whole_ages(), age=["61", "44.5", "57.0", "38"])
+    with refused(r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"):
+        read_clinics(tmp_path, make_dictionary_with_whole_ages(), age=ages)
 
 
 def test_error_names_ten_fields_and_the_number_of_all(tmp_path):
-    ages = [str(age) for age in range(200, 240)]
-    rows = {name: [*cells] * 10 for name, cells in ROWS.items()}
-    rows["age"] = ages
+    columns_of_forty_rows = {name: cells * 10 for name, cells in ROWS.items()}
+    impossible_ages = [str(age) for age in range(200, 240)]
 
     with pytest.raises(ConfigurationError) as error:
-        read_clinics(tmp_path, make_dictionary(), **rows)
+        read_clinics(
+            tmp_path, make_dictionary(), **{**columns_of_forty_rows, "age": impossible_ages}
+        )
 
-    lines = str(error.value).splitlines()
-    assert lines[0].endswith(": 40")
-    assert len(lines) == 12  # a summary, ten fields, and what to do
+    summary, *fields, _remedy = str(error.value).splitlines()
+    assert summary.endswith(": 40")
+    assert len(fields) == 10
 
 
 @pytest.mark.parametrize(
@@ -163,77 +157,89 @@ def test_dictionary_of_another_target_is_refused(tmp_path):
         read_clinics(tmp_path, make_dictionary(target="ill"))
 
 
-def hospitals_with(dictionary: Any, folder: Path) -> FederatedDataModule:
-    paths = {}
-    for name, table in make_hospital_tables().items():
-        paths[name] = str(folder / f"{name}.csv")
-        table.to_csv(paths[name], index=False)
-    data = FederatedDataModule(
+EXCLUDED_COLUMNS = {"excluded": {"patient": "number of the case", "insurer": ""}}
+
+
+def set_up_hospitals(dictionary):
+    paths = {name: f"{name}.csv" for name in make_hospital_tables()}
+    return set_up_data(
         clients=paths,
         labels="died",
         pos_label="yes",
         dictionary=dictionary,
-        splits=Splits(server_val=0.0),
+        root=".",
+        server_val=0.0,
     )
-    data.setup("fit")
-    return data
 
 
-def test_merged_dictionaries_of_sites_are_nearly_the_dictionary_of_one_process(
-    tmp_path, monkeypatch, capsys
-):
-    """Three sites infer dictionaries by the command line, and somebody merges their files, in any order."""
-    excluded = {"patient": "number of the case", "insurer": ""}
-    data = hospitals_with({"excluded": excluded}, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for name in ("Boston", "Lyon", "Osaka"):
-        main(
-            [
-                "data",
-                f"--data.source={name}.csv",
-                "--data.files.root=.",
-                "--data.labels=died",
-                "--data.pos_label=yes",
-                "--data.partitioner=OneClient",
-                "--data.splits.server_val=0",
-                f"--data.dictionary={json.dumps({'excluded': excluded})}",
-                f"--write={name}.yaml",
-            ]
-        )
-    dictionary_by_site = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
-    capsys.readouterr()
-    main(["data", "--merge", *dictionary_by_site, "--write=merged.yaml"])
+def write_dictionary_of_site(name):
+    main(
+        [
+            "data",
+            f"--data.source={name}.csv",
+            "--data.files.root=.",
+            "--data.labels=died",
+            "--data.pos_label=yes",
+            "--data.partitioner=OneClient",
+            "--data.splits.server_val=0",
+            f"--data.dictionary={json.dumps(EXCLUDED_COLUMNS)}",
+            f"--write={name}.yaml",
+        ]
+    )
 
-    assert "lab of Osaka: 100 % of the values are missing" in capsys.readouterr().out
-    inferred = Dictionary.from_file("Boston.yaml")
-    assert "rare" not in inferred.columns["ward"].categories  # two rows
+
+@pytest.fixture(scope="module")
+def printed_of_merging(tmp_path_factory):
+    """What is printed when Boston.yaml and those of other sites, inferred by the command line, are merged, in any
+    order, to merged.yaml. All files are in the working folder."""
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
+        patch.chdir(tmp_path_factory.mktemp("hospitals"))
+        for name, table in make_hospital_tables().items():
+            table.to_csv(f"{name}.csv", index=False)
+            write_dictionary_of_site(name)
+        files = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
+        main(["data", "--merge", *files, "--write=merged.yaml"])
+        yield output.getvalue()
+
+
+def test_merged_dictionary_has_nearly_the_means_of_one_process(printed_of_merging):
+    dictionary = set_up_hospitals(EXCLUDED_COLUMNS).dictionary
     merged = Dictionary.from_file("merged.yaml")
-    assert data.dictionary is not None
-    for name, column in data.dictionary.columns.items():
+
+    assert dictionary is not None
+    assert merged.class_counts == dictionary.class_counts
+    for name, column in dictionary.columns.items():
         merged_column = merged.columns[name]
         assert merged_column.count == column.count
         if column.has_numbers:
             assert merged_column.mean == pytest.approx(column.mean, abs=0.03 * column.scale)
             assert merged_column.scale == pytest.approx(column.scale, rel=0.03)
-    assert merged.class_counts == data.dictionary.class_counts
 
-    by_file = hospitals_with("merged.yaml", tmp_path)
-    inputs, labels = by_file.division.source.tensors
-    inferred_inputs, inferred_labels = data.division.source.tensors
-    assert "ward=rare" not in merged.feature_names
+
+def test_merged_dictionary_gives_nearly_the_features_of_one_process(printed_of_merging):
+    data = set_up_hospitals(EXCLUDED_COLUMNS)
+    data_by_file = set_up_hospitals("merged.yaml")
+
+    inputs, labels = data.division.source.tensors
+    inputs_by_file, labels_by_file = data_by_file.division.source.tensors
     names = list(data.dictionary.feature_names)
-    positions = [names.index(name) for name in merged.feature_names]
-    assert torch.allclose(inputs, inferred_inputs[:, positions], atol=0.1)
-    assert torch.equal(labels, inferred_labels)
+    columns = [names.index(name) for name in data_by_file.dictionary.feature_names]
+    assert torch.allclose(inputs_by_file, inputs[:, columns], atol=0.1)
+    assert torch.equal(labels_by_file, labels)
+
+
+def test_merging_warns_of_a_column_that_is_empty_at_a_site(printed_of_merging):
+    assert "lab of Osaka: 100 % of the values are missing" in printed_of_merging
 
 
 def test_dictionaries_that_disagree_are_merged_with_questions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    plain = make_dictionary(class_counts=[40, 60])
-    plain["columns"]["age"]["count"] = 100
-    Path("Boston.yaml").write_text(Dictionary.from_plain(plain).to_text())
-    plain["columns"]["age"] = {"categories": ["old", "young"], "count": 100}
-    Path("Lyon.yaml").write_text(Dictionary.from_plain(plain).to_text())
+    numbers = {"mean": 60, "scale": 15, "count": 100}
+    categories = {"categories": ["old", "young"], "count": 100}
+    for site, age in {"Boston": numbers, "Lyon": categories}.items():
+        plain = make_dictionary(class_counts=[40, 60], columns={"age": age})
+        Path(f"{site}.yaml").write_text(Dictionary.from_plain(plain).to_text())
 
     main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
 
@@ -257,44 +263,34 @@ def test_dictionaries_with_two_codings_of_the_classes_are_refused_by_site():
 
 def test_inferred_dictionary_of_a_regression_gives_the_same_targets(tmp_path):
     generator = np.random.default_rng(0)
-    rows = pd.DataFrame(
-        {
-            "clinic": ["Boston", "Lyon"] * 30,
-            "age": generator.integers(20, 90, 60),
-            "days": generator.gamma(3, 2, 60),
-        }
-    )
+    table = pd.DataFrame()
+    table["clinic"] = ["Boston", "Lyon"] * 30
+    table["age"] = generator.integers(20, 90, 60)
+    table["days"] = generator.gamma(3, 2, 60)
+    options = {"labels": "days", "groups": "clinic", "server_val": 0}
+    regression = {"task": "regression", "standardize_target": True}
 
-    def read(dictionary: Any) -> FederatedDataModule:
-        data = FederatedDataModule(
-            rows,
-            labels="days",
-            groups="clinic",
-            dictionary=dictionary,
-            splits=Splits(server_val=0),
-        )
-        data.setup("fit")
-        return data
-
-    inferred = read({"task": "regression", "standardize_target": True})
-    assert inferred.dictionary is not None
+    inferred_data = set_up_data(table, dictionary=regression, **options)
     file = tmp_path / "dictionary.yaml"
-    file.write_text(inferred.dictionary.to_text())
+    file.write_text(inferred_data.dictionary.to_text())
+    data = set_up_data(table, dictionary=str(file), **options)
 
-    assert inferred.dictionary.columns["age"].kind == "whole numbers"
-    for tensor, inferred_tensor in zip(
-        read(str(file)).division.source.tensors, inferred.division.source.tensors
-    ):
-        assert torch.equal(tensor, inferred_tensor)
+    inputs, targets = data.division.source.tensors
+    inferred_inputs, inferred_targets = inferred_data.division.source.tensors
+    assert torch.equal(inputs, inferred_inputs)
+    assert torch.equal(targets, inferred_targets)
+    assert inferred_data.dictionary.columns["age"].kind == "whole numbers"
 
 
 def test_inferred_ranges_are_wide_and_no_patients_values():
     generator = np.random.default_rng(0)
     for _ in range(50):
-        values = pd.Series(generator.lognormal(generator.normal(), 1, 200))
-        low, high = wide_range(values.to_numpy())
+        values = generator.lognormal(generator.normal(), 1, 200)
+        low, high = wide_range(values)
 
         assert low <= values.min()
         assert high > values.max()
-        assert not values.isin([low, high]).any()
-        assert high - low > 1.5 * (values.quantile(0.99) - values.quantile(0.01))
+        assert low not in values
+        assert high not in values
+        low_quantile, high_quantile = np.quantile(values, [0.01, 0.99])
+        assert high - low > 1.5 * (high_quantile - low_quantile)

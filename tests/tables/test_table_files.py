@@ -1,8 +1,5 @@
 """Tables: how files are read, which number formats are recognized, and which kinds columns are taken for."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -33,27 +30,20 @@ def test_read_csv_of_a_broken_table_raises(tmp_path, text, message):
 
 def test_lines_are_those_of_the_file(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text('\na\tb\n1\t"x\ny"\n\n2\tz\n')
+    lines_of_file = ["", "a\tb", '1\t"x', 'y"', "", "2\tz", ""]
+    path.write_text("\n".join(lines_of_file))
 
-    lines = open_table(path).lines()
-    assert lines.tolist() == [4, 6]
+    lines_at_which_rows_end = open_table(path).lines()
+
+    assert lines_at_which_rows_end.tolist() == [4, 6]
 
 
-def numbers_in(
-    path: Path,
-    texts: list[str],
-    column: Column,
-    **notation: Any,
-) -> list[float]:
-    """The values of a column of a file, NaN for gaps."""
-    table = pd.DataFrame({"x": texts, "y": 0})
-    table.to_csv(path, index=False, sep=";")
-
-    file_format = FileFormat(**notation)
-    table = open_table(path, file_format=file_format)
-    values, is_misfit = column.values(table, "x")
-    assert not is_misfit.any(), values[is_misfit]
-    return values.tolist()
+def read_numbers(folder, texts, notation):
+    """The values of a column of a file, NaN for gaps, and which of them are no numbers."""
+    path = folder / "all.csv"
+    pd.DataFrame({"x": texts, "y": 0}).to_csv(path, index=False, sep=";")
+    table = open_table(path, file_format=FileFormat(**notation))
+    return Column(NUMBERS).values(table, "x")
 
 
 GERMAN = {"decimal": ",", "thousands": "."}
@@ -68,73 +58,60 @@ COMMAS = ["25,548", "873", "1,412"]
         (COMMAS, {"thousands": ","}, [25548, 873, 1412]),
         (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
         (["1.234,56", "12.345.678"], GERMAN, [1234.56, 12345678.0]),
-        (
-            ["1 234,5", "1\u202f250"],
-            {"decimal": ",", "thousands": " "},
-            [1234.5, 1250.0],
-        ),
-        (
-            [" 7.0 ", "1e3", "-.5", "+8", "5."],
-            {},
-            [7, 1000, -0.5, 8, 5],
-        ),
+        (["1 234,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 1250.0]),
+        ([" 7.0 ", "1e3", "-.5", "+8", "5."], {}, [7, 1000, -0.5, 8, 5]),
     ],
 )
-def test_stated_notation_is_obeyed_also_where_nothing_shows_it(
-    tmp_path,
-    texts,
-    notation,
-    expected,
-):
-    path = tmp_path / "all.csv"
-    numbers = numbers_in(path, texts, Column(NUMBERS), **notation)
-    assert numbers == expected
+def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, texts, notation, expected):
+    numbers, is_misfit = read_numbers(tmp_path, texts, notation)
+
+    assert not is_misfit.any()
+    assert numbers.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["2.500", "1.5"],
-        ["12.5", "12,5"],
-    ],
-)
+@pytest.mark.parametrize("texts", [["2.500", "1.5"], ["12.5", "12,5"]])
 def test_points_that_separate_no_thousands_do_not_fit_beside_decimal_commas(tmp_path, texts):
-    path = tmp_path / "all.csv"
-    column = Column(NUMBERS)
-    with pytest.raises(AssertionError):
-        numbers_in(path, texts, column, **GERMAN)
+    _, is_misfit = read_numbers(tmp_path, texts, GERMAN)
+
+    assert is_misfit.any()
 
 
-def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path):
-    """pandas writes -99 as -99.0 where there are decimals: CSV and DataFrame alike."""
-    columns = {
-        "lab": [1.5, -99.0, 2.5],
-        "code": ["07", "7", " NA "],
-    }
-    frame = pd.DataFrame(columns)
+LABORATORY = pd.DataFrame({"lab": [1.5, -99.0, 2.5], "code": ["07", "7", " NA "]})
+CODES = {"kind": "categories", "categories": ["07", "7", "NA"]}
+
+
+@pytest.fixture(params=["frame", "file"])
+def laboratory_table(request, tmp_path):
+    """The same table as a DataFrame and as a file, in which pandas writes -99 as -99.0 beside decimals."""
+    if request.param == "frame":
+        return open_table(LABORATORY)
     path = tmp_path / "lab.csv"
-    frame.to_csv(path, index=False)
-    categories = {
-        "kind": "categories",
-        "categories": ["07", "7", "NA"],
-    }
-    is_second = [False, True, False]
+    LABORATORY.to_csv(path, index=False)
+    return open_table(path)
 
-    for source, num_usual_gaps in ((frame, 0), (path, 1)):
-        table = open_table(source)
-        for marks in (["-99"], ["-99.0"]):
-            column = Column(NUMBERS, gaps=marks)
-            lab, _ = column.values(table, "lab")
-            assert lab.isna().tolist() == is_second
 
-        column = Column(gaps=["7"], **categories)
-        codes, _ = column.values(table, "code")
-        assert codes.isna().tolist() == is_second  # 07 is another
+@pytest.mark.parametrize("mark", ["-99", "-99.0"])
+def test_mark_of_a_gap_in_numbers_matches_any_notation(laboratory_table, mark):
+    values, _ = Column(NUMBERS, gaps=[mark]).values(laboratory_table, "lab")
 
-        # The usual marks are of text files: in a frame, NA is a word.
-        column = Column(**categories)
-        codes, _ = column.values(table, "code")
-        assert codes.isna().sum() == num_usual_gaps
+    assert values.isna().tolist() == [False, True, False]
+
+
+def test_mark_of_a_gap_in_codes_is_no_other_code_of_the_same_number(laboratory_table):
+    values, _ = Column(gaps=["7"], **CODES).values(laboratory_table, "code")
+
+    assert values.isna().tolist() == [False, True, False]
+
+
+def test_usual_mark_of_a_gap_in_files_is_a_word_in_a_frame(tmp_path):
+    path = tmp_path / "lab.csv"
+    LABORATORY.to_csv(path, index=False)
+
+    values_of_file, _ = Column(**CODES).values(open_table(path), "code")
+    values_of_frame, _ = Column(**CODES).values(open_table(LABORATORY), "code")
+
+    assert values_of_file.isna().tolist() == [False, False, True]
+    assert not values_of_frame.isna().any()
 
 
 @pytest.mark.parametrize(
@@ -149,62 +126,43 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path):
         ([f"x{row}" for row in range(50)], "categories"),
     ],
 )
-def test_kinds_of_columns(
-    tmp_path,
-    texts,
-    kind,
-):
-    columns = {
-        "x": np.resize(texts, 300),
-        "ill": [0, 1] * 150,
-    }
+def test_kind_of_a_column_is_inferred_from_its_texts(tmp_path, texts, kind):
+    columns = {"x": np.resize(texts, 300), "ill": [0, 1] * 150}
     path = tmp_path / "all.csv"
     pd.DataFrame(columns).to_csv(path, index=False)
 
     data = set_up_data(str(path), labels="ill")
 
-    column = data.dictionary.columns["x"]
-    assert column.kind == kind
+    assert data.dictionary.columns["x"].kind == kind
 
 
 def test_kinds_of_the_dictionary_replace_inference(tmp_path):
-    """Sixty words, points that separate no thousands, a mark of a gap, and dates in two notations."""
-    columns = {
-        "word": [f"name {row}" for row in range(60)],
-        "point": np.resize(POINTS, 60),
-        "lab": np.resize(["1.5", "2.5", "<1"], 60),
-        "came": "31.12.2023",
-        "left": "2.1.2024",
-        "ill": [0, 1] * 30,
-    }
+    table = pd.DataFrame()
+    table["sixty_words"] = [f"name {row}" for row in range(60)]
+    table["decimal_points"] = np.resize(["25.548", "873", "1.412"], 60)
+    table["mark_of_gaps"] = np.resize(["1.5", "2.5", "<1"], 60)
+    table["came"] = "31.12.2023"
+    table["left"] = "2.1.2024"
+    table["ill"] = [0, 1] * 30
     path = tmp_path / "all.csv"
-    pd.DataFrame(columns).to_csv(path, index=False)
-    dictionary = {
-        "excluded": ["came"],
-        "columns": {
-            "word": {"kind": "categories"},
-            "point": {"kind": "numbers"},
-            "lab": {"gaps": ["<1"]},
-            "left": {"kind": "days since came"},
-        },
-        "read": {
-            "all.csv": {"date_format": "%d.%m.%Y"},
-        },
+    table.to_csv(path, index=False)
+    kinds = {
+        "sixty_words": {"kind": "categories"},
+        "decimal_points": {"kind": "numbers"},
+        "mark_of_gaps": {"gaps": ["<1"]},
+        "left": {"kind": "days since came"},
     }
+    date_format = {"all.csv": {"date_format": "%d.%m.%Y"}}
+    dictionary = {"excluded": ["came"], "columns": kinds, "read": date_format}
 
-    data = set_up_data(
-        str(path),
-        labels="ill",
-        dictionary=dictionary,
-        server_val=0.0,
-    )
+    data = set_up_data(str(path), labels="ill", dictionary=dictionary, server_val=0.0)
 
     columns = data.dictionary.columns
-    assert len(columns["word"].categories) == 60
-    expected_mean = (25.548 + 873 + 1.412) / 3
-    assert columns["point"].mean == pytest.approx(expected_mean)
-    assert columns["lab"].mean == pytest.approx(2)
-    assert columns["left"].mean == 2
+    days_from_december_31_to_january_2 = 2
+    assert len(columns["sixty_words"].categories) == 60
+    assert columns["decimal_points"].mean == pytest.approx((25.548 + 873 + 1.412) / 3)
+    assert columns["mark_of_gaps"].mean == pytest.approx((1.5 + 2.5) / 2)
+    assert columns["left"].mean == days_from_december_31_to_january_2
     assert columns["left"].scale == 0
 
 
@@ -214,18 +172,23 @@ def test_version_numbers_keep_their_zero():
     assert table.words("x").tolist() == versions
 
 
-def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
+@pytest.fixture
+def folder_of_three_encodings(tmp_path):
     text = "ward,ill\n" + "Süd,0\nNord,1\n" * 20
-    (tmp_path / "Boston.csv").write_text(text, "utf-8-sig")
-    (tmp_path / "Lyon.csv").write_text(text, "cp1252")
-    (tmp_path / "Osaka.csv").write_text(text, "utf-16")
+    for name, encoding in {"Boston": "utf-8-sig", "Lyon": "cp1252", "Osaka": "utf-16"}.items():
+        (tmp_path / f"{name}.csv").write_text(text, encoding)
+    return str(tmp_path)
 
+
+def test_file_in_an_encoding_that_is_not_named_is_refused(folder_of_three_encodings):
     message = 'Lyon.csv cannot be decoded as utf-8-sig: .*read: ."Lyon.csv": ."encoding": "cp1252"'
     with refused(message):
-        set_up_data(str(tmp_path), labels="ill")
+        set_up_data(folder_of_three_encodings, labels="ill")
 
+
+def test_files_in_encodings_that_are_named_are_read(folder_of_three_encodings):
     formats = {"Lyon.csv": {"encoding": "cp1252"}, "Osaka": {"encoding": "utf-16"}}
-    dictionary = {"read": formats}
-    data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
-    ward_column = data.dictionary.columns["ward"]
-    assert ward_column.categories == ("Nord", "Süd")
+
+    data = set_up_data(folder_of_three_encodings, labels="ill", dictionary={"read": formats})
+
+    assert data.dictionary.columns["ward"].categories == ("Nord", "Süd")

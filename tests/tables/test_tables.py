@@ -1,7 +1,6 @@
 """Tables as data: how columns are encoded, and what is asked or refused."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,87 +20,86 @@ PATIENTS = {
 
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
-    # Clocks change in between.
-    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
-    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
+    hours_with_a_change_of_clocks = pd.date_range(
+        "2024-03-30", periods=60, freq="h", tz="Europe/Paris"
+    )
+    frame = pd.DataFrame({"came": hours_with_a_change_of_clocks, "ill": [0, 1] * 30})
     path = tmp_path / "stays.csv"
     frame.to_csv(path, index=False)
     dictionary = {"columns": {"came": {"kind": "days since 1970"}}}
 
-    hashes = []
-    for source in (frame, str(path)):
-        data = set_up_data(source, labels="ill", dictionary=dictionary)
-        hashes.append(data.content_hashes())
+    data_of_frame = set_up_data(frame, labels="ill", dictionary=dictionary)
+    data_of_file = set_up_data(path, labels="ill", dictionary=dictionary)
 
-    assert hashes[0] == hashes[1]
+    assert data_of_file.content_hashes() == data_of_frame.content_hashes()
 
 
-def test_days_between_two_dates_are_a_feature(tmp_path):
-    """From February 28 to March 1 of a leap year, over New Year, from an unknown day, and on one day."""
-    columns = {
+#: From February 28 to March 1 of a leap year, over New Year, from an unknown day, and on one day.
+STAYS = pd.DataFrame(
+    {
         "came": ["2024-02-28", "2023-12-31", "", "2024-03-01"] * 10,
         "left": ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"] * 10,
         "ill": ["a", "b"] * 20,
     }
-    texts = pd.DataFrame(columns)
-    path = tmp_path / "stays.csv"
-    texts.to_csv(path, index=False)
-    typed = texts.replace("", None)
-    for name in ("came", "left"):
-        typed[name] = pd.to_datetime(typed[name])
+)
+DAYS_OF_STAYS = np.array([2.0, 2.0, np.nan, 0.0])
 
-    dictionary = {
-        "excluded": ["came"],
-        "columns": {"left": {"kind": "days since came"}},
-    }
-    days = np.array([2.0, 2.0, np.nan, 0.0])
-    mean = np.nanmean(days)
-    deviation = np.nanstd(days)
-    expected = np.nan_to_num((days - mean) / deviation)
 
-    for source in (typed, str(path)):
-        data = set_up_data(source, labels="ill", dictionary=dictionary, server_val=0.0)
-        features = data.division.source.train.tensors[0]
-        lengths, marks = features.T
-        assert data.dictionary.feature_names == ("left", "left missing")
-        np.testing.assert_allclose(lengths[:4], expected, atol=1e-6)
-        marks_of_gaps = marks[:4].tolist()
-        assert marks_of_gaps == [0, 0, 1, 0]
+def frame_of_stays(folder):
+    came = pd.to_datetime(STAYS["came"].replace("", None))
+    return STAYS.assign(came=came, left=pd.to_datetime(STAYS["left"]))
+
+
+def file_of_stays(folder):
+    STAYS.to_csv(folder / "stays.csv", index=False)
+    return folder / "stays.csv"
+
+
+@pytest.mark.parametrize("make_source", [frame_of_stays, file_of_stays])
+def test_days_between_two_dates_are_a_feature(make_source, tmp_path):
+    dictionary = {"excluded": ["came"], "columns": {"left": {"kind": "days since came"}}}
+
+    data = set_up_data(make_source(tmp_path), labels="ill", dictionary=dictionary, server_val=0.0)
+
+    inputs, _ = data.division.source.train.tensors
+    standardized_days, is_missing = inputs[:4].T
+    deviations_from_mean = DAYS_OF_STAYS - np.nanmean(DAYS_OF_STAYS)
+    expected_days = np.nan_to_num(deviations_from_mean / np.nanstd(DAYS_OF_STAYS))
+    assert data.dictionary.feature_names == ("left", "left missing")
+    np.testing.assert_allclose(standardized_days, expected_days, atol=1e-6)
+    assert is_missing.tolist() == [0, 0, 1, 0]
 
 
 def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
-    """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
     rows = np.arange(60)
-    plans = np.array([101, 205, 330])
+    is_smoker = rows % 5 == 0
+    is_country_na = rows % 4 == 0
+    numbers_of_plans = np.array([101, 205, 330])[rows % 3]
     frame = pd.DataFrame(
         {
-            "plan": pd.Categorical(plans[rows % 3]),
-            "country": ["NA" if row % 4 == 0 else "DE" for row in rows],
-            "smoker": rows % 5 == 0,
+            "plan": pd.Categorical(numbers_of_plans),
+            "country": np.where(is_country_na, "NA", "DE"),
+            "smoker": is_smoker,
             "age": rows.astype(float),
             "ill": rows % 2,
         }
     )
-    original = frame.copy(deep=True)
+    copied_frame = frame.copy(deep=True)
 
     data = set_up_data(frame, labels="ill", server_val=0, client_test=0)
 
-    x = data.division.source.train.tensors[0].numpy()
-    pd.testing.assert_frame_equal(frame, original)
-    is_smoker = rows % 5 == 0
+    inputs, _ = data.division.source.train.tensors
     numbers = np.column_stack([is_smoker, rows])
-    standardized = (numbers - numbers.mean(0)) / numbers.std(0)
-    is_country_na = rows % 4 == 0
-    categories = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, ~is_country_na, is_country_na]
-    expected = np.column_stack([standardized, *categories])
-    np.testing.assert_allclose(x, expected, atol=1e-6)
+    standardized_numbers = (numbers - numbers.mean(0)) / numbers.std(0)
+    plans = [numbers_of_plans == number for number in (101, 205, 330)]
+    expected_inputs = np.column_stack([standardized_numbers, *plans, ~is_country_na, is_country_na])
+    np.testing.assert_allclose(inputs, expected_inputs, atol=1e-6)
+    pd.testing.assert_frame_equal(frame, copied_frame)
 
 
 SPELLINGS_OF_NUMBERS = np.zeros((40, 1)), ["0", "00", "1", "1.0"] * 10
 SPELLINGS_OF_WORDS = Frame(
-    x=[1.0, 2.0, 3.0, 4.0] * 10,
-    ward=["True", "true", "TRUE", "no"] * 10,
-    ill=[0, 1] * 20,
+    x=[1.0, 2.0, 3.0, 4.0] * 10, ward=["True", "true", "TRUE", "no"] * 10, ill=[0, 1] * 20
 )
 
 
@@ -112,9 +110,7 @@ SPELLINGS_OF_WORDS = Frame(
         {"source": SPELLINGS_OF_WORDS, "labels": "ill", "groups": "ward"},
     ],
 )
-def test_classes_and_clients_that_differ_in_spelling_only_are_refused(
-    options,
-):
+def test_classes_and_clients_that_differ_in_spelling_only_are_refused(options):
     with refused("which look like spellings of one name"):
         set_up_data(**options)
 
@@ -126,39 +122,39 @@ def test_table_features_are_standardized_by_all_clients_training_rows():
         "Köln": make_patients(20, seed=3, shift=-5.0),
     }
     test = make_patients(10, seed=4)
+
     data = set_up_data(
-        clients=clients,
-        labels="ill",
-        server_val=0.2,
-        client_val=0.1,
-        client_test=0.1,
-        test=test,
+        clients=clients, labels="ill", server_val=0.2, client_val=0.1, client_test=0.1, test=test
     )
+
     ages = np.concatenate([frame["age"] for frame in clients.values()])
-    wards = np.concatenate([frame["ward"] for frame in clients.values()])
     training_rows = np.concatenate([data.client_indices(client) for client in range(3)])
     mean = ages[training_rows].mean()
     deviation = ages[training_rows].std()
-
-    # The test set has a ward that no client has.
-    test_ages = np.array(test["age"])
-    test_wards = np.array(test["ward"])
-    categories = sorted({*wards, *test_wards})
-    ward_column = data.dictionary.columns["ward"]
-    assert ward_column.categories == tuple(categories)
-
-    def features(ages: np.ndarray, wards: np.ndarray) -> np.ndarray:
-        is_in_category = [wards == category for category in categories]
-        standardized_ages = (ages - mean) / deviation
-        return np.column_stack([standardized_ages, *is_in_category])
-
-    x = data.division.source.train.tensors[0]
-    x_of_test = data.division.source.test.tensors[0]
-    np.testing.assert_allclose(x, features(ages, wards), atol=1e-6)
-    np.testing.assert_allclose(x_of_test, features(test_ages, test_wards), atol=1e-5)
+    inputs, _ = data.division.source.train.tensors
+    test_inputs, _ = data.division.source.test.tensors
+    standardized_test_ages = (np.array(test["age"]) - mean) / deviation
+    np.testing.assert_allclose(inputs[:, 0], (ages - mean) / deviation, atol=1e-6)
+    np.testing.assert_allclose(test_inputs[:, 0], standardized_test_ages, atol=1e-5)
 
 
-def write_patients(folder: Path, suffix: str) -> Path:
+def test_table_features_have_a_mark_of_each_category_of_clients_and_of_test_data():
+    clients = {"Boston": make_patients(30, seed=1), "Lyon": make_patients(50, seed=2)}
+    test = make_patients(10, seed=4)
+
+    data = set_up_data(clients=clients, labels="ill", test=test)
+
+    wards = np.concatenate([clients["Boston"]["ward"], clients["Lyon"]["ward"]])
+    all_wards = ("A", "B", "only 1", "only 2", "only 4")
+    inputs, _ = data.division.source.train.tensors
+    assert data.dictionary.columns["ward"].categories == all_wards
+    np.testing.assert_array_equal(inputs[:, 1:], wards[:, None] == np.array(all_wards))
+    test_inputs, _ = data.division.source.test.tensors
+    is_test_ward = np.array(test["ward"])[:, None] == np.array(all_wards)
+    np.testing.assert_array_equal(test_inputs[:, 1:], is_test_ward)
+
+
+def write_patients(folder, suffix):
     path = folder / f"wards.{suffix}"
     frame = pd.DataFrame(PATIENTS)
     if suffix == "csv":
@@ -210,24 +206,17 @@ def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
 
 
 def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
-    cells_by_site = {
-        "Boston": [0, 1, 1, None],  # pandas then writes 1.0 for 1
-        "Lyon": [1, 0, 0, 1],
-    }
-    for name, cells in cells_by_site.items():
-        columns = {
-            "code": np.roll(cells, 1),
-            "ill": cells,
-        }
-        table = pd.DataFrame(columns).iloc[np.arange(40) % 4]
+    cells_with_gap = [0, 1, 1, None] * 10  # pandas writes 1.0 for 1
+    cells = [1, 0, 0, 1] * 10
+    for name, cells_of_site in {"Boston": cells_with_gap, "Lyon": cells}.items():
+        table = pd.DataFrame({"code": cells_of_site[::-1], "ill": cells_of_site})
         table.to_csv(tmp_path / f"{name}.csv", index=False)
-
     dictionary = {"columns": {"code": {"kind": "categories"}}}
+
     with warns("10 of 40 rows have no value in the target 'ill'"):
         data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
-    code_column = data.dictionary.columns["code"]
-    assert code_column.categories == ("0", "1")
+    assert data.dictionary.columns["code"].categories == ("0", "1")
     assert data.class_names == ("0", "1")
 
 
@@ -239,14 +228,13 @@ def test_all_questions_are_in_one_message():
         "ill": [0, 1] * 30,
     }
     table = pd.DataFrame(columns)
-    clients = {"Boston": table, "Lyon": table.assign(insurer="A")}
+    table_with_another_column = table.assign(insurer="A")
 
     with pytest.raises(ConfigurationError) as error:
-        set_up_data(clients=clients, labels="ill")
+        set_up_data(clients={"Boston": table, "Lyon": table_with_another_column}, labels="ill")
 
-    message = str(error.value)
-    questions = re.findall(r"^  (\w+): ", message, flags=re.MULTILINE)
-    assert sorted(questions) == ["came", "insurer", "name"]
+    columns_asked_about = re.findall(r"^  (\w+): ", str(error.value), flags=re.MULTILINE)
+    assert sorted(columns_asked_about) == ["came", "insurer", "name"]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +248,7 @@ def test_all_questions_are_in_one_message():
         (["train"], "too few clients: train.csv. The server's data in it: none. .* as the source"),
     ],
 )
-def test_folder_with_tables_of_too_few_clients_is_refused(
-    tmp_path: Path, names: list[str], message: str
-) -> None:
+def test_folder_with_tables_of_too_few_clients_is_refused(tmp_path, names, message):
     for name in names:
         pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False)
 

@@ -52,25 +52,28 @@ class MakesStateInTraining(Base):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        batch_mean = x.mean(0)
-        first_sample = x[:1]
         if not hasattr(self, "sum_of_means"):
-            self.first_samples = first_sample
-            self.sum_of_means = MeanInObject(x.mean(0))
-        samples = self.history["train"]["samples"]
-        num_steps = len(samples)
+            self.make_state(x)
+        num_earlier_steps = len(self.history["train"]["samples"])
+
+        # The loss depends on all of this state, so that a state that is lost or of another client changes the model.
         shift = self.moving_mean + self.sum_of_means.value
         loss = self.loss((x + shift, y))
+        self.update_state(x)
+        size_of_samples = float(self.first_samples.abs().sum())
+        return (1 + 0.01 * num_earlier_steps + 0.01 * size_of_samples) * loss
 
+    def make_state(self, x):
+        self.first_samples = x[:1]
+        self.sum_of_means = MeanInObject(x.mean(0))
+
+    def update_state(self, x):
+        first_sample = x[:1]
+        batch_mean = x.mean(0)
         self.moving_mean = 0.9 * self.moving_mean + 0.1 * batch_mean
         self.sum_of_means.value += 0.1 * batch_mean
         self.first_samples = torch.cat([self.first_samples, first_sample])
-        samples.append(first_sample)
-
-        # The loss depends on all of this state, so that a state that is lost or of another client changes the model.
-        size_of_samples = float(self.first_samples.abs().sum())
-        factor = 1 + 0.01 * num_steps + 0.01 * size_of_samples
-        return factor * loss
+        self.history["train"]["samples"].append(first_sample)
 
 
 class DrawsFromFourGenerators(Base):

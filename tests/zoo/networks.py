@@ -46,9 +46,18 @@ class GAN(L.LightningModule):
         targets = torch.full_like(logits, float(are_real))
         return nn.functional.binary_cross_entropy_with_logits(logits, targets)
 
-    def take_step(self, optimizer, name, compute_loss):
+    def loss_of_generator(self, codes):
+        return self.loss_of_discriminator(self.generator(codes), are_real=True)
+
+    def loss_of_real_and_generated(self, real_images, codes):
+        generated_images = self.generator(codes).detach()
+        loss_of_real = self.loss_of_discriminator(real_images, are_real=True)
+        loss_of_generated = self.loss_of_discriminator(generated_images, are_real=False)
+        return (loss_of_real + loss_of_generated) / 2
+
+    def take_step(self, optimizer, name, compute_loss, *arguments):
         self.toggle_optimizer(optimizer)
-        loss = compute_loss()
+        loss = compute_loss(*arguments)
         self.log(name, loss)
         self.manual_backward(loss)
         optimizer.step()
@@ -60,18 +69,12 @@ class GAN(L.LightningModule):
         generator_optimizer, discriminator_optimizer = self.optimizers()
         codes = torch.randn(len(real_images), CODE_SIZE)
 
-        def generator_loss():
-            return self.loss_of_discriminator(self.generator(codes), are_real=True)
-
-        def discriminator_loss():
-            loss_of_real = self.loss_of_discriminator(real_images, are_real=True)
-            images = self.generator(codes).detach()
-            loss_of_images = self.loss_of_discriminator(images, are_real=False)
-            return (loss_of_real + loss_of_images) / 2
-
-        if (batch_idx + 1) % 3 == 0:
-            self.take_step(generator_optimizer, "g_loss", generator_loss)
-        self.take_step(discriminator_optimizer, "d_loss", discriminator_loss)
+        is_third_batch = (batch_idx + 1) % 3 == 0
+        if is_third_batch:
+            self.take_step(generator_optimizer, "g_loss", self.loss_of_generator, codes)
+        self.take_step(
+            discriminator_optimizer, "d_loss", self.loss_of_real_and_generated, real_images, codes
+        )
 
     def validation_step(self, batch, batch_idx):
         images = batch[0].flatten(1)

@@ -66,11 +66,7 @@ def cycle_once(optimizer, trainer):
 
 def wait_for_plateau(optimizer, trainer=None, factor=0.2, threshold=0.3):
     return lr_scheduler.ReduceLROnPlateau(
-        optimizer,
-        factor=factor,
-        patience=0,
-        threshold=threshold,
-        threshold_mode="abs",
+        optimizer, factor=factor, patience=0, threshold=threshold, threshold_mode="abs"
     )
 
 

@@ -45,11 +45,7 @@ class Classifier(Task):
 def make_mlp(*inner_layers, batch_norm=False):
     norms = [nn.BatchNorm1d(8)] if batch_norm else []
     return nn.Sequential(
-        nn.Linear(FEATURES, 8),
-        *norms,
-        *inner_layers,
-        nn.ReLU(),
-        nn.Linear(8, CLASSES),
+        nn.Linear(FEATURES, 8), *norms, *inner_layers, nn.ReLU(), nn.Linear(8, CLASSES)
     )
 
 

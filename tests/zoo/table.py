@@ -198,8 +198,7 @@ RUNS = {
     ),
     "ReduceLROnPlateau by validation": Row(
         with_three_clients(
-            partial(optimizers.Scheduled, optimizers.wait_for_plateau, monitor="val_loss"),
-            rounds=5,
+            partial(optimizers.Scheduled, optimizers.wait_for_plateau, monitor="val_loss"), rounds=5
         ),
         retrained="right",
     ),
@@ -233,6 +232,7 @@ def rows_with(feature, *outcomes):
     names = []
     for name, row in ROWS.items():
         outcome = getattr(row, feature)
-        if outcome in outcomes or (outcome and not outcomes):
+        is_wanted = outcome in outcomes if outcomes else bool(outcome)
+        if is_wanted:
             names.append(name)
     return names

@@ -55,10 +55,9 @@ class Data(L.LightningDataModule):
 
     def val_dataloader(self):
         loaders = []
-        first_item = SAMPLES
+        first_item = SAMPLES  # after those of the training
         for size in self.sizes:
-            indices = range(first_item, first_item + size)
-            items = Items(self.item, indices)
+            items = Items(self.item, range(first_item, first_item + size))
             loaders.append(DataLoader(items, batch_size=4, collate_fn=self.collate))
             first_item += size
         return loaders if len(loaders) > 1 else loaders[0]
@@ -306,10 +305,9 @@ class Glue(Task):
         self.outputs.append((is_right, loss))
 
     def on_validation_epoch_end(self):
-        are_right, losses = zip(*self.outputs)
-        accuracy = torch.cat(are_right).float().mean()
-        mean_loss = torch.stack(losses).mean()
-        self.log_dict({"accuracy_all": accuracy, "loss_all": mean_loss})
+        is_right = torch.cat([is_right for is_right, _ in self.outputs])
+        losses = torch.stack([loss for _, loss in self.outputs])
+        self.log_dict({"accuracy_all": is_right.float().mean(), "loss_all": losses.mean()})
         self.outputs.clear()
 
 
@@ -317,18 +315,18 @@ class Graphs:
     """A batch of graphs, as PyTorch Geometric's: one tensor of nodes, one of edges."""
 
     def __init__(self, items):
-        nodes, edges, labels = zip(*items)
-        num_nodes = [len(nodes_of_graph) for nodes_of_graph in nodes]
-        starts = torch.tensor([0, *num_nodes])
-        starts = starts.cumsum(0)
+        num_nodes = 0
+        nodes, edges, labels, graph_of_nodes = [], [], [], []
+        for number, (nodes_of_graph, edges_of_graph, label) in enumerate(items):
+            nodes.append(nodes_of_graph)
+            edges.append(edges_of_graph + num_nodes)
+            labels.append(label)
+            graph_of_nodes += [number] * len(nodes_of_graph)
+            num_nodes += len(nodes_of_graph)
         self.x = torch.cat(nodes)
         self.y = torch.stack(labels)
-        shifted_edges = []
-        for edges_of_graph, first_node in zip(edges, starts.tolist()):
-            shifted_edges.append(edges_of_graph + first_node)
-        self.edges = torch.cat(shifted_edges, 1)
-        graphs = torch.arange(len(nodes))
-        self.graph = torch.repeat_interleave(graphs, starts.diff())
+        self.edges = torch.cat(edges, dim=1)
+        self.graph = torch.tensor(graph_of_nodes)
 
     def to(self, device, **_):
         for name in ("x", "y", "edges", "graph"):
