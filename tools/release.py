@@ -194,24 +194,26 @@ def build(dist: Path) -> Path:
 def use(wheel: Path, python: str, folder: Path) -> None:
     """Install it into an environment of its own in ``folder``, and run it there."""
     run(python, "-m", "venv", folder / "venv")
-    own = folder / "venv" / "bin"
-    run(own / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
-    run(own / "python", "-m", "pip", "check", "--disable-pip-version-check")
-    place = folder / "elsewhere"
-    place.mkdir()
-    run(own / "python", "-c", OWN_LOOP.strip() % (EXTRAS,), cwd=place)
-    run(own / "flsv", *FIT.split(), "--trainer.default_root_dir", "runs", cwd=place)
-    (fitted,) = (place / "runs" / "lightning_logs").iterdir()
-    run(own / "flsv", "retrain", fitted, cwd=place)
-    run(own / "flsv", "report", fitted, cwd=place)
-    run(own / "flsv", *VALUE.split(), cwd=place)
-    made = (
-        fitted / "contributions.csv",
-        fitted / "retrained/repeat.csv",
-        fitted / "report.html",
-        place / "values/valuation.csv",
+    binaries = folder / "venv" / "bin"
+    venv_python = binaries / "python"
+    flsv = binaries / "flsv"
+    run(venv_python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    run(venv_python, "-m", "pip", "check", "--disable-pip-version-check")
+    outside = folder / "elsewhere"
+    outside.mkdir()
+    run(venv_python, "-c", OWN_LOOP.strip() % (EXTRAS,), cwd=outside)
+    run(flsv, *FIT.split(), "--trainer.default_root_dir", "runs", cwd=outside)
+    (run_folder,) = (outside / "runs" / "lightning_logs").iterdir()
+    run(flsv, "retrain", run_folder, cwd=outside)
+    run(flsv, "report", run_folder, cwd=outside)
+    run(flsv, *VALUE.split(), cwd=outside)
+    expected_files = (
+        run_folder / "contributions.csv",
+        run_folder / "retrained/repeat.csv",
+        run_folder / "report.html",
+        outside / "values/valuation.csv",
     )
-    if missing := [str(path.relative_to(place)) for path in made if not path.is_file()]:
+    if missing := [str(path.relative_to(outside)) for path in expected_files if not path.is_file()]:
         raise SystemExit(f"missing after these commands: {missing}")
 
 
