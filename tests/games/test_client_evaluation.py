@@ -149,10 +149,7 @@ def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(federation_
     accuracy = balanced_accuracy.of_model(model)
     gain = accuracy - balanced_accuracy.of_model(make_module())
 
-    assert float(loop.contributions["shadow"].sum()) == pytest.approx(
-        gain,
-        abs=1e-6,
-    )
+    assert float(loop.contributions["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
     client_score = float(model.trainer.callback_metrics["shadow/client_scores"])
     assert client_score == pytest.approx(accuracy, abs=1e-6)
 
@@ -182,12 +179,7 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     balanced_accuracy = BalancedAccuracy(data)
 
     def make_trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(
-            make_loop({}, sampler=cohort),
-            tmp_path,
-            rounds=1,
-            limit_val_batches=0,
-        )
+        return trainer_for(make_loop({}, sampler=cohort), tmp_path, rounds=1, limit_val_batches=0)
 
     game = GameByFits(make_trainer, make_module(), data)
     data.val_dataloader = lambda: [(balanced_accuracy.inputs, balanced_accuracy.labels)]
@@ -203,13 +195,7 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     )
 
     loop = make_loop({"shadow": ShadowShapley(evaluators="clients")})
-    fit(
-        loop,
-        tmp_path / "evaluated_by_clients",
-        make_module(),
-        make_data(),
-        rounds=1,
-    )
+    fit(loop, tmp_path / "evaluated_by_clients", make_module(), make_data(), rounds=1)
     values = loop.contributions["shadow"].double()
     assert_close(values, expected.values, rtol=0, atol=1e-6)
 
@@ -247,10 +233,7 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
 
     gain = loss_of(make_module()) - loss_of(model)
     # Clients respond in three digits.
-    assert float(loop.contributions["loss"].sum()) == pytest.approx(
-        gain,
-        abs=5e-3,
-    )
+    assert float(loop.contributions["loss"].sum()) == pytest.approx(gain, abs=5e-3)
     assert loop.contributions["roc"].isfinite().all()
 
 

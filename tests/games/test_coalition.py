@@ -149,13 +149,7 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
-        recalls = sk.recall_score(
-            labels,
-            predicted,
-            labels=classes,
-            average=None,
-            zero_division=0,
-        )
+        recalls = sk.recall_score(labels, predicted, labels=classes, average=None, zero_division=0)
         return {
             "accuracy": sk.accuracy_score(labels, predicted),
             "balanced_accuracy": sk.balanced_accuracy_score(labels, predicted),
@@ -337,14 +331,8 @@ def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
         ({"num_classes": None}, "neither num_classes nor metric"),
         ({"batches": []}, "no validation samples"),
         ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3))]}, "integer classes"),
-        (
-            {"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]},
-            "3 inputs and 2 labels",
-        ),
-        (
-            {"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]},
-            r"4 \.\. 4.*0 \.\. 3",
-        ),
+        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]}, "3 inputs and 2 labels"),
+        ({"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]}, r"4 \.\. 4.*0 \.\. 3"),
         ({"num_classes": 9}, r"logits \[70, 9\] are expected"),
     ],
 )

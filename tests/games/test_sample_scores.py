@@ -124,12 +124,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
     expected = torch.cov(values_by_draw)
 
     largest_variance = float(expected.diagonal().max())
-    torch.testing.assert_close(
-        covariance,
-        expected,
-        rtol=0,
-        atol=0.12 * largest_variance,
-    )
+    torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * largest_variance)
 
 
 def test_values_of_samples_average_to_the_predicted_values():

@@ -58,9 +58,7 @@ def utility_of_members(members):
 def train_missing(trainer, store, on_each_trained=lambda: None):
     """Train the coalitions of seed 0 that are not in the store."""
     training = CoalitionTraining(
-        trainer,
-        TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
-        num_samples=[1, 1, 1],
+        trainer, TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)), num_samples=[1, 1, 1]
     )
     training.train(ALL_COALITIONS, store, on_each_trained)
 

@@ -110,10 +110,7 @@ class ModuleThatWritesIntoItsLogFolder(Base):
 
 @pytest.mark.slow
 def test_logger_of_a_coalition_has_its_class_and_logs_nothing(tmp_path):
-    loggers = [
-        TensorBoardLogger(tmp_path, "logs", version="v1"),
-        CSVLogger(tmp_path, "other"),
-    ]
+    loggers = [TensorBoardLogger(tmp_path, "logs", version="v1"), CSVLogger(tmp_path, "other")]
 
     loop = fit_valued(tmp_path, ModuleThatWritesIntoItsLogFolder(), logger=loggers)
 

@@ -137,10 +137,7 @@ class ModuleThatTrainsByItsValidationHistory(Base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("performance", "mode"),
-    [("val_loss", "min"), ("negative_loss", None)],
-)
+@pytest.mark.parametrize(("performance", "mode"), [("val_loss", "min"), ("negative_loss", None)])
 def test_scoring_by_validation_hooks_writes_nothing(tmp_path, performance, mode, monkeypatch):
     plain_folder = make_folder_with_history(tmp_path / "plain")
     plain_module = ModuleThatTrainsByItsValidationHistory()

@@ -19,12 +19,7 @@ SMALL_BATCHES = Loader(eval_batch_size=8)
 
 def record_game(folder, module, rounds=3, **trainer_options):
     """Return the metric of a run whose models are scored by their logged loss."""
-    metric = Recorded(
-        coalitions="singles",
-        performance="val_loss",
-        mode="min",
-        every=1,
-    )
+    metric = Recorded(coalitions="singles", performance="val_loss", mode="min", every=1)
     data = make_data(loader=SMALL_BATCHES)
     fit(make_shadow_loop(metric), folder, module, data, rounds, **trainer_options)
     return metric
@@ -47,10 +42,7 @@ def scored_on_all_batches(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer_options",
-    [
-        {"limit_val_batches": 1},
-        {"check_val_every_n_epoch": 2},
-    ],
+    [{"limit_val_batches": 1}, {"check_val_every_n_epoch": 2}],
     ids=["validates one batch", "validates every second round"],
 )
 def test_coalitions_are_scored_on_all_batches_whatever_the_trainer_validates(

@@ -95,9 +95,7 @@ def three_clients_scored_in_batches():
 @pytest.fixture(scope="module")
 def game_by_fits(tmp_path_factory):
     make_silent_trainer = partial(
-        make_trainer,
-        tmp_path_factory.mktemp("fits"),
-        reporting=Reporting(table=False, files=False),
+        make_trainer, tmp_path_factory.mktemp("fits"), reporting=Reporting(table=False, files=False)
     )
     return GameByFits(make_silent_trainer, Base(), three_clients_scored_in_batches())
 

@@ -22,12 +22,7 @@ from flsv.sampling import (
 from flsv.uploads import TopK
 from flsv.utilities.seeding import generator_for
 from helpers import refused
-from helpers.coalitions_by_hand import (
-    SEED,
-    GameByFits,
-    make_shadow_loop,
-    make_three_clients,
-)
+from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.fits import assert_resumes, fit, make_untrainable, trainer_for
 from helpers.models import Plain, Plainest, network
 
@@ -53,10 +48,7 @@ def draw_by_coins(members, generator):
 
 @pytest.mark.parametrize(
     ("sampler", "draw_by_hand"),
-    [
-        (UniformSampler(1), draw_first_in_random_order),
-        (BernoulliSampler(1.5), draw_by_coins),
-    ],
+    [(UniformSampler(1), draw_first_in_random_order), (BernoulliSampler(1.5), draw_by_coins)],
 )
 def test_sampler_of_a_coalition_draws_as_by_hand(sampler, draw_by_hand):
     for members, round_index in itertools.product(COALITIONS, range(20)):
@@ -128,9 +120,7 @@ def test_retrain_with_a_sampler_returns_values_of_the_last_round(tmp_path, value
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
     def make_loop():
         return make_shadow_loop(
-            sampler=UniformSampler(1),
-            aggregator=FedAdam(0.02),
-            uploads=[TopK(0.3)],
+            sampler=UniformSampler(1), aggregator=FedAdam(0.02), uploads=[TopK(0.3)]
         )
 
     loop = assert_resumes(make_loop, tmp_path, make_module, make_three_clients)

@@ -12,13 +12,7 @@ from zoo.program import Base, fit_valued
 
 @pytest.mark.parametrize(
     ("max_fits", "num_clients", "expected_fits"),
-    [
-        (10, 4, 7.0),
-        (10, 5, 9.0),
-        (15, 5, 15.0),
-        (10, 6, 6.0),
-        (10, 12, 1.0),
-    ],
+    [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)],
 )
 def test_design_within_max_fits_has_the_expected_cost(max_fits, num_clients, expected_fits):
     design = design_within(max_fits, num_clients)

@@ -39,20 +39,9 @@ CASES = [
         accumulate_grad_batches=2,
         limit_train_batches=2,
     ),
-    WorkCase(
-        "5 steps",
-        [[5], [3, 2], [2, 2, 1]],
-    ),
-    WorkCase(
-        "5 steps",
-        [[9], [3, 3, 2], [2, 2, 2, 2, 2]],
-        accumulate_grad_batches=2,
-    ),
-    WorkCase(
-        "3 steps",
-        [[2, 1], [2, 1], [2, 1]],
-        limit_train_batches=2,
-    ),
+    WorkCase("5 steps", [[5], [3, 2], [2, 2, 1]]),
+    WorkCase("5 steps", [[9], [3, 3, 2], [2, 2, 2, 2, 2]], accumulate_grad_batches=2),
+    WorkCase("3 steps", [[2, 1], [2, 1], [2, 1]], limit_train_batches=2),
 ]
 
 

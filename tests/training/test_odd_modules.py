@@ -229,13 +229,7 @@ class FrozenBody(Plain):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"aggregator": FedAdam()},
-        {"personalizer": FedAMP()},
-    ],
-)
+@pytest.mark.parametrize("strategy", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
 def test_state_that_clients_do_not_train_is_theirs_bitwise(tmp_path, strategy):
     module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
@@ -344,8 +338,7 @@ class WithOtherClassifier(Plain):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    "kind",
-    [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+    "kind", [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier]
 )
 def test_attributes_without_a_mean_or_a_state_change_no_value(tmp_path, plain, kind):
     module = fit(FederatedLoop(seed=1), tmp_path, kind())

@@ -66,12 +66,6 @@ class RemembersTheStart(L.Callback):
 def test_callback_without_an_average_is_not_named(make_callback, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(
-            FederatedLoop(seed=1),
-            tmp_path,
-            rounds=1,
-            callbacks=[make_callback()],
-            logger=True,
-        )
+        fit(FederatedLoop(seed=1), tmp_path, rounds=1, callbacks=[make_callback()], logger=True)
 
     assert not any("weights of its own" in str(warning.message) for warning in caught)

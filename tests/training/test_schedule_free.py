@@ -29,12 +29,7 @@ class ScheduleFree(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters, lr=0.3, momentum=0.9):
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_steps": 0,
-            "train_mode": False,
-        }
+        options = {"lr": lr, "momentum": momentum, "num_steps": 0, "train_mode": False}
         super().__init__(parameters, options)
 
     def train(self):

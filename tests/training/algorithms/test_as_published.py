@@ -488,8 +488,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tm
     expected_net = federate_by_hand(by_hand, net, failing=client_0_in_all_rounds)
 
     loop = make_scaffold_loop(
-        uploads=[Scaling(1e6, clients=[0])],
-        filters=[OutlierFilter(exclude=True)],
+        uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)]
     )
     module = Plain(copy.deepcopy(net), sgd)
     with warns("excluded from the round"):
