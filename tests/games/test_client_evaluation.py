@@ -1,13 +1,11 @@
 """Clients score coalitions: the same game by hand, what is reported, and what is refused."""
 
 from functools import partial
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from games.all_coalitions import partition_in_three
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 from torchmetrics.classification import BinaryAUROC
 
@@ -27,7 +25,6 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import FixedCohort
 from helpers import refused
 from helpers.coalitions_by_hand import GameByFits
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
@@ -39,21 +36,21 @@ from zoo.tasks import HELD_OUT, Segmentation
 CLIENTS = (4, 1, 2)
 
 
-def make_data(client_val: float = 0.4) -> FederatedDataModule:
+def make_data(client_val=0.4):
     data = toy_data(CLIENTS, server_val=0.0, client_val=client_val, client_test=0.0)
     data.setup("fit")
     return data
 
 
-def make_module(kind: type[Plain] = Plain) -> Plain:
+def make_module(kind=Plain):
     return kind(network(batch_norm=False))
 
 
-def make_loop(metrics: dict[str, Any], **options) -> FederatedLoop:
+def make_loop(metrics, **options):
     return FederatedLoop(metrics=metrics, seed=3, **options)
 
 
-def held_out_samples(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor]:
+def held_out_samples(data):
     """Inputs and labels that clients hold out, and which client holds out each of them."""
     inputs = []
     labels = []
@@ -67,7 +64,7 @@ def held_out_samples(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor]
     return torch.cat(inputs), torch.cat(labels), torch.cat(owners)
 
 
-def counted_classes(labels: Tensor) -> list[int]:
+def counted_classes(labels):
     """The classes of which a client tells the number of its held-out samples: those with five samples. If the samples
     of all smaller ones are fewer than five, the next class in order is left out, too."""
     sizes = torch.bincount(labels, minlength=CLASSES)
@@ -79,18 +76,18 @@ def counted_classes(labels: Tensor) -> list[int]:
     return counted
 
 
-def pooled_classes(labels: Tensor) -> list[int]:
+def pooled_classes(labels):
     """The rare classes that a client tells together: if they have five samples together."""
     sizes = torch.bincount(labels, minlength=CLASSES)
     rare = rare_classes(sizes)
     return rare if sizes[rare].sum() >= MIN_HELD_OUT else []
 
 
-def rare_classes(sizes: Tensor) -> list[int]:
+def rare_classes(sizes):
     return [label for label in range(CLASSES) if 0 < sizes[label] < MIN_HELD_OUT]
 
 
-def scored_samples(labels: Tensor, owners: Tensor) -> Tensor:
+def scored_samples(labels, owners):
     """For each class a mask of the samples that its recall is computed of ``[M, V]``: those of clients that tell their
     number. If no client does, it is all that clients tell together of rare classes."""
     masks = torch.zeros(CLASSES, len(labels), dtype=torch.bool)
@@ -111,22 +108,22 @@ def scored_samples(labels: Tensor, owners: Tensor) -> Tensor:
 class BalancedAccuracy:
     """The mean over classes of the recalls of models' outputs ``[K, V, M]`` on clients' held-out samples ``[V]``."""
 
-    def __init__(self, data: FederatedDataModule):
+    def __init__(self, data):
         self.inputs, self.labels, owners = held_out_samples(data)
         self.masks = scored_samples(self.labels, owners)
 
-    def __call__(self, outputs: Tensor) -> Tensor:
+    def __call__(self, outputs):
         is_right = (outputs.argmax(-1) == self.labels).double()
         recalls = [is_right[:, mask].mean(1) for mask in self.masks]
         return torch.stack(recalls).mean(0)
 
-    def of_model(self, model: Plain) -> float:
+    def of_model(self, model):
         outputs = model.eval()(self.inputs)
         return float(self(outputs[None]))
 
 
 @pytest.fixture(scope="module")
-def federation_with_client_scores(tmp_path_factory) -> tuple[FederatedLoop, Plain]:
+def federation_with_client_scores(tmp_path_factory):
     """A round in which clients score the coalitions of three metrics, and its model. A request holds one model."""
     metrics = {
         "sv": PartialFederatedShapley(evaluators="clients"),
@@ -178,7 +175,7 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     data = make_data()
     balanced_accuracy = BalancedAccuracy(data)
 
-    def make_trainer(cohort: FixedCohort) -> L.Trainer:
+    def make_trainer(cohort):
         return trainer_for(make_loop({}, sampler=cohort), tmp_path, rounds=1, limit_val_batches=0)
 
     game = GameByFits(make_trainer, make_module(), data)
@@ -227,7 +224,7 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
 
     model = fit(loop, tmp_path, make_module(LogsLossAndSumsIt), data, rounds=1)
 
-    def loss_of(model: Plain) -> float:
+    def loss_of(model):
         logits = model.eval()(inputs)
         return float(nn.functional.cross_entropy(logits, labels))
 
@@ -246,7 +243,7 @@ class ScoresOfModelsThatAreHits:
 
     support = HELD_OUT_OF_CLASS
 
-    def __init__(self, models: Tensor, keep: bool = False):
+    def __init__(self, models, keep=False):
         self.values = {"correct": models.long()}
 
 
@@ -305,7 +302,7 @@ impossible_response = partial(
 )
 
 
-def make_responding_client() -> RespondingClient:
+def make_responding_client():
     num_held_out = int(SUPPORT.sum())
     return RespondingClient({"val": num_held_out}, num_classes=2, model=lambda: torch.zeros(3))
 
@@ -372,7 +369,7 @@ def test_value_round_refuses_metrics_with_client_side_evaluation():
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
 
 
-def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
+def make_hospitals(samples_of_zurich=80):
     """Patients with two outcomes, and with one only at Zurich."""
     clients = {
         "Cleveland": make_patients(torch.arange(120) % 2),
@@ -384,7 +381,7 @@ def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
     )
 
 
-def make_patients(outcomes: Tensor) -> tuple[Tensor, Tensor]:
+def make_patients(outcomes):
     return torch.randn(len(outcomes), FEATURES), outcomes
 
 

@@ -4,7 +4,6 @@ import copy
 import itertools
 import warnings
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized, Scores
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized
 from flsv.scores import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 from helpers import make_generator, refused, warns
@@ -40,25 +39,25 @@ class NetWithNormDropoutAndBuffer(nn.Module):
         return self.head(features.flatten(1)) * self.scale
 
 
-def make_network() -> nn.Module:
+def make_network():
     torch.manual_seed(0)
     return NetWithNormDropoutAndBuffer()
 
 
-def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
+def make_batches(samples=70, size=16):
     generator = make_generator(5)
     x = torch.randn(samples, 1, 6, 6, generator=generator)
     y = torch.randint(CLASSES, (samples,), generator=generator)
     return list(zip(x.split(size), y.split(size)))
 
 
-def make_round(net: nn.Module, own_starts: bool = False) -> Round:
+def make_round(net, own_starts=False):
     num_clients = 4
     space = ParameterSpace(net)
     num_parameters = space.num_parameters
     generator = make_generator(7)
 
-    def add_noise(models: Tensor) -> Tensor:
+    def add_noise(models):
         noise = torch.randn(num_clients, space.size, generator=generator)
         buffer_noise = noise[:, num_parameters:]
         noise[:, num_parameters:] = buffer_noise.abs()  # a running variance is positive
@@ -87,9 +86,7 @@ def make_round(net: nn.Module, own_starts: bool = False) -> Round:
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=4)))
 
 
-def coalition_weights(
-    round: Round, mask: Tensor, weighting
-) -> tuple[dict[int, float], dict[int, float]]:
+def coalition_weights(round, mask, weighting):
     """The members' weights in parameters and in buffers, in plain Python."""
     members = mask.nonzero().flatten().tolist()
     if weighting == "samples":
@@ -109,9 +106,7 @@ def coalition_weights(
     return shares, shares
 
 
-def naive_model(
-    net: nn.Module, round: Round, mask: Tensor, weighting, server_lr: float = 1.0
-) -> nn.Module:
+def naive_model(net, round, mask, weighting, server_lr=1.0):
     """The coalition's model by averaging state_dicts entry by entry, in double precision."""
     model = copy.deepcopy(net).eval()
     if not mask.any():
@@ -140,7 +135,7 @@ def naive_model(
 
 
 @torch.no_grad()
-def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def naive_scores(model, data):
     logits = torch.cat([model(x) for x, _ in data])
     labels = torch.cat([y for _, y in data]).numpy()
     predicted = logits.argmax(-1).numpy()
@@ -159,7 +154,7 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         }
 
 
-def make_utility(**options) -> CoalitionUtility:
+def make_utility(**options):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
@@ -172,9 +167,7 @@ NAMED_METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_ac
 F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 
 
-def naive_scores_of_coalitions(
-    net: nn.Module, round: Round, data: list[tuple[Tensor, Tensor]], weighting, server_lr: float
-) -> list[dict[str, Any]]:
+def naive_scores_of_coalitions(net, round, data, weighting, server_lr):
     scores = []
     for mask in MASKS:
         has_weight = isinstance(weighting, str) or WEIGHTS[mask].any()
@@ -251,7 +244,7 @@ def test_coalition_utility_with_wrong_masks_raises(masks):
 autocast = partial(torch.autocast, "cpu", torch.bfloat16)
 
 
-def negative_loss_of(net: nn.Module, **options) -> float:
+def negative_loss_of(net, **options):
     space = ParameterSpace(net)
     evaluate = ModelEvaluator(net, space, make_batches(), num_classes=CLASSES, **options)
     model = space.read(net)
@@ -352,7 +345,7 @@ class PredictsTwoNoisyNumbers(nn.Linear):
         return numbers + 0.1 * torch.randn(len(x), 2)
 
 
-def make_batches_with_two_targets() -> list[tuple[Tensor, Tensor]]:
+def make_batches_with_two_targets():
     batches = []
     for x, y in make_batches():
         brightness = x.sum((1, 2, 3))
@@ -364,7 +357,7 @@ def make_batches_with_two_targets() -> list[tuple[Tensor, Tensor]]:
 SEED_OF_EVALUATION = 4
 
 
-def evaluate_errors(net: nn.Module, vectors: Tensor, backend: str) -> Tensor:
+def evaluate_errors(net, vectors, backend):
     """The mean squared error of each model, two models at a time."""
     evaluate = ModelEvaluator(
         net,
@@ -380,7 +373,7 @@ def evaluate_errors(net: nn.Module, vectors: Tensor, backend: str) -> Tensor:
     return errors
 
 
-def make_five_models(net: nn.Module) -> Tensor:
+def make_five_models(net):
     model = ParameterSpace(net).read(net)
     return model + 0.1 * torch.randn(5, len(model))
 
@@ -419,7 +412,7 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
     original_score = evaluator._score
     chunks = []
 
-    def fail_with_more_than_three_models(num_models: int, *arguments) -> Scores:
+    def fail_with_more_than_three_models(num_models, *arguments):
         chunks.append(num_models)
         if num_models > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -461,19 +454,19 @@ def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
     assert torch.equal(losses, expected_losses)
 
 
-def tensors_of(net: nn.Module) -> dict[str, Any]:
+def tensors_of(net):
     """The identity, the memory and the values of each tensor."""
     named_tensors = net.state_dict(keep_vars=True).items()
     return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
 
 
-def flags_of(net: nn.Module) -> list[bool]:
+def flags_of(net):
     layer_flags = [layer.training for layer in net.modules()]
     parameter_flags = [parameter.requires_grad for parameter in net.parameters()]
     return layer_flags + parameter_flags
 
 
-def make_network_in_training() -> nn.Module:
+def make_network_in_training():
     """A network with a gradient and counted batches, whose norm alone is not in training."""
     net = make_network()
     net.train()
@@ -507,7 +500,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     assert torch.is_grad_enabled()
 
 
-def begin_games() -> CoalitionGames:
+def begin_games():
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)

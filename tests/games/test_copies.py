@@ -4,16 +4,14 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.utilities.compile import from_compiled
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset
 
@@ -46,37 +44,37 @@ class CallsItsFunction(Plain):
         self.log("val_loss", self(batch[0]).square().mean())
 
 
-def make_with_closure() -> CallsItsFunction:
+def make_with_closure():
     module = CallsItsFunction()
     module.f = lambda x: module.net(x)
     return module
 
 
-def make_with_closure_of_a_list() -> CallsItsFunction:
+def make_with_closure_of_a_list():
     module = CallsItsFunction()
     modules = [module]
     module.f = lambda x: modules[0].net(x)
     return module
 
 
-def make_with_compiled_network() -> CallsItsFunction:
+def make_with_compiled_network():
     module = CallsItsFunction()
     module.net = eager(module.net)
     return module
 
 
-def make_compiled_in_place() -> CallsItsFunction:
+def make_compiled_in_place():
     module = CallsItsFunction()
     module.compile(backend="eager")
     module.net.compile(backend="eager")
     return module
 
 
-def make_with_hook() -> CallsItsFunction:
+def make_with_hook():
     module = CallsItsFunction()
     first_layer = module.net[0]
 
-    def add_last_weights(layer, args, output: Tensor) -> Tensor:
+    def add_last_weights(layer, args, output):
         last_layer = module.net[4]
         return output + last_layer.weight.sum()
 
@@ -84,7 +82,7 @@ def make_with_hook() -> CallsItsFunction:
     return module
 
 
-def make_with_weight_norm() -> CallsItsFunction:
+def make_with_weight_norm():
     """It also keeps a tensor in the middle of an autograd graph."""
     module = CallsItsFunction()
     weight_norm(module.net[0])
@@ -104,7 +102,7 @@ MODULES_WITH_FUNCTIONS = {
 }
 
 
-def parameter_names(module: nn.Module) -> list[str]:
+def parameter_names(module):
     return [name for name, _ in module.named_parameters()]
 
 
@@ -131,7 +129,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind):
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend):
-    def add_scaled_center(layer, args, output: Tensor) -> Tensor:
+    def add_scaled_center(layer, args, output):
         return output + layer.scale * layer.center
 
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
@@ -146,7 +144,7 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
         module, space, [(inputs, labels)], num_classes=CLASSES, backend=backend
     )
 
-    def loss_of_zeros() -> float:
+    def loss_of_zeros():
         model_of_zeros = torch.zeros(1, space.size)
         return -evaluate(model_of_zeros).value("negative_loss").item()
 
@@ -161,7 +159,7 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
 
 
 @torch.jit.script
-def double(x: Tensor) -> Tensor:
+def double(x):
     return 2 * x
 
 
@@ -190,22 +188,22 @@ def test_scripted_parts_are_copied(make_part):
 class NewNeedsArgument:
     """It can be pickled, but not loaded."""
 
-    def __new__(cls, number: int):
+    def __new__(cls, number):
         return super().__new__(cls)
 
 
 class HashedBeforeItIsLoaded:
     """A set in itself hashes it by an attribute that it does not have yet when it is loaded."""
 
-    def __init__(self, name: str):
+    def __init__(self, name):
         self.name = name
         self.neighbours = {self}
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash(self.name)
 
 
-def open_file() -> io.TextIOWrapper:
+def open_file():
     file = io.FileIO(os.devnull, "a")
     return io.TextIOWrapper(file)
 
@@ -223,7 +221,7 @@ class HasPart(CallsItsFunction):
 
     part: Any = None
 
-    def __init__(self, make_part: Callable[[], Any], round_index: int | None = None):
+    def __init__(self, make_part, round_index=None):
         super().__init__()
         self.make_part = make_part
         self.round_index = round_index
@@ -251,7 +249,7 @@ class CatchesErrorsOfPart(UsesPartWhenScored):
             super().use_part()
 
 
-def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
+def fit_with_metric(module, folder, performance):
     mode = "min" if performance == "val_loss" else None
     metric = CumulativeShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric}, seed=1)
@@ -299,7 +297,7 @@ def test_uncopyable_part_whose_error_the_module_catches_is_named_before_training
         fit_with_metric(module, tmp_path, performance="negative_loss")
 
 
-def fit_module_that_opens_a_file(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
+def fit_module_that_opens_a_file(folder, metrics):
     """In the second round it gets the file, with which no copy of it can be scored."""
     loop = FederatedLoop(metrics=metrics, seed=1)
     module = UsesPartWhenScored(open_file, round_index=1)
@@ -308,7 +306,7 @@ def fit_module_that_opens_a_file(folder: Path, metrics: dict[str, Any]) -> Feder
 
 
 @pytest.fixture(scope="module")
-def model_without_metrics(tmp_path_factory) -> Tensor:
+def model_without_metrics(tmp_path_factory):
     loop = fit_module_that_opens_a_file(tmp_path_factory.mktemp("without"), metrics={})
     return loop.state.model()
 
@@ -337,7 +335,7 @@ def test_uncopyable_part_that_appears_in_training_costs_the_values_and_not_the_r
     assert "the module.part" in record["missing"]["value"]
 
 
-def addresses_of(module: nn.Module) -> dict[str, int]:
+def addresses_of(module):
     return {name: tensor.data_ptr() for name, tensor in named_tensors(module).items()}
 
 
@@ -383,7 +381,7 @@ def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds()
 class SharedDatasetWithNetwork(Dataset):
     """Copies of a module share its data sets, and here with it the module's network."""
 
-    def __init__(self, net: nn.Module):
+    def __init__(self, net):
         self.net = net
 
     def __len__(self):

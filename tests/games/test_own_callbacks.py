@@ -3,7 +3,7 @@
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import MeanMetric
 
 from flsv.metrics import ShadowShapley
@@ -15,7 +15,7 @@ from helpers.models import Plainest
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def size_of_weights(module) -> Tensor:
+def size_of_weights(module):
     last_layer = module.net[4]
     return last_layer.weight.detach().abs().mean()
 

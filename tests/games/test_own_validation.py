@@ -1,13 +1,12 @@
 """What a copy of the module logs is compared with what the run's own validation logs."""
 
 import warnings
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedLoop
@@ -24,7 +23,7 @@ class LogsLoss(Plain):
     def __init__(self):
         super().__init__(network(batch_norm=False))
 
-    def value(self, batch) -> Tensor:
+    def value(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
@@ -88,7 +87,7 @@ class LogsNoiseAndCounts(LogsLoss):
     def on_validation_start(self):
         self.num_validations += 1
 
-    def value(self, batch) -> Tensor:
+    def value(self, batch):
         factor = self.current_epoch + self.num_rounds + self.num_validations
         return factor * super().value(batch) + torch.rand(())
 
@@ -109,9 +108,7 @@ class ValidatesOnNoisyInputs(LogsLoss):
         data.val_dataloader = lambda: loader
 
 
-def fit_module(
-    module, folder: Path, performance: str, metric=CumulativeShapley, rounds: int = 4, **options
-) -> tuple[FederatedLoop, list[str]]:
+def fit_module(module, folder, performance, metric=CumulativeShapley, rounds=4, **options):
     """Return the loop, and the warnings about copies."""
     mode = "min" if performance == "val_loss" else None
     metrics = {"value": metric(performance=performance, mode=mode)}

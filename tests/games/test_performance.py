@@ -11,7 +11,7 @@ import sklearn.metrics
 import torch
 import torchmetrics
 from games.all_coalitions import partition_in_three, play_all_coalitions
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import Reporting
 from flsv.core.parameter_space import ParameterSpace
@@ -70,7 +70,7 @@ def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric,
     assert not metric.update_called
 
 
-def validation_batches(task: type[Task]) -> list[tuple[Tensor, Tensor]]:
+def validation_batches(task):
     """The batches of a task's only validation loader, or of several one after the other."""
     loaders = task.data().val_dataloader()
     if not isinstance(loaders, list):
@@ -78,7 +78,7 @@ def validation_batches(task: type[Task]) -> list[tuple[Tensor, Tensor]]:
     return list(itertools.chain.from_iterable(loaders))
 
 
-def join_batches(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def join_batches(batches):
     """Return all inputs and all labels."""
     inputs = torch.cat([x for x, _ in batches])
     labels = torch.cat([y for _, y in batches])
@@ -228,7 +228,7 @@ TORCHMETRICS_OF_SCORES = {
 }
 
 
-def make_batches(num_classes: int) -> list[tuple[Tensor, Tensor]]:
+def make_batches(num_classes):
     """Two of three labels follow from the first feature, the third one does not."""
     x = torch.randn(60, 3, generator=make_generator())
     sample = torch.arange(60)
@@ -237,24 +237,24 @@ def make_batches(num_classes: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(16), y.split(16)))
 
 
-def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
+def make_evaluator(net, measure, data):
     score = performance_of("mine", measure, None)
     return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
-def auroc_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+def auroc_of_classes(y, probabilities):
     return sklearn.metrics.roc_auc_score(np.eye(3)[y], probabilities)
 
 
-def average_precision_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+def average_precision_of_classes(y, probabilities):
     return sklearn.metrics.average_precision_score(np.eye(3)[y], probabilities)
 
 
-def f1_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+def f1_of_classes(y, probabilities):
     return sklearn.metrics.f1_score(y, probabilities.argmax(1), average="macro")
 
 
-def f1_of_two_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
+def f1_of_two_classes(y, probabilities):
     return sklearn.metrics.f1_score(y, probabilities > 0.5)
 
 
@@ -278,12 +278,12 @@ PROBABILITIES = {
 }
 
 
-def make_models(net: nn.Module) -> Tensor:
+def make_models(net):
     size = ParameterSpace(net).size
     return torch.randn(5, size, generator=make_generator(1))
 
 
-def probabilities_by_hand(kind: str, models: Tensor, x: Tensor) -> Tensor:
+def probabilities_by_hand(kind, models, x):
     """Class probabilities of all models ``[K, V, M]``."""
     net = NETWORKS[kind]()
     probabilities = []
@@ -294,7 +294,7 @@ def probabilities_by_hand(kind: str, models: Tensor, x: Tensor) -> Tensor:
     return torch.stack(probabilities)
 
 
-def assert_scores(evaluator: ModelEvaluator, models: Tensor, probabilities: Tensor, expected):
+def assert_scores(evaluator, models, probabilities, expected):
     """The scores of models are these, and so are the scores of outputs, which are kept as logits."""
     scores = evaluator(models, keep=True)
     scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
@@ -382,7 +382,7 @@ def test_outputs_between_0_and_1_are_logits_or_probabilities_as_the_performance_
     assert value_of(evaluator, net) == pytest.approx(share_of_class_1)
 
 
-def value_of(evaluator: ModelEvaluator, net: nn.Module) -> float:
+def value_of(evaluator, net):
     model = ParameterSpace(net).read(net)
     return float(evaluator(model[None]).value("metric"))
 
@@ -443,11 +443,11 @@ class Cosine(nn.Linear):
 POSITIVE_LAYERS = [Exp, nn.Softplus, nn.Sigmoid]
 
 
-def make_network_ending_with(layer) -> nn.Module:
+def make_network_ending_with(layer):
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
-def evaluator_of_sums(net: nn.Module) -> ModelEvaluator:
+def evaluator_of_sums(net):
     x = torch.rand(8, 3)
     return make_evaluator(net, MEAN_SQUARED_ERROR, [(x, x.sum(1))])
 

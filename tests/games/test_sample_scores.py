@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from numpy import ndarray
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
 from flsv.core.parameter_space import ParameterSpace
@@ -19,13 +18,13 @@ from helpers import make_generator
 SAMPLES, CLIENTS, CLASSES = 240, 3, 3
 
 
-def labels_of_samples() -> Tensor:
+def labels_of_samples():
     class_shares = torch.tensor([0.6, 0.3, 0.1])
     generator = make_generator()
     return torch.multinomial(class_shares, SAMPLES, replacement=True, generator=generator)
 
 
-def make_score(measure) -> OutputScore:
+def make_score(measure):
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(SAMPLES, 2)
@@ -38,7 +37,7 @@ def make_score(measure) -> OutputScore:
     return score
 
 
-def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
+def make_score_of_regression(metric, targets, mode=None):
     module = nn.Linear(2, 1)
     inputs = torch.zeros(len(targets), 2)
     batches = [(inputs, targets[:, None])]
@@ -50,14 +49,14 @@ def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
     return score
 
 
-def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
+def covariance_of(score, masks, outputs, weights):
     """The covariance of values between draws of the validation samples."""
     values = score.scores_by_sample.values(masks, outputs, weights, scoring=score)
     assert values is not None
     return values.covariance()
 
 
-def make_outputs(masks: Tensor) -> Tensor:
+def make_outputs(masks):
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = make_generator(1)
     is_label = nn.functional.one_hot(labels_of_samples(), CLASSES).float()
@@ -69,12 +68,12 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
-def accuracies(logits: ndarray, labels: ndarray) -> ndarray:
+def accuracies(logits, labels):
     """Of all coalitions' logits ``[K, V, M]``."""
     return (logits.argmax(-1) == labels).mean(1)
 
 
-def balanced_accuracies(logits: ndarray, labels: ndarray) -> ndarray:
+def balanced_accuracies(logits, labels):
     recalls = []
     for label in range(CLASSES):
         is_of_class = labels == label
@@ -82,16 +81,16 @@ def balanced_accuracies(logits: ndarray, labels: ndarray) -> ndarray:
     return np.mean(recalls, axis=0)
 
 
-def negative_losses(logits: ndarray, labels: ndarray) -> ndarray:
+def negative_losses(logits, labels):
     log_probabilities = torch.from_numpy(logits).log_softmax(-1).numpy()
     return log_probabilities[:, np.arange(SAMPLES), labels].mean(1)
 
 
-def resample(rng: np.random.Generator, labels: ndarray) -> ndarray:
+def resample(rng, labels):
     return rng.integers(0, SAMPLES, SAMPLES)
 
 
-def resample_each_class(rng: np.random.Generator, labels: ndarray) -> ndarray:
+def resample_each_class(rng, labels):
     samples_by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
     resampled = [rng.choice(samples, len(samples)) for samples in samples_by_class]
     return np.concatenate(resampled)

@@ -2,7 +2,6 @@
 
 import inspect
 from functools import wraps
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -76,7 +75,7 @@ EFFECTS = {
 }
 
 
-def evaluator_of(module: nn.Module) -> ModelEvaluator:
+def evaluator_of(module):
     space = ParameterSpace(module)
     return ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
 
@@ -89,7 +88,7 @@ def test_first_score_shows_what_scoring_changes(module_class):
     assert evaluate.effects == EFFECTS[module_class]
 
 
-def losses_of_two_copies(evaluate: ModelEvaluator, module: nn.Module) -> list[float]:
+def losses_of_two_copies(evaluate, module):
     model = evaluate.space.read(module)
     return evaluate(torch.stack([model, model])).value("loss").tolist()
 
@@ -130,7 +129,7 @@ def test_scores_of_no_models_are_empty(module_class):
     assert len(evaluate(no_models)) == 0
 
 
-def scored_module(evaluate: ModelEvaluator, module: nn.Module) -> nn.Module:
+def scored_module(evaluate, module):
     """The module, or the copy of it, whose forward a score has called."""
     evaluate.score_module(module)
     return module.scored.modules[-1]
@@ -159,15 +158,15 @@ def test_module_that_scoring_changes_is_scored_in_a_copy(module_class):
     assert scored_module(evaluate, module) is not module
 
 
-def compile_module(module: nn.Module):
+def compile_module(module):
     module.compile(backend="eager")
 
 
-def compile_layers(module: nn.Module):
+def compile_layers(module):
     module.layers = torch.compile(module.layers, backend="eager")
 
 
-def compile_function(module: nn.Module):
+def compile_function(module):
     module.f = torch.compile(torch.relu, backend="eager")
 
 
@@ -209,7 +208,7 @@ def test_globals_that_refer_to_the_copy_while_it_is_scored_are_no_change(monkeyp
     assert global_layers == {module.layers}
 
 
-def counted(monkeypatch, owner: Any, name: str) -> list[str]:
+def counted(monkeypatch, owner, name):
     """A list to which each call of a function adds its name."""
     function = inspect.getattr_static(owner, name)
     calls = []
@@ -223,7 +222,7 @@ def counted(monkeypatch, owner: Any, name: str) -> list[str]:
     return calls
 
 
-def fit_with_trained_coalitions(num_clients: int, folder: Path):
+def fit_with_trained_coalitions(num_clients, folder):
     metric = ShadowShapley(performance="negative_loss")
     federated_loop = FederatedLoop(metrics={"value": metric}, seed=1)
     data = toy_data(proportions=(2,) * num_clients, server_val=0.2)

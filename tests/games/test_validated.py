@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from games.all_coalitions import (
     validate_with_lightning,
 )
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
 
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
@@ -68,7 +66,7 @@ class LossGrowsWithEachCall(VAE):
 
     num_losses = 0
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         self.num_losses += 1
         return self.num_losses * super().loss(batch)
 
@@ -76,14 +74,14 @@ class LossGrowsWithEachCall(VAE):
 class CallsAfterRound(L.Callback):
     """Calls a function of the Trainer and of the module when a round has ended."""
 
-    def __init__(self, function: Callable[[L.Trainer, L.LightningModule], Any]):
+    def __init__(self, function):
         self.function = function
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.result = self.function(trainer, pl_module)
 
 
-def call_after_round(function, folder: Path, kind) -> Any:
+def call_after_round(function, folder, kind):
     """What the function returns after a round."""
     callback = CallsAfterRound(function)
     fit(
@@ -98,13 +96,13 @@ def call_after_round(function, folder: Path, kind) -> Any:
     return callback.result
 
 
-def make_evaluator(trainer, module, **options) -> ValidatedModels:
+def make_evaluator(trainer, module, **options):
     batches = store_batches(trainer, trainer.datamodule.val_dataloader())
     return ValidatedModels(trainer, ParameterSpace(module), batches, names=["val_loss"], **options)
 
 
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
-    def evaluate_four_models(trainer, module) -> tuple[Tensor, Tensor]:
+    def evaluate_four_models(trainer, module):
         evaluate = make_evaluator(trainer, module)
         model = evaluate.space.read(module)
         models = torch.stack([model, 0.5 * model, 2 * model, model])
@@ -149,7 +147,7 @@ class RepeatsFirstBatch:
 
 
 def test_endless_validation_loader_is_stored_up_to_the_trainers_limit(tmp_path):
-    def store_endless_loader(trainer, module) -> list[int]:
+    def store_endless_loader(trainer, module):
         endless = RepeatsFirstBatch(trainer.datamodule.val_dataloader())
         return [len(batches) for batches in store_batches(trainer, endless)]
 
