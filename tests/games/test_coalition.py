@@ -19,6 +19,7 @@ from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renorma
 from flsv.scores import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 from helpers import make_generator, refused, warns
+from helpers.fits import all_samples
 
 CLASSES = 4
 
@@ -44,66 +45,59 @@ def make_network():
     return NetWithNormDropoutAndBuffer()
 
 
-def make_batches(samples=70, size=16):
+def make_batches(num_samples=70, batch_size=16):
     generator = make_generator(5)
-    x = torch.randn(samples, 1, 6, 6, generator=generator)
-    y = torch.randint(CLASSES, (samples,), generator=generator)
-    return list(zip(x.split(size), y.split(size)))
+    x = torch.randn(num_samples, 1, 6, 6, generator=generator)
+    y = torch.randint(CLASSES, (num_samples,), generator=generator)
+    return list(zip(x.split(batch_size), y.split(batch_size)))
+
+
+NUM_CLIENTS = 4
+
+
+def draw_noise(space, generator):
+    """Noise for the models of all clients: buffers, among them variances, become no smaller."""
+    noise = 0.3 * torch.randn(NUM_CLIENTS, space.size, generator=generator)
+    noise[:, space.num_parameters :].abs_()
+    return noise
 
 
 def make_round(net, own_starts=False):
-    num_clients = 4
+    """A round in which clients start from the global model, or each from a model of its own."""
     space = ParameterSpace(net)
-    num_parameters = space.num_parameters
     generator = make_generator(7)
-
-    def add_noise(models):
-        noise = torch.randn(num_clients, space.size, generator=generator)
-        buffer_noise = noise[:, num_parameters:]
-        noise[:, num_parameters:] = buffer_noise.abs()  # a running variance is positive
-        return models + 0.3 * noise
-
     global_model = space.read(net)
+    starts = global_model.repeat(NUM_CLIENTS, 1)
     if own_starts:
-        initial_models = add_noise(global_model)  # [num_clients, P]
-        starts = list(initial_models)
-    else:
-        initial_models = global_model
-        starts = None  # clients start from the global model
+        starts += draw_noise(space, generator)
 
-    num_samples = torch.randint(5, 50, (num_clients,), generator=generator)
     return Round(
         round_index=0,
-        client_ids=torch.arange(num_clients),
-        num_samples=num_samples,
+        client_ids=torch.arange(NUM_CLIENTS),
+        num_samples=torch.randint(5, 50, (NUM_CLIENTS,), generator=generator),
         global_vector=global_model,
-        client_vectors=add_noise(initial_models),
+        client_vectors=starts + draw_noise(space, generator),
         space=space,
-        starts=starts,
+        starts=list(starts) if own_starts else None,
     )
 
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=4)))
 
 
-def coalition_weights(round, mask, weighting):
-    """The members' weights in parameters and in buffers, in plain Python."""
-    members = mask.nonzero().flatten().tolist()
+def weights_of_clients(round, weighting):
     if weighting == "samples":
-        weights = {client: float(round.num_samples[client]) for client in members}
-    elif weighting == "uniform":
-        weights = dict.fromkeys(members, 1.0)
-    elif isinstance(weighting, Renormalized):
-        weights = {client: float(weighting.weights[client]) for client in members}
-    else:
-        weights = {client: float(weighting[client]) for client in members}
+        return round.num_samples.double()
+    if weighting == "uniform":
+        return torch.ones(NUM_CLIENTS).double()
+    if isinstance(weighting, Renormalized):
+        return weighting.weights.double()
+    return weighting.double()
 
-    total = sum(weights.values())
-    shares = {client: weight / total for client, weight in weights.items()}
-    if isinstance(weighting, Tensor):
-        # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
-        return weights, shares
-    return shares, shares
+
+def weighted_sum(states, name, weights):
+    """Of a parameter or a buffer of the clients' states."""
+    return sum(weight * state[name].double() for weight, state in zip(weights, states))
 
 
 def naive_model(net, round, mask, weighting, server_lr=1.0):
@@ -114,21 +108,20 @@ def naive_model(net, round, mask, weighting, server_lr=1.0):
 
     client_states = [round.space.unflatten(vector) for vector in round.client_vectors]
     start_states = [round.space.unflatten(vector) for vector in round.matrix.starts]
-    parameter_weights, buffer_weights = coalition_weights(round, mask, weighting)
+    weights = weights_of_clients(round, weighting) * mask
+    shares = weights / weights.sum()
+    # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
+    step_weights = weights if isinstance(weighting, Tensor) else shares
+
     state = model.state_dict()
     parameters = dict(model.named_parameters())
     for name, value in state.items():
-        total = torch.zeros_like(value, dtype=torch.float64)
         if name in parameters:
-            for client, weight in parameter_weights.items():
-                initial_value = start_states[client][name].double()
-                update = client_states[client][name].double() - initial_value
-                total += weight * update
-            state[name] = (value.double() + server_lr * total).float()
+            new_value = weighted_sum(client_states, name, step_weights)
+            old_value = weighted_sum(start_states, name, step_weights)
+            state[name] = (value.double() + server_lr * (new_value - old_value)).float()
         elif value.is_floating_point():
-            for client, weight in buffer_weights.items():
-                total += weight * client_states[client][name].double()
-            state[name] = total.float()
+            state[name] = weighted_sum(client_states, name, shares).float()
 
     model.load_state_dict(state)
     return model
@@ -170,10 +163,9 @@ F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 def naive_scores_of_coalitions(net, round, data, weighting, server_lr):
     scores = []
     for mask in MASKS:
-        has_weight = isinstance(weighting, str) or WEIGHTS[mask].any()
-        if not has_weight:
-            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
-        model = naive_model(net, round, mask, weighting, server_lr)
+        # Without a member that has a weight, it is the global model.
+        has_weight = mask & (weights_of_clients(round, weighting) > 0)
+        model = naive_model(net, round, has_weight, weighting, server_lr)
         scores.append(naive_scores(model, data))
     return scores
 
@@ -213,7 +205,8 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
         np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
-    assert games.evaluations == 2 * len(MASKS)  # by both evaluators
+    num_evaluators = 2
+    assert games.evaluations == num_evaluators * len(MASKS)
 
 
 @pytest.mark.fast_rows
@@ -241,7 +234,7 @@ def test_coalition_utility_with_wrong_masks_raises(masks):
         make_utility()(masks)
 
 
-autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+autocast_to_bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
 
 
 def negative_loss_of(net, **options):
@@ -254,15 +247,16 @@ def negative_loss_of(net, **options):
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_context_of_an_evaluator_applies_to_the_forward_and_not_to_the_loss(backend):
     net = make_network()
-    ((x, y),) = make_batches(size=70)  # all samples in one batch
-    with autocast():
+    x, y = all_samples(make_batches())
+    with autocast_to_bfloat16():
         logits = net.eval()(x)
     expected = -nn.functional.cross_entropy(logits.float(), y).item()
 
-    value = negative_loss_of(net, backend=backend, context=autocast)
+    value = negative_loss_of(net, backend=backend, context=autocast_to_bfloat16)
+    value_without_context = negative_loss_of(net, backend=backend)
 
     assert value == pytest.approx(expected, abs=2e-3)
-    assert abs(value - negative_loss_of(net, backend=backend)) > 1e-5
+    assert abs(value - value_without_context) > 1e-5
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -271,7 +265,7 @@ def test_evaluator_without_a_context_does_not_use_the_callers_autocast(backend):
     net = make_network()
     expected = naive_scores(net.eval(), make_batches())["negative_loss"]
 
-    with autocast():
+    with autocast_to_bfloat16():
         value = negative_loss_of(net, backend=backend)
 
     assert value == pytest.approx(expected, abs=1e-6)
@@ -282,10 +276,11 @@ def test_evaluator_without_a_context_does_not_use_the_callers_autocast(backend):
 def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     net = make_network()
     space = ParameterSpace(net)
-    vectors = space.read(net).repeat(3, 1)
-    vectors[1] = torch.nan
+    model = space.read(net)
+    model_of_nan = torch.full_like(model, torch.nan)
+    model_with_inf = model.clone()
     positions_of_last_weights = space.head.weight
-    vectors[2, positions_of_last_weights] = torch.inf
+    model_with_inf[positions_of_last_weights] = torch.inf
     evaluator = ModelEvaluator(
         net,
         space,
@@ -294,19 +289,22 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
         backend=backend,
         metric=MulticlassF1Score(CLASSES),
     )
-    scores = evaluator(vectors)
 
+    scores = evaluator(torch.stack([model, model_of_nan, model_with_inf]))
+
+    _, loss_of_nan, _ = scores.values["loss"]
+    _, hits_of_nan, _ = scores.values["correct"]
+    assert loss_of_nan.isnan()
+    assert hits_of_nan.sum() == 0
     assert scores.values["loss"].isfinite().tolist() == [True, False, False]
-    assert scores.values["loss"][1].isnan()
-    assert scores.values["correct"][1].sum() == 0
     assert scores.value("negative_loss").isfinite().tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize("size", [600, 7])
-def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
+@pytest.mark.parametrize("batch_size", [600, 7])
+def test_scores_do_not_depend_on_the_size_of_validation_batches(batch_size):
     net = make_network()
     space = ParameterSpace(net)
-    data = make_batches(600, size)
+    data = make_batches(600, batch_size)
     evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
 
     scores = evaluator(space.read(net)[None])
@@ -318,14 +316,17 @@ def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
     assert negative_loss == pytest.approx(expected["negative_loss"], abs=1e-6)
 
 
+THREE_IMAGES = torch.zeros(3, 1, 6, 6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"num_classes": None}, "neither num_classes nor metric"),
         ({"batches": []}, "no validation samples"),
-        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3))]}, "integer classes"),
-        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]}, "3 inputs and 2 labels"),
-        ({"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]}, r"4 \.\. 4.*0 \.\. 3"),
+        ({"batches": [(THREE_IMAGES, torch.zeros(3))]}, "integer classes"),
+        ({"batches": [(THREE_IMAGES, torch.tensor([0, 0]))]}, "3 inputs and 2 labels"),
+        ({"batches": [(THREE_IMAGES, torch.tensor([4, 4, 4]))]}, r"4 \.\. 4.*0 \.\. 3"),
         ({"num_classes": 9}, r"logits \[70, 9\] are expected"),
     ],
 )
@@ -368,9 +369,8 @@ def evaluate_errors(net, vectors, backend):
         seed=SEED_OF_EVALUATION,
         backend=backend,
     )
-    errors = evaluate(vectors).value("metric")
     assert evaluate.backend == backend
-    return errors
+    return evaluate(vectors).value("metric")
 
 
 def make_five_models(net):
@@ -392,44 +392,43 @@ def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed():
     net = PredictsTwoNoisyNumbers()
     vectors = make_five_models(net)
 
-    errors = evaluate_errors(net, vectors, backend="vmap")
+    error_of_last = evaluate_errors(net, vectors, backend="vmap")[-1].item()
 
-    ParameterSpace(net).write(net, vectors[3])
+    ParameterSpace(net).write(net, vectors[-1])
     squared_errors = []
     with isolated_rngs(SEED_OF_EVALUATION, "utility"), torch.no_grad():
         for x, targets in make_batches_with_two_targets():
             squared_errors.append((net(x) - targets) ** 2)
     expected = torch.cat(squared_errors).mean().item()
-    assert errors[3].item() == pytest.approx(expected, rel=1e-5)
+    assert error_of_last == pytest.approx(expected, rel=1e-5)
 
 
-def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
-    net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(
-        net, round.space, make_batches(), num_classes=CLASSES, backend="vmap", chunk=7
-    )
-    original_score = evaluator._score
-    chunks = []
+class EvaluatorWithMemoryForThreeModels(ModelEvaluator):
+    """Notes the sizes of its chunks."""
 
-    def fail_with_more_than_three_models(num_models, *arguments):
-        chunks.append(num_models)
+    def _score(self, num_models, *arguments):
+        self.chunk_sizes.append(num_models)
         if num_models > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return original_score(num_models, *arguments)
+        return super()._score(num_models, *arguments)
 
-    monkeypatch.setattr(evaluator, "_score", fail_with_more_than_three_models)
-    utility = CoalitionUtility(round, evaluator)
-    values = utility(MASKS)
+
+def test_chunk_of_models_that_runs_out_of_memory_is_halved():
+    net = make_network()
+    round = make_round(net)
+    evaluator = EvaluatorWithMemoryForThreeModels(
+        net, round.space, make_batches(), num_classes=CLASSES, backend="vmap", chunk=7
+    )
+    evaluator.chunk_sizes = []
+
+    values = CoalitionUtility(round, evaluator)(MASKS)
 
     # The first seven models fail, and are then scored three at a time, as are all others.
-    assert chunks[:2] == [7, 3]
-    assert sum(chunks) == 7 + len(MASKS)
+    assert evaluator.chunk_sizes == [7, 3, 3, 3, 3, 3, 1]
     assert evaluator.chunk == 3
-
     reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    reference_utility = CoalitionUtility(round, reference)
-    assert torch.equal(values, reference_utility(MASKS))
+    expected_values = CoalitionUtility(round, reference)(MASKS)
+    assert torch.equal(values, expected_values)
 
 
 class BranchesOnItsOutputs(nn.Linear):
@@ -456,14 +455,16 @@ def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
 
 def tensors_of(net):
     """The identity, the memory and the values of each tensor."""
-    named_tensors = net.state_dict(keep_vars=True).items()
-    return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
+    facts = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        facts[name] = id(tensor), tensor.data_ptr(), tensor.detach().tolist()
+    return facts
 
 
 def flags_of(net):
-    layer_flags = [layer.training for layer in net.modules()]
-    parameter_flags = [parameter.requires_grad for parameter in net.parameters()]
-    return layer_flags + parameter_flags
+    are_training = [layer.training for layer in net.modules()]
+    require_gradients = [parameter.requires_grad for parameter in net.parameters()]
+    return are_training + require_gradients
 
 
 def make_network_in_training():
@@ -484,7 +485,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     flags_before = flags_of(net)
     round = make_round(net)
     metric = MulticlassF1Score(CLASSES)
-    rng = torch.get_rng_state()
+    generator_state = torch.get_rng_state()
 
     evaluator = ModelEvaluator(
         net, round.space, make_batches(), num_classes=CLASSES, metric=metric, backend=backend
@@ -495,8 +496,8 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     assert tensors_of(net) == tensors_before
     assert flags_of(net) == flags_before
     assert net.conv.weight.grad.eq(1).all()
-    assert metric.update_count == 0
-    assert torch.equal(torch.get_rng_state(), rng)
+    assert not metric.update_called
+    assert torch.equal(torch.get_rng_state(), generator_state)
     assert torch.is_grad_enabled()
 
 
@@ -513,12 +514,10 @@ def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
     games = begin_games()
     accuracy = games.utility("accuracy")
     negative_loss = games.utility("negative_loss")
-    row_of_nobody = 0
-    row_of_clients_0_and_1 = 12
-    rows = [row_of_clients_0_and_1, row_of_clients_0_and_1, row_of_nobody]
+    rows = [12, 12, 0]  # two coalitions, one of them twice
 
     accuracies = accuracy(MASKS[rows])
-    assert games.evaluations == 2  # of two different coalitions
+    assert games.evaluations == 2
 
     losses = negative_loss(MASKS)
     assert torch.equal(accuracy(MASKS)[rows], accuracies)
@@ -537,7 +536,9 @@ def test_metrics_with_another_weighting_share_only_the_empty_coalition():
     for utility in (accuracy, weighted_accuracy, weighted_loss):
         utility(MASKS)
 
-    assert games.evaluations == 2 * len(MASKS) - 1
+    num_weightings = 2
+    num_shared_coalitions = 1
+    assert games.evaluations == num_weightings * len(MASKS) - num_shared_coalitions
 
 
 def test_evaluations_of_all_rounds_are_counted():

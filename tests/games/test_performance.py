@@ -23,8 +23,8 @@ from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, 
 from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
-from helpers.fits import fit, make_untrainable
-from zoo.tasks import Glue, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, Task
+from helpers.fits import all_samples, fit, make_untrainable
+from zoo.tasks import Glue, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders
 
 MEAN_SQUARED_ERROR = torchmetrics.MeanSquaredError()
 JACCARD_INDEX = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
@@ -56,7 +56,7 @@ def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric,
         tmp_path, module, partition_in_three(task.data()), performance=metric
     )
 
-    x, y = join_batches(validation_batches(task))
+    x, y = all_samples(validation_batches(task))
     net = copy.deepcopy(module).eval()
     expected = []
     for vector in vectors:
@@ -67,6 +67,7 @@ def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric,
 
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
+    # Copies of the user's metric have computed the values.
     assert not metric.update_called
 
 
@@ -78,13 +79,6 @@ def validation_batches(task):
     return list(itertools.chain.from_iterable(loaders))
 
 
-def join_batches(batches):
-    """Return all inputs and all labels."""
-    inputs = torch.cat([x for x, _ in batches])
-    labels = torch.cat([y for _, y in batches])
-    return inputs, labels
-
-
 class GlueWhoseForwardFails(Glue):
     def forward(self, batch):
         raise AssertionError("batches that are no pairs are not given to forward")
@@ -93,7 +87,7 @@ class GlueWhoseForwardFails(Glue):
 ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
-class ModuleWithoutValidationStep(Task):
+class ModuleWithoutValidationStep(Regression):
     validation_step = L.LightningModule.validation_step
 
 
@@ -132,9 +126,9 @@ def test_performance_that_does_not_fit_the_module_is_refused_before_training(
 ):
     metric = PartialFederatedShapley(**measure)
     loop = FederatedLoop(metrics={"mine": metric}, seed=3)
-    data = partition_in_three(getattr(kind, "data", Regression.data)())
+
     with refused(message):
-        fit(loop, tmp_path, make_untrainable(kind), data)
+        fit(loop, tmp_path, make_untrainable(kind), partition_in_three(kind.data()))
 
 
 class LogsCorrelationOfZeros(Regression):
@@ -231,14 +225,16 @@ TORCHMETRICS_OF_SCORES = {
 def make_batches(num_classes):
     """Two of three labels follow from the first feature, the third one does not."""
     x = torch.randn(60, 3, generator=make_generator())
-    sample = torch.arange(60)
-    follows_feature = sample % 3 > 0
-    y = torch.where(follows_feature, x[:, 0] > 0, sample // 3 % num_classes)
+    samples = torch.arange(60)
+    follows_feature = samples % 3 > 0
+    class_by_feature = x[:, 0] > 0
+    class_in_turn = samples // 3 % num_classes
+    y = torch.where(follows_feature, class_by_feature, class_in_turn)
     return list(zip(x.split(16), y.split(16)))
 
 
 def make_evaluator(net, measure, data):
-    score = performance_of("mine", measure, None)
+    score = performance_of("mine", measure, mode=None)
     return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
@@ -309,11 +305,12 @@ def assert_scores(evaluator, models, probabilities, expected):
 def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name, kind):
     net = NETWORKS[kind]()
     models = make_models(net)
-    data = make_batches(2)
-    x, y = join_batches(data)
+    data = make_batches(num_classes=2)
+    x, y = all_samples(data)
     probabilities = probabilities_by_hand(kind, models, x)
-    score = SCORES_OF_TWO_CLASSES[name]
-    expected = [score(y.numpy(), of_model[:, 1].numpy()) for of_model in probabilities]
+    score_by_sklearn = SCORES_OF_TWO_CLASSES[name]
+    probabilities_of_class_1 = probabilities[:, :, 1].numpy()
+    expected = [score_by_sklearn(y.numpy(), of_model) for of_model in probabilities_of_class_1]
 
     by_name = make_evaluator(net, name, data)
     by_torchmetrics = make_evaluator(net, TORCHMETRICS_OF_SCORES[name], data)
@@ -327,11 +324,11 @@ def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name,
 def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(name):
     net = NETWORKS["three logits"]()
     models = make_models(net)
-    data = make_batches(3)
-    x, y = join_batches(data)
+    data = make_batches(num_classes=3)
+    x, y = all_samples(data)
     probabilities = probabilities_by_hand("three logits", models, x)
-    score = SCORES_OF_THREE_CLASSES[name]
-    expected = [score(y.numpy(), of_model.numpy()) for of_model in probabilities]
+    score_by_sklearn = SCORES_OF_THREE_CLASSES[name]
+    expected = [score_by_sklearn(y.numpy(), of_model.numpy()) for of_model in probabilities]
 
     evaluator = make_evaluator(net, name, data)
 
@@ -364,19 +361,21 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
 @pytest.mark.parametrize("are_logits", [True, False])
 def test_outputs_between_0_and_1_are_logits_or_probabilities_as_the_performance_says(are_logits):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities."""
-    linear = nn.Linear(3, 1)
-    nn.init.constant_(linear.bias, 0.3)
-    linear.weight.data *= 0.05
-    net = linear if are_logits else nn.Sequential(linear, nn.Sigmoid())
-    data = make_batches(2)
-    accuracy = torchmetrics.Accuracy(task="binary")
+    logits_layer = nn.Linear(3, 1)
+    nn.init.constant_(logits_layer.bias, 0.3)
+    logits_layer.weight.data *= 0.05
+    net = logits_layer if are_logits else nn.Sequential(logits_layer, nn.Sigmoid())
+    data = make_batches(num_classes=2)
+    x, y = all_samples(data)
+    logits = logits_layer(x)
+    assert logits.min() > 0
+    assert logits.max() < 1
 
+    accuracy = torchmetrics.Accuracy(task="binary")
     with refused("logits or probabilities"):
         make_evaluator(net, accuracy, data)
     evaluator = make_evaluator(net, FromOutputs(accuracy, logits=are_logits), data)
 
-    x, y = join_batches(data)
-    assert ((linear(x) > 0) & (linear(x) < 1)).all()
     # All logits are positive, so the model predicts class 1 for each sample.
     share_of_class_1 = float(y.float().mean())
     assert value_of(evaluator, net) == pytest.approx(share_of_class_1)
@@ -399,15 +398,17 @@ def test_last_dimension_of_1_that_only_the_labels_have_is_dropped():
 
 @pytest.mark.parametrize("num_classes", [3, 7])
 def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
+    classes_with_samples = [0, 1]
     labels = torch.randint(0, 2, (50,))
     probabilities = torch.rand(50, num_classes)
+    predictions = probabilities.argmax(1)
 
     score = ClassScore("f1")
     score.update(probabilities, labels)
-    expected = sklearn.metrics.f1_score(
-        labels, probabilities.argmax(1), average="macro", labels=[0, 1], zero_division=0
-    )
 
+    expected = sklearn.metrics.f1_score(
+        labels, predictions, average="macro", labels=classes_with_samples, zero_division=0
+    )
     assert float(score.compute()) == pytest.approx(expected)
 
 
@@ -421,11 +422,13 @@ def test_class_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """A prediction halfway between class 0 and class 2 would be class 1."""
     module = ReturnsClassNumbers(2, 3)
     accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
-    labels = torch.tensor([0, 1])
-    evaluator = make_evaluator(module, accuracy, [(torch.eye(2), labels)])
+    inputs = torch.eye(2)
+    predicted_classes = module(inputs)
+    evaluator = make_evaluator(module, accuracy, [(inputs, predicted_classes)])
 
+    # Without a form, outputs are not predicted.
     assert evaluator.form is None
-    assert 0 <= value_of(evaluator, module) <= 1
+    assert value_of(evaluator, module) == 1
 
 
 class Exp(nn.Module):
@@ -447,27 +450,25 @@ def make_network_ending_with(layer):
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
-def evaluator_of_sums(net):
-    x = torch.rand(8, 3)
-    return make_evaluator(net, MEAN_SQUARED_ERROR, [(x, x.sum(1))])
+def form_of_outputs(net):
+    """Return what an evaluator by errors has found of the network's outputs."""
+    inputs = torch.rand(8, 3)
+    targets = inputs.sum(1)
+    return make_evaluator(net, MEAN_SQUARED_ERROR, [(inputs, targets)]).form
 
 
 @pytest.mark.parametrize("layer", [*POSITIVE_LAYERS, nn.Tanh])
 def test_bounded_outputs_are_recognized_before_training(layer):
-    net = make_network_ending_with(layer)
-
-    assert evaluator_of_sums(net).form.is_bounded
+    assert form_of_outputs(make_network_ending_with(layer)).is_bounded
 
 
 def test_cosines_are_recognized_as_bounded_outputs():
-    assert evaluator_of_sums(Cosine(3, 1)).form.is_bounded
+    assert form_of_outputs(Cosine(3, 1)).is_bounded
 
 
 @pytest.mark.parametrize("layer", [nn.Identity, nn.LeakyReLU])
 def test_unbounded_outputs_are_recognized_before_training(layer):
-    net = make_network_ending_with(layer)
-
-    assert not evaluator_of_sums(net).form.is_bounded
+    assert not form_of_outputs(make_network_ending_with(layer)).is_bounded
 
 
 class RoundsOutputs(nn.Module):
@@ -477,19 +478,21 @@ class RoundsOutputs(nn.Module):
 
 def test_whole_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """Between the counts 2 and 3 lies no count."""
-    net = make_network_ending_with(RoundsOutputs)
+    form = form_of_outputs(make_network_ending_with(RoundsOutputs))
 
-    assert evaluator_of_sums(net).form is None
+    # Without a form, outputs are not predicted.
+    assert form is None
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("layer", POSITIVE_LAYERS)
 def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
-    """The deviance of a prediction below 0 is an error."""
     net = make_network_ending_with(layer)
-    x = torch.rand(8, 3)
-    measure = performance_of("mine", torchmetrics.TweedieDevianceScore(power=1.0), "min")
-    evaluator = make_evaluator(net, measure, [(x, x.sum(1))])
+    inputs = torch.rand(8, 3)
+    targets = inputs.sum(1)
+    deviance = torchmetrics.TweedieDevianceScore(power=1.0)
+    measure = performance_of("mine", deviance, mode="min")
+    evaluator = make_evaluator(net, measure, [(inputs, targets)])
 
     masks = few_coalitions(3, "singles")
     num_parameters = ParameterSpace(net).size
@@ -499,9 +502,9 @@ def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
     utilities = -scores.value("metric")
     output_score = OutputScore.for_evaluator(evaluator, measure)
 
+    # The deviance of a prediction below 0 would raise an error here.
     estimates = output_score.shapley(masks, [utilities], [scores.outputs], weights=torch.ones(3))
 
-    # The metric has raised no error, and the values sum to the gain of all clients together.
     (estimate,) = estimates
     is_grand = masks.all(dim=1)
     is_empty = ~masks.any(dim=1)

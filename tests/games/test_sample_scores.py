@@ -32,9 +32,7 @@ def make_score(measure):
     batches = list(zip(inputs.split(100), labels.split(100)))
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, num_classes=CLASSES)
-    score = OutputScore.for_evaluator(evaluator, measure)
-    assert score is not None
-    return score
+    return OutputScore.for_evaluator(evaluator, measure)
 
 
 def make_score_of_regression(metric, targets, mode=None):
@@ -44,16 +42,14 @@ def make_score_of_regression(metric, targets, mode=None):
     measure = performance_of("test", metric, mode)
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, metric=measure.of)
-    score = OutputScore.for_evaluator(evaluator, measure)
-    assert score is not None
-    return score
+    return OutputScore.for_evaluator(evaluator, measure)
 
 
-def covariance_of(score, masks, outputs, weights):
-    """The covariance of values between draws of the validation samples."""
-    values = score.scores_by_sample.values(masks, outputs, weights, scoring=score)
-    assert values is not None
-    return values.covariance()
+def covariance_of(score, masks, outputs):
+    """The covariance, between draws of the validation samples, of the values of equally large clients."""
+    _, num_clients = masks.shape
+    sizes = torch.ones(num_clients)
+    return score.scores_by_sample.values(masks, outputs, sizes, scoring=score).covariance()
 
 
 def make_outputs(masks):
@@ -109,7 +105,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
     score = make_score(measure)
-    covariance = covariance_of(score, masks, outputs, torch.ones(CLIENTS))
+    covariance = covariance_of(score, masks, outputs)
 
     labels = labels_of_samples().numpy()
     rng = np.random.default_rng(0)
@@ -130,20 +126,19 @@ def test_values_of_samples_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     output_score = make_score("balanced_accuracy")
-    assert output_score.scores_by_sample is not None
     score_outputs = output_score.score
     score_each_sample = output_score.scores_by_sample.score
     sizes = torch.tensor([3.0, 2.0, 1.0])
     sorted_outputs = outputs[:, output_score.order]  # scores take the samples sorted by class
 
-    values = predicted_shapley(
+    estimate = predicted_shapley(
         masks,
         score_outputs(sorted_outputs),
         sorted_outputs,
         weights=sizes,
         score=score_outputs,
         logits=True,
-    ).values
+    )
     values_by_sample = case_values(
         masks,
         score_each_sample(sorted_outputs),
@@ -153,8 +148,8 @@ def test_values_of_samples_average_to_the_predicted_values():
     )
 
     assert values_by_sample.shape == (CLIENTS, SAMPLES)
-    mean_values = values_by_sample.mean(1).tolist()
-    assert mean_values == pytest.approx(values.tolist(), abs=1e-9)
+    mean_values = values_by_sample.mean(dim=1).tolist()
+    assert mean_values == pytest.approx(estimate.values.tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize(("metric", "power"), [(MeanSquaredError(), 2), (MeanAbsoluteError(), 1)])
@@ -165,10 +160,10 @@ def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, po
 
     # The model of both clients predicts 0. The other models (of nobody and of each client alone) predict 1.
     masks = all_coalitions(2)
-    has_both_clients = masks.all(1)
+    has_both_clients = masks.all(dim=1)
     outputs = torch.ones(len(masks), num_samples)
     outputs[has_both_clients] = 0
-    covariance = covariance_of(score, masks, outputs, torch.ones(2))
+    covariance = covariance_of(score, masks, outputs)
 
     # Both clients have the same value, half of the mean gain. So all four variances and covariances are the value's
     # variance.
@@ -183,14 +178,19 @@ def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, po
 def test_measure_that_is_no_mean_over_samples_is_resampled():
     targets = torch.randn(400, generator=make_generator())
     score = make_score_of_regression(R2Score(), targets, mode="max")
-    assert score.scores_by_sample is not None
-    assert score.scores_by_sample.is_resampled
-
-    noise = torch.randn(400, generator=make_generator(1))
     zeros = torch.zeros(400)
-    # Outputs of the empty coalition, of client 0, of client 1 and of both. Client 0 predicts the targets.
-    outputs = torch.stack([zeros, targets, zeros, targets + 0.5 * noise])
-    covariance = covariance_of(score, all_coalitions(2), outputs, torch.ones(2))
+    noise = torch.randn(400, generator=make_generator(1))
+    outputs_of_nobody = outputs_of_client_1 = zeros
+    outputs_of_client_0 = targets
+    outputs_of_both = targets + 0.5 * noise
+    outputs = torch.stack(
+        [outputs_of_nobody, outputs_of_client_0, outputs_of_client_1, outputs_of_both]
+    )
 
-    assert 0 < covariance[0, 0] < 0.01
-    assert covariance[0, 1] != 0
+    covariance = covariance_of(score, all_coalitions(2), outputs)
+
+    assert score.scores_by_sample.is_resampled
+    variance_of_client_0 = covariance[0, 0]
+    assert 0 < variance_of_client_0 < 0.01
+    covariance_of_clients = covariance[0, 1]
+    assert covariance_of_clients != 0
