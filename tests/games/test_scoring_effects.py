@@ -1,8 +1,6 @@
 """What scoring changes: found once, by the first score, and told to coalitions."""
 
-import inspect
 from collections import Counter
-from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +13,7 @@ from flsv.federation import FederatedLoop, loop
 from flsv.games import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.metrics import ShadowShapley
+from helpers import record_calls
 from helpers.data import toy_data
 from helpers.fits import fit
 
@@ -209,20 +208,6 @@ def test_globals_that_refer_to_the_copy_while_it_is_scored_are_no_change(monkeyp
     assert evaluate.effects.are_none
     assert global_module is module
     assert global_layers == {module.layers}
-
-
-def record_calls(monkeypatch, owner, name):
-    """Return a list to which each call of a function adds its name from now on."""
-    function = inspect.getattr_static(owner, name)
-    calls = []
-
-    @wraps(function)
-    def record_and_call(*args, **kwargs):
-        calls.append(name)
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, record_and_call)
-    return calls
 
 
 def count_calls_of_a_fit(num_clients, folder):

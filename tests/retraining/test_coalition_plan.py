@@ -13,13 +13,12 @@ from flsv.retraining.coalition_plan import num_verified_rounds
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
-from helpers.models import Plain, network
+from helpers.models import Plainest
 from helpers.runs import read_output
 
 
 def fit_small_module(loop, folder, data=None, rounds=1):
-    module = Plain(network(batch_norm=False))
-    fit(loop, folder, module, data or make_three_clients(), rounds)
+    fit(loop, folder, Plainest(), data or make_three_clients(), rounds)
 
 
 COST_OF_SINGLES = "(as long as 1 more fit, and 3 validations). The predictions of the models"

@@ -105,21 +105,21 @@ class ModuleThatEndsWithItsSavedWeights(Base):
         self.load_state_dict(torch.load(self.path))
 
 
+def fit_with_workers(num_workers, folder):
+    """Return the values, and what the module has saved."""
+    path = folder / "best.pt"
+    path.unlink(missing_ok=True)
+    module = ModuleThatEndsWithItsSavedWeights(path)
+    metric = ShadowShapley(coalitions="all", performance="negative_loss")
+    with joblib.parallel_config(n_jobs=num_workers):
+        loop = fit_valued(folder / "run", module, metric=metric)
+    return loop.contributions["shadow"].tolist(), path.read_bytes()
+
+
 @pytest.mark.slow
 def test_coalitions_that_read_what_they_write_train_one_after_the_other(tmp_path):
-    path = tmp_path / "best.pt"
-
-    def fit_with_workers(num_workers):
-        """Return the values, and what the module has saved."""
-        path.unlink(missing_ok=True)
-        metric = ShadowShapley(coalitions="all", performance="negative_loss")
-        with joblib.parallel_config(n_jobs=num_workers):
-            module = ModuleThatEndsWithItsSavedWeights(path)
-            loop = fit_valued(tmp_path / "run", module, metric=metric)
-        return loop.contributions["shadow"].tolist(), path.read_bytes()
-
-    values_by_workers, weights_by_workers = fit_with_workers(2)
-    values_by_one, weights_by_one = fit_with_workers(1)
+    values_by_workers, weights_by_workers = fit_with_workers(2, tmp_path)
+    values_by_one, weights_by_one = fit_with_workers(1, tmp_path)
 
     assert values_by_workers == values_by_one
     assert weights_by_workers == weights_by_one
@@ -181,7 +181,7 @@ def test_coalitions_read_files_as_they_were_before_the_run(tmp_path, monkeypatch
 
 
 class CallbackThatMakesANewFolder(L.Callback):
-    """Fails in a hook if its folder, which is outside of the working folder, exists."""
+    """Makes its folder in a hook, which fails if the folder exists. It is outside of the working folder."""
 
     def __init__(self, folder, hook):
         self.folder = folder
@@ -204,12 +204,12 @@ def test_run_ends_without_values_if_coalitions_cannot_make_a_folder_again(tmp_pa
     assert (tmp_path / "new").is_dir()
 
 
-class CallbackThatFindsItsFileOnlyInTheRun(L.Callback):
+class CallbackThatFailsInCopies(L.Callback):
     def __init__(self):
-        self.id_in_run = id(self)
+        self.id_of_original = id(self)
 
     def on_train_start(self, *_):
-        is_copy = id(self) != self.id_in_run
+        is_copy = id(self) != self.id_of_original
         if is_copy:
             raise FileNotFoundError("no model.bin")
 
@@ -217,7 +217,7 @@ class CallbackThatFindsItsFileOnlyInTheRun(L.Callback):
 @pytest.mark.slow
 def test_run_ends_without_values_if_the_dry_run_finds_other_files(tmp_path):
     with warns("there will be no values.*no model.bin.*exist_ok=True.*exclude"):
-        loop = fit_valued(tmp_path, Base(), callbacks=[CallbackThatFindsItsFileOnlyInTheRun()])
+        loop = fit_valued(tmp_path, Base(), callbacks=[CallbackThatFailsInCopies()])
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == 2

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import lightning as L
 import pytest
 import torch
-from retraining.recorded import Recorded
+from retraining.recorded import ShadowShapleyThatKeepsUtilities
 
 from flsv.sampling import FullParticipation
 from helpers import refused
@@ -17,6 +17,8 @@ from helpers.fits import all_samples, plain_trainer, state_vector
 from helpers.forked import Forked
 from zoo.program import entropy, fit_program, with_three_clients
 from zoo.table import ROWS, Row, rows_with
+
+pytestmark = pytest.mark.slow
 
 #: What a copy of a run keeps of a module is in tests/utilities/test_run_copy.py, and that each client begins with it in
 #: tests/compat/test_states.py. Here are rows that need a whole fit: state elsewhere, made in training, and counted.
@@ -44,7 +46,11 @@ def fit_with_values(row):
     """Train the federation of a row, and its coalitions. One that must be refused may not train."""
     callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     mode = "min" if row.performance == "val_loss" else None
-    metrics = {"shadow": Recorded(coalitions=COALITIONS, performance=row.performance, mode=mode)}
+    metrics = {
+        "shadow": ShadowShapleyThatKeepsUtilities(
+            coalitions=COALITIONS, performance=row.performance, mode=mode
+        )
+    }
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,
@@ -141,20 +147,17 @@ def train_once():
     fit_with_values(Row(with_three_clients()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "right"))
 def test_coalitions_are_fits_of_their_members(name):
     assert fit_in_fork(name) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "warned"))
 def test_coalitions_whose_clients_train_by_company_are_fits_of_their_members_with_a_warning(name):
     (consistency_warning,) = fit_in_fork(name)
     assert "clients train otherwise in the first round of coalitions" in consistency_warning
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "refused"))
 def test_coalitions_of_a_run_that_cannot_be_copied_are_refused_before_training(name):
     row = ROWS[name]

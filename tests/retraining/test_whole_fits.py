@@ -3,7 +3,7 @@
 import lightning as L
 import pytest
 import torch
-from retraining.recorded import Recorded
+from retraining.recorded import ShadowShapleyThatKeepsUtilities
 
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
 from helpers.models import loop_of
@@ -27,7 +27,7 @@ class ModuleThatDrawsItsScore(Base):
 
 @pytest.mark.slow
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
-    metric = Recorded(coalitions="all", performance="luck", mode="max")
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="luck", mode="max")
     fit_valued(tmp_path, ModuleThatDrawsItsScore(), metric=metric)
 
     _utility_of_untrained, *utilities_of_trained = metric.utilities.tolist()
@@ -47,7 +47,7 @@ class CallbackThatStopsSingleClients(L.Callback):
 
 
 def utilities_of_run(folder, *callbacks):
-    metric = Recorded(coalitions="all", performance="negative_loss")
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="negative_loss")
     fit_valued(folder, Base(), metric=metric, callbacks=callbacks)
     return metric.utilities
 
