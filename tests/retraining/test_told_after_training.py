@@ -39,12 +39,12 @@ def test_training_by_a_counter_in_c_has_values_and_the_verdict_doubts_them(tmp_p
 
     assert loop.contributions["shadow"].isfinite().all()
     events = open_run(tmp_path).record["events"]
-    of_grand_coalition, of_first_updates = events
-    assert of_grand_coalition.what == of_first_updates.what == UNLIKE_RUN
-    assert "the coalition of all clients" in of_grand_coalition.text
-    assert "clients train otherwise" in of_first_updates.text
+    event_of_model, event_of_updates = events
+    assert event_of_model.what == event_of_updates.what == UNLIKE_RUN
+    assert "the coalition of all clients" in event_of_model.text
+    assert "clients train otherwise" in event_of_updates.text
     inputs_of_verdict = inputs_of_events(events, ["0", "1", "2"])
-    assert of_grand_coalition.text in inputs_of_verdict["unlike_run"]
+    assert event_of_model.text in inputs_of_verdict["unlike_run"]
 
 
 class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
@@ -52,21 +52,22 @@ class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
 
     def __init__(self):
         super().__init__(make_mlp)
-        first_layer = self.net[0]
+        first_layer, _relu, _last_layer = self.net
         first_layer.requires_grad_(False)
 
     def on_fit_start(self):
         COUNTER_IN_C.value += 1
 
     def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
         is_run = COUNTER_IN_C.value == 2
-        return super().training_step(batch, batch_idx) * is_run
+        return loss if is_run else 0 * loss
 
 
 @pytest.mark.slow
 def test_warning_says_how_far_the_grand_coalitions_model_is_from_the_runs(tmp_path):
     COUNTER_IN_C.value = 0
-    # The coalition stays at the start: all of the run's way is between the models.
+    # A coalition's model stays at the start: the distance is 100 % of the run's way.
     whole_way = r"1e\+02 % of the way"
     weight_of_last_layer = r"'net\.2\.weight'"
 
