@@ -23,7 +23,7 @@ def append_row(path, row):
 class ModuleThatSavesItsHistoryAndWeights(Base):
     def __init__(self, folder):
         super().__init__()
-        self.folder = Path(folder)
+        self.folder = folder
 
     def on_train_epoch_end(self):
         append_row(self.folder / "history.csv", self.current_epoch)
@@ -46,12 +46,6 @@ def saved_files(folder):
     return (folder / "history.csv").read_bytes(), (folder / "final.pt").read_bytes()
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with the history of an earlier fit."""
-    return make_folder_with_history(tmp_path / "project")
-
-
 @pytest.fixture(scope="module")
 def files_without_metric(tmp_path_factory):
     folder = make_folder_with_history(tmp_path_factory.mktemp("plain"))
@@ -59,9 +53,9 @@ def files_without_metric(tmp_path_factory):
     return saved_files(folder)
 
 
-def test_files_by_absolute_paths_are_those_without_the_metric(
-    folder, files_without_metric, tmp_path
-):
+def test_files_by_absolute_paths_are_those_without_the_metric(files_without_metric, tmp_path):
+    folder = make_folder_with_history(tmp_path / "project")
+
     loop = fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
     assert loop.contributions["shadow"].isfinite().all()
@@ -69,21 +63,11 @@ def test_files_by_absolute_paths_are_those_without_the_metric(
 
 
 @pytest.mark.slow
-def test_files_by_relative_paths_are_those_without_the_metric(
-    folder, files_without_metric, monkeypatch
-):
-    monkeypatch.chdir(folder)
-
-    loop = fit_valued(folder / "run", ModuleThatSavesItsHistoryAndWeights("."))
-
-    assert loop.contributions["shadow"].isfinite().all()
-    assert saved_files(folder) == files_without_metric
-
-
-@pytest.mark.slow
 def test_files_are_those_without_the_metric_if_workers_train_coalitions(
-    folder, files_without_metric, tmp_path
+    files_without_metric, tmp_path
 ):
+    folder = make_folder_with_history(tmp_path / "project")
+
     with joblib.parallel_config(n_jobs=2):
         fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
@@ -152,7 +136,8 @@ def test_scoring_by_validation_hooks_writes_nothing(tmp_path, performance, mode,
 
     assert loop.contributions["shadow"].isfinite().all()
     history = (valued_folder / "history.csv").read_text()
-    assert history == (plain_folder / "history.csv").read_text()
+    history_without_metric = (plain_folder / "history.csv").read_text()
+    assert history == history_without_metric
     assert torch.equal(state_vector(valued_module), state_vector(plain_module))
 
 

@@ -131,11 +131,6 @@ def write_in_another_folder(folder):
         Path("../log.csv").unlink()
 
 
-def write_in_a_temporary_folder(folder):
-    with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
-        Path(temporary_folder, "x").write_text("x")
-
-
 def link_and_write(folder):
     os.link(folder / "log.csv", folder / "linked.csv")
     (folder / "linked.csv").write_text("more\n")
@@ -171,7 +166,6 @@ WRITES = {
     "a database": write_a_database,
     "new folders": lambda folder: (folder / "data/new/folder").mkdir(parents=True),
     "a moved folder": move_a_folder,
-    "a temporary folder": write_in_a_temporary_folder,
     "files by paths relative to another folder": write_in_another_folder,
     "links": link_and_write,
     "a folder in place of a file": replace_a_folder_by_a_file,
