@@ -1,7 +1,6 @@
 """Optimizer steps, whoever takes them and however optimizers are nested: as a loop by hand with an optimizer of its own
 for each client and round."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -186,35 +185,36 @@ class KeepsOptimizerFromFirstBatch(KeepsOptimizerFromFitStart):
 # ---- by hand
 
 
-def train_by_closures(make_optimizer, prox=0.0, keep=False):
-    """Return the global model by hand, with steps that are given closures. ``prox`` is FedProx's mu."""
-
-    def train(model, optimizer, batches):
-        server = copy.deepcopy(model)
-        for batch in batches:
-            optimizer.step(partial(evaluate_closure, model, optimizer, batch, server, prox))
-
+def train_by_closures(make_optimizer, mu=0.0, keep=False):
+    """Return the global model by hand, with steps that are given closures. ``mu`` is FedProx's."""
+    train = partial(take_steps_by_closures, mu=mu)
     return train_with_own_optimizers(make_optimizer, train, rounds=ROUNDS, keep=keep)
 
 
-def evaluate_closure(model, optimizer, batch, server, prox):
-    """Compute the gradients of the loss plus prox / 2 |model - server|^2, and return their sum."""
+def take_steps_by_closures(model, optimizer, batches, mu):
+    global_vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for batch in batches:
+        closure = partial(compute_gradients, model, optimizer, batch, global_vector, mu)
+        optimizer.step(closure)
+
+
+def compute_gradients(model, optimizer, batch, global_vector, mu):
+    """Compute the gradients of the loss plus mu / 2 |model - global model|^2, and return their sum."""
     x, y = batch
     vector = nn.utils.parameters_to_vector(model.parameters())
-    server_vector = nn.utils.parameters_to_vector(server.parameters()).detach()
-    squared_distance = (vector - server_vector).square().sum()
+    squared_distance = (vector - global_vector).square().sum()
 
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y) + prox / 2 * squared_distance
+    loss = nn.functional.cross_entropy(model(x), y) + mu / 2 * squared_distance
     loss.backward()
     return loss
 
 
 def assert_as_by_hand(module, expected):
-    assert_equal(state_vector(module.net), state_vector(expected))
+    assert_close(state_vector(module.net), state_vector(expected))
 
 
-assert_equal = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
 
 
 def make_seeded_loop(**kwargs):
@@ -275,15 +275,16 @@ def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, kind
     """And each batch is counted as one step."""
     make_optimizer = OPTIMIZERS[name]
     aggregator = KeepsRounds()
-    loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
+    loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(mu=1.0))
     module = kind(make_optimizer)
     data = toy_data()
+
     fit(loop, tmp_path, module, data)
 
-    assert_as_by_hand(module, train_by_closures(make_optimizer, prox=1.0))
+    assert_as_by_hand(module, train_by_closures(make_optimizer, mu=1.0))
     num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
-    expected_steps = [LOCAL_EPOCHS * length for length in num_batches]
-    assert aggregator.rounds[-1].num_steps.tolist() == expected_steps
+    last_round = aggregator.rounds[-1]
+    assert last_round.num_steps.tolist() == [LOCAL_EPOCHS * length for length in num_batches]
 
 
 def test_module_that_takes_both_steps_of_sam_trains_as_by_hand(tmp_path):
@@ -361,7 +362,7 @@ def test_sparse_gradients_train_as_dense_ones(tmp_path, algorithm):
     for module in (dense, sparse):
         fit(make_seeded_loop(client_algorithm=algorithm()), tmp_path, module)
 
-    assert_equal(state_vector(sparse), state_vector(dense))
+    assert_close(state_vector(sparse), state_vector(dense))
 
 
 def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path):

@@ -70,8 +70,10 @@ class RecordsLearningRates(Plain):
 
 
 def client_in_training(trainer):
-    loops = [callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)]
-    return loops[0].current_client if loops else None
+    for callback in trainer.callbacks:
+        if isinstance(callback, FederatedLoop):
+            return callback.current_client
+    return None
 
 
 class StepsOptimizerItself(RecordsLearningRates):
@@ -188,7 +190,8 @@ def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_pa
     loop_of_all = FederatedLoop(seed=SEED)
     module_of_all = fit(loop_of_all, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
 
-    assert module.rates == {0: module_of_all.rates[0]}
+    rates_if_all_train = module_of_all.rates[0]
+    assert module.rates == {0: rates_if_all_train}
 
 
 class StepsTwice(ReturnsSchedulerWithoutInterval):
@@ -329,11 +332,11 @@ def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
     make_module, _ = SCHEDULES[kind]
     uninterrupted = fit_four_rounds(tmp_path / "whole", make_module())
 
-    stop = StopInRound(round_index=2, batch=9, error=RuntimeError)
-    options = {"callbacks": [stop, make_saver(tmp_path)], "enable_checkpointing": True}
+    callbacks = [StopInRound(round_index=2, batch=9, error=RuntimeError), make_saver(tmp_path)]
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit_four_rounds(tmp_path / "half", make_module(), **options)
-
+        fit_four_rounds(
+            tmp_path / "half", make_module(), callbacks=callbacks, enable_checkpointing=True
+        )
     checkpoint = tmp_path / "on_exception.ckpt"
     resumed = fit_four_rounds(tmp_path / "half", make_module(), ckpt_path=checkpoint)
 
