@@ -28,15 +28,16 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from helpers import refused
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
-from helpers.fits import fit, make_untrainable
+from helpers.fits import all_samples, fit, make_untrainable
 from helpers.models import Plain, network
 from zoo.tasks import HELD_OUT, Segmentation
 
 NUM_CLIENTS = 3
 
 
-def make_data(client_val=0.4):
-    data = toy_data((4, 1, 2), server_val=0.0, client_val=client_val, client_test=0.0)
+def make_data(client_val=0.6):
+    """Three equally large clients, each of which by default holds out five samples and more of each class."""
+    data = toy_data((1, 1, 1), server_val=0.0, client_val=client_val, client_test=0.0)
     data.setup("fit")
     return data
 
@@ -50,68 +51,25 @@ def make_loop(metrics, **options):
 
 
 def held_out_samples(data):
-    """Inputs and labels that clients hold out, and which client holds out each of them."""
-    inputs = []
-    labels = []
-    owners = []
+    """Inputs and labels of the samples that clients hold out."""
+    batches = []
     for client in range(NUM_CLIENTS):
-        for x, y in data.client_loader(client, "val", shuffle=False):
-            inputs.append(x)
-            labels.append(y)
-            owners.append(torch.full_like(y, client))
-
-    return torch.cat(inputs), torch.cat(labels), torch.cat(owners)
-
-
-def split_classes(sizes):
-    """The classes whose held-out samples a client counts one by one, and the rare ones that it counts together: both
-    need five samples. If all rare samples together are fewer, the next class in order is left out, too."""
-    counted = [label for label in range(CLASSES) if sizes[label] >= MIN_HELD_OUT]
-    rare = [label for label in range(CLASSES) if 0 < sizes[label] < MIN_HELD_OUT]
-    num_rare_samples = sizes[rare].sum()
-    if num_rare_samples >= MIN_HELD_OUT:
-        return counted, rare
-
-    if rare:
-        later_classes = [label for label in counted if label > rare[-1]]
-        left_out = later_classes[0] if later_classes else counted[0]
-        counted.remove(left_out)
-    return counted, []
-
-
-def scored_samples(labels, owners):
-    """For each class a mask of the samples that its recall is computed of ``[M, V]``: those of clients that count them.
-    If no client does, it is all that clients count together of rare classes."""
-    masks = torch.zeros(CLASSES, len(labels), dtype=torch.bool)
-    is_pooled = torch.zeros(len(labels), dtype=torch.bool)
-    for client in range(NUM_CLIENTS):
-        is_of_client = owners == client
-        sizes = torch.bincount(labels[is_of_client], minlength=CLASSES)
-        counted, pooled = split_classes(sizes)
-        for label in counted:
-            masks[label] |= is_of_client & (labels == label)
-        for label in pooled:
-            is_pooled |= is_of_client & (labels == label)
-
-    is_counted_nowhere = ~masks.any(1)
-    masks[is_counted_nowhere] = is_pooled
-    return masks
+        batches += data.client_loader(client, "val", shuffle=False)
+    return all_samples(batches)
 
 
 class BalancedAccuracy:
     """The mean over classes of the recalls of models' outputs ``[K, V, M]`` on clients' held-out samples ``[V]``."""
 
     def __init__(self, data):
-        self.inputs, self.labels, owners = held_out_samples(data)
-        self.masks = scored_samples(self.labels, owners)
+        self.inputs, self.labels = held_out_samples(data)
 
     def __call__(self, outputs):
         is_right = (outputs.argmax(-1) == self.labels).double()
-        recalls = [is_right[:, mask].mean(1) for mask in self.masks]
+        recalls = [is_right[:, self.labels == label].mean(1) for label in range(CLASSES)]
         return torch.stack(recalls).mean(0)
 
     def of_model(self, model):
-        model.eval()
         outputs = model(self.inputs)
         return float(self(outputs[None]))
 
@@ -225,7 +183,7 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
 
     model = fit(loop, tmp_path, make_module(LogsLossAndSumsIt), data, rounds=1)
 
-    inputs, labels, _owners = held_out_samples(data)
+    inputs, labels = held_out_samples(data)
     untrained_loss = nn.functional.cross_entropy(make_module()(inputs), labels)
     loss = nn.functional.cross_entropy(model(inputs), labels)
     gain = float(untrained_loss - loss)
@@ -234,37 +192,43 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
     assert loop.contributions["roc"].isfinite().all()
 
 
-#: How many samples of each class a client holds out. Classes with fewer than five are rare.
-NUM_HELD_OUT = torch.tensor([7, 3, 2])
-
-
 class ScoresOfModelsThatAreHits:
     """The scores of models whose vectors are themselves their numbers of hits by class."""
 
-    support = NUM_HELD_OUT
-
-    def __init__(self, models, keep=False):
+    def __init__(self, support, models, keep=False):
+        self.support = support
         self.values = {"correct": models.long()}
 
 
-def test_client_that_scores_models_counts_two_rare_classes_as_one():
-    num_samples = int(NUM_HELD_OUT.sum())
+@pytest.mark.parametrize(
+    ("num_held_out", "expected_columns"),
+    [
+        pytest.param([7, 3, 2], [7, 0, 0, 3 + 2], id="two rare classes with five samples together"),
+        pytest.param([3, 7, 6], [0, 0, 6, 0], id="a rare class, with which the next one is hidden"),
+        pytest.param([7, 6, 3], [0, 6, 0, 0], id="a rare class, after which the first one is next"),
+    ],
+)
+def test_client_that_scores_models_counts_classes_of_five_samples(num_held_out, expected_columns):
+    """Columns: each of three classes, and the rare ones, with fewer than five samples each, together."""
+    num_samples = sum(num_held_out)
     held_out_batch = (torch.zeros(num_samples, 1), torch.zeros(num_samples))
+    class_counts = torch.tensor(num_held_out)
     local_data = LocalData(
         name="client",
         batches=lambda split: [held_out_batch],
-        class_counts=NUM_HELD_OUT,
-        federation_class_counts=NUM_HELD_OUT,
-        evaluator=lambda batches: ScoresOfModelsThatAreHits,
+        class_counts=class_counts,
+        federation_class_counts=class_counts,
+        evaluator=lambda batches: partial(ScoresOfModelsThatAreHits, class_counts),
     )
-    hits = [7.0, 1.0, 1.0]
-    hits_of_better_model = [7.0, 3.0, 2.0]
-    models = torch.tensor([hits, hits_of_better_model])
+    model_with_all_hits = class_counts.float()
+    model_without_hits = torch.zeros(3)
+    models = torch.stack([model_with_all_hits, model_without_hits])
 
     response = Client(0, local_data).request(score_models, models)
 
-    # Columns: each of the three classes, and the two rare ones together.
-    assert response.tolist() == [[7, 0, 0, 3 + 2], [7, 0, 0, 1 + 1], [7, 0, 0, 3 + 2]]
+    support, hits_of_first_model, hits_of_second_model = response.tolist()
+    assert support == hits_of_first_model == expected_columns
+    assert hits_of_second_model == [0, 0, 0, 0]
 
 
 def test_client_that_claims_more_than_it_trains_on_counts_for_what_it_trains_on():

@@ -359,7 +359,7 @@ SEED_OF_EVALUATION = 4
 
 
 def evaluate_errors(net, vectors, backend):
-    """The mean squared error of each model, two models at a time."""
+    """The mean squared errors of models, two models at a time."""
     evaluate = ModelEvaluator(
         net,
         ParameterSpace(net),
@@ -373,34 +373,26 @@ def evaluate_errors(net, vectors, backend):
     return evaluate(vectors).value("metric")
 
 
-def make_five_models(net):
-    model = ParameterSpace(net).read(net)
-    return model + 0.1 * torch.randn(5, len(model))
-
-
-def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
-    net = PredictsTwoNoisyNumbers()
-    vectors = make_five_models(net)
-
-    errors = evaluate_errors(net, vectors, backend="vmap")
-
-    errors_one_by_one = evaluate_errors(net, vectors, backend="serial")
-    torch.testing.assert_close(errors, errors_one_by_one, rtol=1e-6, atol=0)
-
-
-def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed():
-    net = PredictsTwoNoisyNumbers()
-    vectors = make_five_models(net)
-
-    error_of_last = evaluate_errors(net, vectors, backend="vmap")[-1].item()
-
-    ParameterSpace(net).write(net, vectors[-1])
+@torch.no_grad()
+def error_by_hand(net, vector):
+    ParameterSpace(net).write(net, vector)
     squared_errors = []
-    with isolated_rngs(SEED_OF_EVALUATION, "utility"), torch.no_grad():
+    with isolated_rngs(SEED_OF_EVALUATION, "utility"):
         for x, targets in make_batches_with_two_targets():
             squared_errors.append((net(x) - targets) ** 2)
-    expected = torch.cat(squared_errors).mean().item()
-    assert error_of_last == pytest.approx(expected, rel=1e-5)
+    return torch.cat(squared_errors).mean().item()
+
+
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed(backend):
+    net = PredictsTwoNoisyNumbers()
+    model = ParameterSpace(net).read(net)
+    vectors = model + 0.1 * torch.randn(5, len(model))
+
+    errors = evaluate_errors(net, vectors, backend)
+
+    expected = [error_by_hand(net, vector) for vector in vectors]
+    assert errors.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 class EvaluatorWithMemoryForThreeModels(ModelEvaluator):

@@ -7,10 +7,10 @@ from functools import partial
 import lightning as L
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 import torchmetrics
 from games.all_coalitions import partition_in_three, play_all_coalitions
+from sklearn import metrics as sk
 from torch import nn
 
 from flsv import Reporting
@@ -238,32 +238,18 @@ def make_evaluator(net, measure, data):
     return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
 
 
-def auroc_of_classes(y, probabilities):
-    return sklearn.metrics.roc_auc_score(np.eye(3)[y], probabilities)
-
-
-def average_precision_of_classes(y, probabilities):
-    return sklearn.metrics.average_precision_score(np.eye(3)[y], probabilities)
-
-
-def f1_of_classes(y, probabilities):
-    return sklearn.metrics.f1_score(y, probabilities.argmax(1), average="macro")
-
-
-def f1_of_two_classes(y, probabilities):
-    return sklearn.metrics.f1_score(y, probabilities > 0.5)
-
-
 #: By scikit-learn: of the probabilities of class 1 ``[V]``, or of three classes ``[V, 3]``.
 SCORES_OF_TWO_CLASSES = {
-    "auroc": sklearn.metrics.roc_auc_score,
-    "average_precision": sklearn.metrics.average_precision_score,
-    "f1": f1_of_two_classes,
+    "auroc": sk.roc_auc_score,
+    "average_precision": sk.average_precision_score,
+    "f1": lambda y, probabilities: sk.f1_score(y, probabilities > 0.5),
 }
 SCORES_OF_THREE_CLASSES = {
-    "auroc": auroc_of_classes,
-    "average_precision": average_precision_of_classes,
-    "f1": f1_of_classes,
+    "auroc": lambda y, probabilities: sk.roc_auc_score(np.eye(3)[y], probabilities),
+    "average_precision": lambda y, probabilities: sk.average_precision_score(
+        np.eye(3)[y], probabilities
+    ),
+    "f1": lambda y, probabilities: sk.f1_score(y, probabilities.argmax(1), average="macro"),
 }
 #: Class probabilities by outputs of a network ``[V, M]``.
 PROBABILITIES = {
@@ -308,9 +294,9 @@ def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name,
     data = make_batches(num_classes=2)
     x, y = all_samples(data)
     probabilities = probabilities_by_hand(kind, models, x)
-    score_by_sklearn = SCORES_OF_TWO_CLASSES[name]
     probabilities_of_class_1 = probabilities[:, :, 1].numpy()
-    expected = [score_by_sklearn(y.numpy(), of_model) for of_model in probabilities_of_class_1]
+    score = SCORES_OF_TWO_CLASSES[name]
+    expected = [score(y.numpy(), of_model) for of_model in probabilities_of_class_1]
 
     by_name = make_evaluator(net, name, data)
     by_torchmetrics = make_evaluator(net, TORCHMETRICS_OF_SCORES[name], data)
@@ -327,8 +313,8 @@ def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(nam
     data = make_batches(num_classes=3)
     x, y = all_samples(data)
     probabilities = probabilities_by_hand("three logits", models, x)
-    score_by_sklearn = SCORES_OF_THREE_CLASSES[name]
-    expected = [score_by_sklearn(y.numpy(), of_model.numpy()) for of_model in probabilities]
+    score = SCORES_OF_THREE_CLASSES[name]
+    expected = [score(y.numpy(), of_model) for of_model in probabilities.numpy()]
 
     evaluator = make_evaluator(net, name, data)
 
@@ -406,7 +392,7 @@ def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
     score = ClassScore("f1")
     score.update(probabilities, labels)
 
-    expected = sklearn.metrics.f1_score(
+    expected = sk.f1_score(
         labels, predictions, average="macro", labels=classes_with_samples, zero_division=0
     )
     assert float(score.compute()) == pytest.approx(expected)

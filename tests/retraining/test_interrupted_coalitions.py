@@ -1,7 +1,6 @@
 """Ctrl-C and kills while coalitions are trained: what is trained is kept, and a line says how to do the rest."""
 
 import os
-import shutil
 import signal
 import warnings
 from contextlib import contextmanager
@@ -151,24 +150,6 @@ def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path,
     assert torch.equal(resumed_values, fit_and_value_pairs(tmp_path / "whole"))
 
 
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """The folder and the values of a run of two rounds."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, fit_and_return_values(folder, Base())
-
-
-@pytest.mark.slow
-def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(tmp_path, whole_run):
-    with ctrl_c_after_first_client_alone():
-        interrupted_values = fit_and_return_values(tmp_path, Base())
-    resumed_values = fit_and_return_values(tmp_path, Base(), resumes=True)
-
-    _folder, values_of_whole_run = whole_run
-    assert interrupted_values.isnan().all()
-    assert torch.equal(resumed_values, values_of_whole_run)
-
-
 class CallbackThatStopsAfterRound1(L.Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.should_stop = trainer.current_epoch >= 1
@@ -197,15 +178,15 @@ def test_interrupted_coalitions_of_a_stopped_run_have_values_when_it_is_resumed(
 
 
 @pytest.mark.slow
-def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path, whole_run):
-    folder_of_whole_run, values_of_whole_run = whole_run
-    folder = tmp_path / "run"
-    shutil.copytree(folder_of_whole_run, folder)
-    for file in folder.glob("coalitions/*/*.pt"):
+def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path):
+    values = fit_and_return_values(tmp_path, Base())
+    table_path = tmp_path / "coalitions.csv"
+    table = table_path.read_text()
+    table_path.unlink()
+    for file in tmp_path.glob("coalitions/*/*.pt"):
         file.unlink()
 
-    resumed_values = fit_and_return_values(folder, Base(), resumes=True)
+    resumed_values = fit_and_return_values(tmp_path, Base(), resumes=True)
 
-    assert torch.equal(resumed_values, values_of_whole_run)
-    table = (folder / "coalitions.csv").read_text()
-    assert table == (folder_of_whole_run / "coalitions.csv").read_text()
+    assert torch.equal(resumed_values, values)
+    assert table_path.read_text() == table
