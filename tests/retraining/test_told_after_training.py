@@ -1,11 +1,9 @@
 """What is seen after training is told beside the values: in a warning, in run.json and in the verdict."""
 
 import ctypes
-import os
 import sys
 import tempfile
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -99,17 +97,10 @@ def install_package_of_callback(folder, requirement):
     (folder / "searches_rates.py").write_text(CALLBACK_OF_A_TOOL)
 
 
-@pytest.fixture
-def import_callback(tmp_path, monkeypatch):
-    """Return a function that imports the callback's class from a package with this requirement."""
-
-    def install_and_import(requirement):
-        install_package_of_callback(tmp_path / "packages", requirement)
-        monkeypatch.syspath_prepend(tmp_path / "packages")
-        monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
-        return import_module("searches_rates").Reports
-
-    return install_and_import
+def import_callback(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
+    return import_module("searches_rates").Reports
 
 
 @pytest.mark.slow
@@ -123,9 +114,10 @@ def import_callback(tmp_path, monkeypatch):
     ],
 )
 def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
-    requirement, options, takes_part, tmp_path, import_callback
+    requirement, options, takes_part, tmp_path, monkeypatch
 ):
-    callback_class = import_callback(requirement)
+    install_package_of_callback(tmp_path / "packages", requirement)
+    callback_class = import_callback(tmp_path / "packages", monkeypatch)
     metric = ShadowShapley(coalitions="singles", **options)
 
     # Files that coalitions open are restored after them. This one is open before.
@@ -145,52 +137,23 @@ def test_excluded_callback_that_the_trainer_has_not_is_refused(tmp_path):
         fit_valued(tmp_path, Base(), metric=ShadowShapley(excluded_callbacks=["Note"]))
 
 
-def count_in_environment():
-    number = int(os.environ["FLSV_STEPS"]) + 1
-    os.environ["FLSV_STEPS"] = str(number)
-    return number
-
-
-def count_in_file():
-    path = Path("steps.txt")
-    with path.open("a") as file:
-        file.write(".")
-    return path.stat().st_size
-
-
-def reset_counters():
-    os.environ["FLSV_STEPS"] = "0"
-    COUNTER_IN_C.value = 0
-    Path("steps.txt").unlink(missing_ok=True)
-
-
 class ModuleWithLossByStepsOfTheRound(Base):
     """Its loss shrinks with the number of steps of all clients in this round."""
 
-    def __init__(self, count_step):
-        super().__init__()
-        self.count_step = count_step
-
     def on_train_epoch_start(self):
-        reset_counters()
+        COUNTER_IN_C.value = 0
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        return loss / (1 + 0.1 * self.count_step())
+        return loss / (1 + 0.1 * count_in_c())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count_step", [count_in_environment, count_in_c, count_in_file])
-def test_state_that_passes_between_clients_is_told_with_clients_and_parameter(
-    tmp_path, monkeypatch, count_step
-):
+def test_state_that_passes_between_clients_is_told_with_clients_and_parameter(tmp_path):
     """The grand coalition has the model of the run, since each round begins anew."""
-    monkeypatch.chdir(tmp_path)
-    module = ModuleWithLossByStepsOfTheRound(count_step)
     with warns(r"that of the run: 1 \(net.0.weight\), 2 \("):
-        fit_valued(tmp_path / "run", module)
-    reset_counters()
+        fit_valued(tmp_path, ModuleWithLossByStepsOfTheRound())
 
-    (event,) = open_run(tmp_path / "run").record["events"]
+    (event,) = open_run(tmp_path).record["events"]
     assert event.what == UNLIKE_RUN
     assert "1 (net.0.weight)" in event.text
