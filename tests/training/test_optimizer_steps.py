@@ -11,10 +11,10 @@ from torch import nn
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import Ditto, FedProx
 from helpers import refused
-from helpers.data import toy_data
+from helpers.data import FEATURES, toy_data
 from helpers.fits import KeepsRounds, assert_resumes, fit, state_vector
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
-from helpers.models import Plain, make_sgd, network, sgd
+from helpers.models import Plainest, make_sgd, sgd
 
 ROUNDS = 3
 
@@ -32,19 +32,18 @@ class SAM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first_step(self):
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        norms = [parameter.grad.norm() for parameter in parameters]
-        norm = torch.stack(norms).norm()
-        scale = self.param_groups[0]["rho"] / norm
-
-        for parameter in parameters:
+        """Climb by rho along the gradient."""
+        (group,) = self.param_groups
+        norms = [parameter.grad.norm() for parameter in group["params"]]
+        scale = group["rho"] / torch.stack(norms).norm()
+        for parameter in group["params"]:
             self.state[parameter]["old_p"] = parameter.clone()
             parameter.add_(scale * parameter.grad)
-
         self.zero_grad()
 
     @torch.no_grad()
     def second_step(self):
+        """Step from where the climb began, by the gradient of its end."""
         for parameter, entries in self.state.items():
             parameter.data = entries["old_p"]
         self.base_optimizer.step()
@@ -117,12 +116,7 @@ OPTIMIZERS = {"plain": sgd, **NESTED}
 # ---- modules, by who takes the step
 
 
-class LeavesStepsToLightning(Plain):
-    def __init__(self, make_optimizer):
-        super().__init__(network(batch_norm=False), make_optimizer)
-
-
-class StepsOptimizerItself(LeavesStepsToLightning):
+class StepsOptimizerItself(Plainest):
     """Leaves the step of a batch to subclasses."""
 
     def __init__(self, make_optimizer):
@@ -228,9 +222,12 @@ def make_seeded_loop(**kwargs):
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
-    module = LeavesStepsToLightning(NESTED[name])
+    module = Plainest(NESTED[name])
+
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=policy == "persist"))
+
+    keeps_optimizers = policy == "persist"
+    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=keeps_optimizers))
 
 
 @pytest.mark.fast_rows
@@ -248,24 +245,27 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
 ):
     make_optimizer = OPTIMIZERS[name]
     module = kind(make_optimizer)
+
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=policy == "persist"))
+
+    keeps_optimizers = policy == "persist"
+    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=keeps_optimizers))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     make_loop = partial(make_seeded_loop, optimizer_state="persist")
-    assert_resumes(make_loop, tmp_path, partial(LeavesStepsToLightning, NESTED[name]))
+    assert_resumes(make_loop, tmp_path, partial(Plainest, NESTED[name]))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("plain", LeavesStepsToLightning),
+        ("plain", Plainest),
         ("plain", StepsWithoutClosure),
-        ("sam", LeavesStepsToLightning),
+        ("sam", Plainest),
         ("lookahead", StepsWithClosure),
         ("own wrapper", StepsWithClosure),
         ("lookahead of sam", StepsWithClosure),
@@ -326,9 +326,9 @@ def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_pat
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
-class ChangesBiasWithoutStep(Plain):
+class ChangesBiasWithoutStep(Plainest):
     def __init__(self):
-        super().__init__(network(batch_norm=False))
+        super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
@@ -341,12 +341,12 @@ def test_model_that_changes_without_a_step_is_refused(tmp_path):
         fit(FederatedLoop(seed=SEED), tmp_path, ChangesBiasWithoutStep())
 
 
-class EmbedsSigns(Plain):
+class EmbedsSigns(Plainest):
     """Its embedding's gradients are sparse, if so asked."""
 
     def __init__(self, sparse):
-        super().__init__(network(batch_norm=False), make_sgd())
-        self.words = nn.Embedding(5, 6, sparse=sparse)
+        super().__init__(make_sgd())
+        self.words = nn.Embedding(num_embeddings=5, embedding_dim=FEATURES, sparse=sparse)
         nn.init.constant_(self.words.weight, 0.5)
 
     def forward(self, x):

@@ -287,8 +287,12 @@ class ReadsScheduleLength(RecordsLearningRates):
         return length_of_epoch * self.trainer.max_epochs
 
 
+READERS_ALONE = [[read] for read in LENGTH_READERS]
+READERS_IN_REVERSE = LENGTH_READERS[::-1]
+
+
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("readers", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
+@pytest.mark.parametrize("readers", [*READERS_ALONE, READERS_IN_REVERSE])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
     """Learning rates fall from 0.1 to 0 within each client's steps."""
     module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsScheduleLength(readers), rounds=2)
