@@ -92,6 +92,20 @@ def resample_each_class(rng, labels):
     return np.concatenate(resampled)
 
 
+def covariance_by_bootstrap(utilities, draw_samples, outputs):
+    """The covariance of values between 2,000 draws of the samples, by utilities of all coalitions' outputs."""
+    labels = labels_of_samples().numpy()
+    rng = np.random.default_rng(0)
+    utilities_by_draw = []
+    for _ in range(2000):
+        samples = draw_samples(rng, labels)
+        utilities_by_draw.append(utilities(outputs[:, samples], labels[samples]))
+
+    table = torch.tensor(np.array(utilities_by_draw)).double()  # [draws, coalitions]
+    values_by_draw = shapley_of_table(table.T)
+    return torch.cov(values_by_draw)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("measure", "utilities", "draw_samples"),
@@ -104,20 +118,10 @@ def resample_each_class(rng, labels):
 def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, draw_samples):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
-    score = make_score(measure)
-    covariance = covariance_of(score, masks, outputs)
 
-    labels = labels_of_samples().numpy()
-    rng = np.random.default_rng(0)
-    resampled_utilities = []
-    for _ in range(2000):
-        samples = draw_samples(rng, labels)
-        resampled_outputs = outputs.numpy()[:, samples]
-        resampled_utilities.append(utilities(resampled_outputs, labels[samples]))
-    utilities_by_draw = torch.tensor(np.array(resampled_utilities)).double()
-    values_by_draw = shapley_of_table(utilities_by_draw.T)
-    expected = torch.cov(values_by_draw)
+    covariance = covariance_of(make_score(measure), masks, outputs)
 
+    expected = covariance_by_bootstrap(utilities, draw_samples, outputs.numpy())
     largest_variance = float(expected.diagonal().max())
     torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * largest_variance)
 

@@ -52,24 +52,26 @@ def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_pat
     assert "Input/output error" in text_of_page(write_report(tmp_path))
 
 
+#: One in the dry run, the untrained one, and the one after the first round.
+NUM_MODELS_UNTIL_SECOND_ROUND = 3
+
+
 @pytest.mark.slow
 def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []
-    # One in the dry run, the untrained one, and the one after round 0.
-    num_models_until_round_1 = 3
 
-    def fail_after_round_1(scoring, module, **options):
+    def fail_in_second_round(scoring, module, **options):
         scored_models.append(module)
-        if len(scored_models) > num_models_until_round_1:
+        if len(scored_models) > NUM_MODELS_UNTIL_SECOND_ROUND:
             raise RuntimeError("out of memory")
         return score(scoring, module, **options)
 
-    monkeypatch.setattr(ModelScoring, "score", fail_after_round_1)
+    monkeypatch.setattr(ModelScoring, "score", fail_in_second_round)
     with warns("has failed: .*round 2.*out of memory"):
         loop = fit_valued(tmp_path, Base(), rounds=3)
 
     assert loop.contributions["shadow"].isnan().all()
-    assert len(scored_models) == num_models_until_round_1 + 1
+    assert len(scored_models) == NUM_MODELS_UNTIL_SECOND_ROUND + 1
     trainings = read_coalitions(tmp_path / "coalitions")
     assert {training.members for training in trainings} == {(), (0, 1, 2)}

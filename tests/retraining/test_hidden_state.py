@@ -44,24 +44,22 @@ class FailsIfTrained(L.Callback):
 
 def fit_with_values(row):
     """Train the federation of a row, and its coalitions. One that must be refused may not train."""
-    callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     mode = "min" if row.performance == "val_loss" else None
-    metrics = {
-        "shadow": ShadowShapleyThatKeepsUtilities(
-            coalitions=COALITIONS, performance=row.performance, mode=mode
-        )
-    }
+    metric = ShadowShapleyThatKeepsUtilities(
+        coalitions=COALITIONS, performance=row.performance, mode=mode
+    )
+    callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
-        loop, module = fit_program(row.program, Path(folder), callbacks, metrics=metrics)
+        loop, module = fit_program(row.program, Path(folder), callbacks, metrics={"shadow": metric})
 
-    metric = loop.metrics["shadow"]
+    fitted_metric = loop.metrics["shadow"]
     messages = [str(warning.message) for warning in caught_warnings]
     return FitWithValues(
-        utilities=dict(zip(metric.members, metric.utilities.tolist())),
+        utilities=dict(zip(fitted_metric.members, fitted_metric.utilities.tolist())),
         consistency_warnings=[text for text in messages if text.startswith("shadow: ")],
         model=state_vector(module).tolist(),
     )

@@ -54,11 +54,12 @@ def fit_and_kill(replace_that_kills):
     return main(FIT)
 
 
-def newest_run_in(folder):
-    def version(run):
-        return int(run.name.removeprefix("version_"))
+def version_of(run):
+    return int(run.name.removeprefix("version_"))
 
-    return max((folder / "lightning_logs").iterdir(), key=version)
+
+def newest_run_in(folder):
+    return max((folder / "lightning_logs").iterdir(), key=version_of)
 
 
 def retrain_newest_run():
