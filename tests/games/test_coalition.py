@@ -147,11 +147,14 @@ def naive_scores(model, data):
         }
 
 
+def make_evaluator(net, **options):
+    arguments = {"batches": make_batches(), "num_classes": CLASSES, **options}
+    return ModelEvaluator(net, ParameterSpace(net), **arguments)
+
+
 def make_utility(**options):
     net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    return CoalitionUtility(round, evaluator, **options)
+    return CoalitionUtility(make_round(net), make_evaluator(net), **options)
 
 
 WEIGHTS = torch.tensor([0.5, 0.1, 0.0, 0.7])  # of the four clients
@@ -185,10 +188,9 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     backend, weighting, server_lr, own_starts
 ):
     net = make_network()
-    data = make_batches()
     round = make_round(net, own_starts=own_starts)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
-    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    evaluator = make_evaluator(net, backend=backend)
+    f1_evaluator = make_evaluator(net, num_classes=None, metric=F1_SCORE.of, backend=backend)
     # None is the key of the evaluator whose scores have names.
     evaluators = {None: evaluator, F1_SCORE: f1_evaluator}
     games = CoalitionGames(evaluators, server_lr=server_lr)
@@ -201,7 +203,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     f1_utility = games.utility(F1_SCORE, weighting)
     utilities["f1"] = f1_utility(MASKS)
 
-    naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
+    naive = naive_scores_of_coalitions(net, round, make_batches(), weighting, server_lr)
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
         np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
@@ -238,9 +240,8 @@ autocast_to_bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
 
 
 def negative_loss_of(net, **options):
-    space = ParameterSpace(net)
-    evaluate = ModelEvaluator(net, space, make_batches(), num_classes=CLASSES, **options)
-    model = space.read(net)
+    evaluate = make_evaluator(net, **options)
+    model = evaluate.space.read(net)
     return evaluate(model[None]).value("negative_loss").item()
 
 
@@ -281,14 +282,7 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     model_with_inf = model.clone()
     positions_of_last_weights = space.head.weight
     model_with_inf[positions_of_last_weights] = torch.inf
-    evaluator = ModelEvaluator(
-        net,
-        space,
-        make_batches(),
-        num_classes=CLASSES,
-        backend=backend,
-        metric=MulticlassF1Score(CLASSES),
-    )
+    evaluator = make_evaluator(net, backend=backend, metric=MulticlassF1Score(CLASSES))
 
     scores = evaluator(torch.stack([model, model_of_nan, model_with_inf]))
 
@@ -303,11 +297,11 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
 @pytest.mark.parametrize("batch_size", [600, 7])
 def test_scores_do_not_depend_on_the_size_of_validation_batches(batch_size):
     net = make_network()
-    space = ParameterSpace(net)
     data = make_batches(600, batch_size)
-    evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
+    evaluator = make_evaluator(net, batches=data)
+    model = evaluator.space.read(net)
 
-    scores = evaluator(space.read(net)[None])
+    scores = evaluator(model[None])
 
     expected = naive_scores(net.eval(), data)
     accuracy = scores.value("accuracy").item()
@@ -331,10 +325,8 @@ THREE_IMAGES = torch.zeros(3, 1, 6, 6)
     ],
 )
 def test_model_evaluator_with_wrong_arguments_raises(change, message):
-    net = make_network()
-    arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with refused(message):
-        ModelEvaluator(net, ParameterSpace(net), **arguments)
+        make_evaluator(make_network(), **change)
 
 
 class PredictsTwoNoisyNumbers(nn.Linear):
@@ -360,10 +352,10 @@ SEED_OF_EVALUATION = 4
 
 def evaluate_errors(net, vectors, backend):
     """The mean squared errors of models, two models at a time."""
-    evaluate = ModelEvaluator(
+    evaluate = make_evaluator(
         net,
-        ParameterSpace(net),
-        make_batches_with_two_targets(),
+        batches=make_batches_with_two_targets(),
+        num_classes=None,
         metric=MeanSquaredError(),
         chunk=2,
         seed=SEED_OF_EVALUATION,
@@ -418,8 +410,7 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved():
     # The first seven models fail, and are then scored three at a time, as are all others.
     assert evaluator.chunk_sizes == [7, 3, 3, 3, 3, 3, 1]
     assert evaluator.chunk == 3
-    reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    expected_values = CoalitionUtility(round, reference)(MASKS)
+    expected_values = CoalitionUtility(round, make_evaluator(net))(MASKS)
     assert torch.equal(values, expected_values)
 
 
@@ -433,15 +424,13 @@ class BranchesOnItsOutputs(nn.Linear):
 
 def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
     net = BranchesOnItsOutputs(36, CLASSES)
-    data = make_batches()
-    round = make_round(net)
+    models = make_round(net).client_vectors
     with warns("vmap cannot run BranchesOnItsOutputs"):
-        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
+        evaluator = make_evaluator(net, backend="vmap")
 
-    losses = evaluator(round.client_vectors).value("negative_loss")
+    losses = evaluator(models).value("negative_loss")
 
-    reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    expected_losses = reference(round.client_vectors).value("negative_loss")
+    expected_losses = make_evaluator(net)(models).value("negative_loss")
     assert torch.equal(losses, expected_losses)
 
 
@@ -479,9 +468,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     metric = MulticlassF1Score(CLASSES)
     generator_state = torch.get_rng_state()
 
-    evaluator = ModelEvaluator(
-        net, round.space, make_batches(), num_classes=CLASSES, metric=metric, backend=backend
-    )
+    evaluator = make_evaluator(net, metric=metric, backend=backend)
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
 
@@ -495,10 +482,8 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
 
 def begin_games():
     net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    games = CoalitionGames({None: evaluator})
-    games.begin(round)
+    games = CoalitionGames({None: make_evaluator(net)})
+    games.begin(make_round(net))
     return games
 
 
