@@ -79,6 +79,12 @@ def validation_batches(task):
     return list(itertools.chain.from_iterable(loaders))
 
 
+def fit_untrainable(kind, metric, folder, **loop_options):
+    """Begin a fit whose first batch would be an error."""
+    loop = FederatedLoop(metrics={"mine": metric}, seed=3, **loop_options)
+    fit(loop, folder, make_untrainable(kind), partition_in_three(kind.data()))
+
+
 class GlueWhoseForwardFails(Glue):
     def forward(self, batch):
         raise AssertionError("batches that are no pairs are not given to forward")
@@ -124,11 +130,8 @@ class ModuleWithoutValidationStep(Regression):
 def test_performance_that_does_not_fit_the_module_is_refused_before_training(
     tmp_path, kind, measure, message
 ):
-    metric = PartialFederatedShapley(**measure)
-    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
-
     with refused(message):
-        fit(loop, tmp_path, make_untrainable(kind), partition_in_three(kind.data()))
+        fit_untrainable(kind, PartialFederatedShapley(**measure), tmp_path)
 
 
 class LogsCorrelationOfZeros(Regression):
@@ -170,11 +173,8 @@ class ReturnsProbabilities(OneLogit):
 )
 def test_loss_of_probabilities_is_refused_before_training(tmp_path, make_metric_by_loss):
     """A cross-entropy that takes probabilities for logits hardly tells good models from bad ones."""
-    loop = FederatedLoop(metrics={"mine": make_metric_by_loss()}, seed=3)
-    data = partition_in_three(OneLogit.data())
-
     with refused("'mine'.*forward gives probabilities"):
-        fit(loop, tmp_path, make_untrainable(ReturnsProbabilities), data)
+        fit_untrainable(ReturnsProbabilities, make_metric_by_loss(), tmp_path)
 
 
 BY_LOGGED_CORRELATION = {"performance": "val_correlation", "mode": "max"}
@@ -183,7 +183,7 @@ BY_CORRELATION_OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mod
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("kind", "metric", "measure", "message"),
+    ("kind", "metric_class", "measure", "message"),
     [
         (LogsCorrelationOfZeros, LeaveOneOut, BY_LOGGED_CORRELATION, "log a finite number"),
         (LogsCorrelationOfZeros, ShadowShapley, BY_CORRELATION_OF_OUTPUTS, "between 0 and 0"),
@@ -197,16 +197,12 @@ BY_CORRELATION_OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mod
 )
 @pytest.mark.filterwarnings("ignore:The variance of predictions")
 def test_performance_undefined_for_the_untrained_model_is_refused_before_training(
-    tmp_path, kind, metric, measure, message
+    tmp_path, kind, metric_class, measure, message
 ):
     """This is refused even if the run writes and prints nothing. Its values would be NaN."""
-    loop = FederatedLoop(
-        metrics={"mine": metric(**measure)}, seed=3, reporting=Reporting(table=False, files=False)
-    )
-    data = partition_in_three(kind.data())
-
+    silent = Reporting(table=False, files=False)
     with refused(f"'mine'.* untrained model.*{message}"):
-        fit(loop, tmp_path, make_untrainable(kind), data)
+        fit_untrainable(kind, metric_class(**measure), tmp_path, reporting=silent)
 
 
 NETWORKS = {

@@ -61,6 +61,10 @@ def make_loop(**options):
     return FederatedLoop(seed=SEED, **options)
 
 
+def fit_unequal_clients(loop, folder, module, rounds=ROUNDS):
+    fit(loop, folder, module, make_unequal_data(), rounds=rounds)
+
+
 def flatten(tensors):
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
@@ -134,7 +138,7 @@ def ditto_runs(tmp_path_factory):
 
     loop = make_ditto_loop(evaluation=ClientEvaluation(every=ROUNDS))
     module = Plain(copy.deepcopy(net), sgd)
-    fit(loop, tmp_path_factory.mktemp("ditto"), module, make_unequal_data(), rounds=ROUNDS)
+    fit_unequal_clients(loop, tmp_path_factory.mktemp("ditto"), module)
 
     return DittoRuns(loop, module.net, expected_net, by_hand.personal_models)
 
@@ -217,7 +221,7 @@ def test_fedrep_body_and_heads_equal_those_by_hand(tmp_path):
     )
     loop = make_fedrep_loop()
     module = Plain(copy.deepcopy(net), decaying_sgd)
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    fit_unequal_clients(loop, tmp_path, module)
 
     assert_same_state(module.net, expected_net)
     assert_private_parts(loop, expected_heads)
@@ -268,7 +272,7 @@ def fit_per_fedavg(folder, net, algorithm):
     """Return the network that flsv trains, which begins as this one."""
     loop = make_loop(client_algorithm=algorithm)
     module = Plain(copy.deepcopy(net), sgd)
-    fit(loop, folder, module, make_unequal_data(), rounds=ROUNDS)
+    fit_unequal_clients(loop, folder, module)
     return module.net
 
 
@@ -443,7 +447,7 @@ def runs_with_state(request, tmp_path_factory):
     module = Diverges(net, case.make_optimizer, FAILING)
     folder = tmp_path_factory.mktemp(request.param)
     with warns("returned a model with NaN or infinite entries"):
-        fit(loop, folder, module, make_unequal_data(), rounds=ROUNDS)
+        fit_unequal_clients(loop, folder, module)
 
     client_states = {}
     for client, state in client_tensors(loop).items():
@@ -491,7 +495,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tm
     )
     module = Plain(copy.deepcopy(net), sgd)
     with warns("excluded from the round"):
-        fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+        fit_unequal_clients(loop, tmp_path, module)
 
     assert_same_state(module.net, expected_net)
     assert_close(read_server_variate(loop), by_hand.server_state)
@@ -505,7 +509,7 @@ def test_scaffold_variate_stays_near_zero_if_uploads_are_clipped_to_nothing(tmp_
     loop = make_scaffold_loop(uploads=[clipping])
     module = Plain(network(batch_norm=False), sgd)
 
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
+    fit_unequal_clients(loop, tmp_path, module, rounds=2)
 
     assert read_server_variate(loop).abs().max() <= 1e-6
 
@@ -515,7 +519,7 @@ def test_scaffold_variate_stays_zero_if_the_learning_rate_is_zero(tmp_path):
     loop = make_scaffold_loop()
     module = Plain(network(batch_norm=False), sgd, rate_of_0)
 
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
+    fit_unequal_clients(loop, tmp_path, module, rounds=2)
 
     assert read_server_variate(loop).abs().max() == 0
 
