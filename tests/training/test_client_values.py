@@ -135,7 +135,7 @@ def test_hook_of_the_first_client_that_another_process_lacks_is_refused():
 def test_hooks_and_functions_of_the_first_client_have_one_warning():
     module = KeepsValuesOfManyKinds()
     values = ClientValues()
-    initial = hook_layer_as_a_client(module, values, client=0, function=len)
+    initial = hook_layer_as_a_client(module, values, client=0, score=len)
 
     with warns("functions of KeepsValuesOfManyKinds: layer, score"):
         snapshot = values.write(module, initial)
