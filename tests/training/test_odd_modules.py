@@ -22,6 +22,10 @@ from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 
+def fit_seeded(folder, module=None, **options):
+    return fit(FederatedLoop(seed=1), folder, module, **options)
+
+
 class MasksWithInfinity(Plain):
     """Adds -inf to what it must not look at, from buffers and from a frozen parameter."""
 
@@ -189,13 +193,13 @@ def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
     tmp_path, make_module, message
 ):
     with refused(message):
-        fit(FederatedLoop(seed=1), tmp_path, make_module())
+        fit_seeded(tmp_path, make_module())
 
 
 def test_pruning_callback_is_refused(tmp_path):
     pruning = ModelPruning("l1_unstructured", amount=0.5)
     with refused("ModelPruning changes the module's para"):
-        fit(FederatedLoop(seed=1), tmp_path, callbacks=[pruning])
+        fit_seeded(tmp_path, callbacks=[pruning])
 
 
 def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_path):
@@ -208,7 +212,7 @@ def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_pa
 
 def test_buffer_that_grows_after_the_last_round_is_named(tmp_path):
     with warns(r"bank was \[0\] and is"):
-        fit(FederatedLoop(seed=1), tmp_path, BufferGrowsAfterRound(), rounds=1)
+        fit_seeded(tmp_path, BufferGrowsAfterRound(), rounds=1)
 
 
 #: Averages round it.
@@ -247,42 +251,30 @@ def test_state_that_clients_do_not_train_is_theirs_bitwise(tmp_path, strategy):
     assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 
-class OneLogit(Plain):
-    """A binary classifier as many are written: one logit, [B] or [B, 1]."""
-
-    def __init__(self, squeeze):
-        super().__init__(nn.Linear(FEATURES, 1))
-        self.squeeze = squeeze
-
-    def forward(self, x):
-        return self.net(x).squeeze(1) if self.squeeze else self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        raise AssertionError("training had started")
-
-
 EVERY = {"evaluation": ClientEvaluation(every=1)}
 LEAVE_ONE_OUT = {"metrics": {"mine": LeaveOneOut()}}
 
 
+ONE_NUMBER_PER_SAMPLE = nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0))
+
+
 @pytest.mark.parametrize(
-    ("options", "requester", "module", "shape"),
+    ("options", "requester", "net", "shape"),
     [
-        (EVERY, r"ClientEvaluation\(every=1\)", OneLogit(squeeze=True), r"\[\d+\]"),
-        (LEAVE_ONE_OUT, r"metric 'mine'", OneLogit(squeeze=False), r"\[\d+, 1\]"),
+        (EVERY, r"ClientEvaluation\(every=1\)", ONE_NUMBER_PER_SAMPLE, r"\[\d+\]"),
+        (LEAVE_ONE_OUT, r"metric 'mine'", nn.Linear(FEATURES, 1), r"\[\d+, 1\]"),
     ],
 )
-def test_module_with_one_logit_is_refused(tmp_path, options, requester, module, shape):
+def test_module_with_one_logit_is_refused(tmp_path, options, requester, net, shape):
     outputs = rf"torch.float32 {shape} for \d+ samples of 3 classes"
-    data = toy_data(server_val=0.2)
     with refused(rf"{requester}: the module's forward returns {outputs}, but logits"):
-        fit(FederatedLoop(**options), tmp_path, module, data)
+        fit(FederatedLoop(**options), tmp_path, Plain(net), toy_data(server_val=0.2))
 
 
 @pytest.fixture(scope="module")
 def plain_state(tmp_path_factory):
     """The state of an ordinary module after a fit."""
-    module = fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("plain"))
+    module = fit_seeded(tmp_path_factory.mktemp("plain"))
     return module.state_dict()
 
 
@@ -302,7 +294,7 @@ class SetsBufferInValidation(Plain):
 
 
 def test_buffer_that_validation_sets_is_received_by_every_client(tmp_path, plain_state):
-    module = fit(FederatedLoop(seed=1), tmp_path, SetsBufferInValidation())
+    module = fit_seeded(tmp_path, SetsBufferInValidation())
 
     assert module.threshold == module.net[0].weight.max()
     assert math.isfinite(module.thresholds_in_training[-1])
@@ -342,6 +334,6 @@ class WithOtherClassifier(Plain):
     "kind", [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier]
 )
 def test_attributes_without_a_mean_or_a_state_change_no_value(tmp_path, plain_state, kind):
-    module = fit(FederatedLoop(seed=1), tmp_path, kind())
+    module = fit_seeded(tmp_path, kind())
 
     torch.testing.assert_close(module.state_dict(), plain_state)
