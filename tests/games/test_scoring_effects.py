@@ -74,9 +74,11 @@ EFFECTS = {
 }
 
 
-def evaluator_of(module):
+def evaluator_of(module, copies_module=True):
     space = ParameterSpace(module)
-    return ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
+    evaluator = ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
+    evaluator.copies_module = copies_module
+    return evaluator
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)
@@ -94,8 +96,7 @@ def losses_of_two_copies(evaluate, module):
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     losses = losses_of_two_copies(evaluate, module)
     loss_of_module = evaluate.score_module(module).value("loss").item()
@@ -107,8 +108,7 @@ def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_change_neither_module_nor_program(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     losses_of_two_copies(evaluate, module)
     evaluate.score_module(module)
@@ -153,8 +153,7 @@ def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
 )
 def test_module_that_scoring_changes_is_scored_in_a_copy(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     assert scored_module(evaluate, module) is not module
 
@@ -175,8 +174,7 @@ def compile_function(module):
 @pytest.mark.parametrize("compile_part", [compile_module, compile_layers, compile_function])
 def test_compiled_module_is_scored_in_a_copy(compile_part):
     module = RecordsScoredModules()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     compile_part(module)
 

@@ -122,10 +122,12 @@ def run_in_a_fork(function, argument):
 
 
 def write_in_a_fork(folder):
+    """As workers of a DataLoader do."""
     assert run_in_a_fork(append, folder) == 0
 
 
 def write_in_another_folder(folder):
+    """Write by paths relative to it."""
     with chdir(folder / "data"):
         Path("a.txt").write_text("more")
         Path("../log.csv").unlink()
@@ -145,34 +147,65 @@ def replace_a_folder_by_a_file(folder):
     (folder / "log.csv").mkdir()
 
 
-def save_tensor(path):
-    torch.save(torch.ones(2), path)
+def save_at_a_link(folder):
+    torch.save(torch.ones(2), folder / "final.pt")
 
 
-#: Functions that write into a folder.
-WRITES = {
-    "a file that is a link": lambda folder: save_tensor(folder / "final.pt"),
-    "a file in a linked folder": lambda folder: save_tensor(folder / "out/weights.pt"),
-    "a new file in an empty folder": lambda folder: (folder / "empty/new").touch(),
-    "a log": append,
-    "a log by a descriptor": append_by_a_descriptor,
-    "a log in a thread": write_in_a_thread,
-    "a log in a fork, as workers of a DataLoader are": write_in_a_fork,
-    "a shorter file": lambda folder: os.truncate(folder / "log.csv", 1),
-    "a file in place of another": replace,
-    "a file with an old time": copy_with_an_old_time,
-    "a file at a link that led nowhere": lambda folder: (folder / "nowhere").write_text("x"),
-    "a memory-mapped file": write_a_memory_mapped_file,
-    "a database": write_a_database,
-    "new folders": lambda folder: (folder / "data/new/folder").mkdir(parents=True),
-    "a moved folder": move_a_folder,
-    "files by paths relative to another folder": write_in_another_folder,
-    "links": link_and_write,
-    "a folder in place of a file": replace_a_folder_by_a_file,
-    "another mode": lambda folder: (folder / "log.csv").chmod(0o600),
-    "a removed folder": lambda folder: shutil.rmtree(folder / "empty"),
-    "a removed file": lambda folder: os.unlink(folder / "log.csv"),
-}
+def save_in_a_linked_folder(folder):
+    torch.save(torch.ones(2), folder / "out" / "weights.pt")
+
+
+def save_at_a_link_that_led_nowhere(folder):
+    (folder / "nowhere").write_text("x")
+
+
+def make_a_file_in_an_empty_folder(folder):
+    (folder / "empty" / "new").touch()
+
+
+def make_folders(folder):
+    (folder / "data" / "new" / "folder").mkdir(parents=True)
+
+
+def shorten_a_file(folder):
+    os.truncate(folder / "log.csv", 1)
+
+
+def change_a_mode(folder):
+    (folder / "log.csv").chmod(0o600)
+
+
+def remove_a_folder(folder):
+    shutil.rmtree(folder / "empty")
+
+
+def remove_a_file(folder):
+    os.unlink(folder / "log.csv")
+
+
+WRITES = [
+    save_at_a_link,
+    save_in_a_linked_folder,
+    save_at_a_link_that_led_nowhere,
+    make_a_file_in_an_empty_folder,
+    append,
+    append_by_a_descriptor,
+    write_in_a_thread,
+    write_in_a_fork,
+    shorten_a_file,
+    replace,
+    copy_with_an_old_time,
+    write_a_memory_mapped_file,
+    write_a_database,
+    make_folders,
+    move_a_folder,
+    write_in_another_folder,
+    link_and_write,
+    replace_a_folder_by_a_file,
+    change_a_mode,
+    remove_a_folder,
+    remove_a_file,
+]
 
 
 def assert_files_are_those_of_the_program():
@@ -198,14 +231,14 @@ def assert_coalitions_change_no_file(write, folder_of_writes, project_and_scratc
         assert folder.changed_files == []
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_writes_of_a_coalition_by_relative_paths_change_no_file(program, tmp_path, write):
     assert_coalitions_change_no_file(write, Path("."), tmp_path)
     assert Path.cwd() == program
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_writes_of_a_coalition_by_absolute_paths_change_no_file(program, tmp_path, write):
     assert_coalitions_change_no_file(write, program, tmp_path)
 
@@ -217,7 +250,7 @@ def write_anew(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_coalition_finds_files_as_they_were_before_the_run_wrote_them(program, tmp_path, write):
     write_anew(program / "final.pt")
     write_anew(program / "out/weights.pt")

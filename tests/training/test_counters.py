@@ -17,32 +17,24 @@ class CountsAndLogs(Net):
 
     def __init__(self):
         super().__init__()
-        self.begin()
-
-    def begin(self):
         self.correct = 0
         self.total = 0
 
-    def hits(self, batch):
-        x, y = batch
-        return (self.net(x).argmax(1) == y).sum()
-
-    def count(self, batch):
-        self.correct += int(self.hits(batch))
-        self.total += len(batch[1])
-
     def training_step(self, batch, batch_idx):
-        self.count(batch)
+        x, y = batch
+        is_right = self.net(x).argmax(1) == y
+        self.correct += int(is_right.sum())
+        self.total += len(y)
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self):
         self.log("train_accuracy", self.correct / self.total)
-        self.begin()
 
 
 class CountsWithoutLogging(CountsAndLogs):
     def on_train_epoch_end(self):
-        self.begin()
+        self.correct = 0
+        self.total = 0
 
 
 class CountsByMetric(Net):
