@@ -8,7 +8,8 @@ class ShadowShapleyThatKeepsUtilities(ShadowShapley):
     that of the untrained model."""
 
     def complete(self, scores, game):
-        self.utilities_after_first_round = scores.utilities(game, game.rounds[0]).flatten()
-        self.utilities = scores.utilities(game, game.rounds[-1]).flatten()
+        utilities_by_round = [scores.utilities(game, round_index) for round_index in game.rounds]
+        self.utilities_after_first_round = utilities_by_round[0].flatten()
+        self.utilities = utilities_by_round[-1].flatten()
         self.members = game.coalitions
         return super().complete(scores, game)
