@@ -27,7 +27,7 @@ from flsv.metrics import (
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from helpers import refused
-from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
+from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import all_samples, fit, make_untrainable
 from helpers.models import Plain, network
 from zoo.tasks import HELD_OUT, Segmentation
@@ -35,9 +35,14 @@ from zoo.tasks import HELD_OUT, Segmentation
 NUM_CLIENTS = 3
 
 
-def make_data(client_val=0.6):
+def make_data(client_val=0.4):
     """Three equally large clients, each of which by default holds out five samples and more of each class."""
-    data = toy_data((1, 1, 1), server_val=0.0, client_val=client_val, client_test=0.0)
+    data = FederatedDataModule(
+        toy_sets(samples=200),
+        SizePartitioner([1] * NUM_CLIENTS),
+        splits=Splits(server_val=0.0, client_val=client_val),
+        batch_size=8,
+    )
     data.setup("fit")
     return data
 
