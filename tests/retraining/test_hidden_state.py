@@ -73,10 +73,10 @@ def fit_members_alone(row, members):
         _, module = fit_program(program, Path(folder), sampler=sampler.among(members))
         model = state_vector(module).tolist()
         if row.performance == "val_loss":
-            utility = -logged_loss(module, program, Path(folder))
+            loss = logged_loss(module, program, folder)
         else:
-            utility = -validation_loss(module, program)
-    return utility, model
+            loss = loss_of_outputs(module, program)
+    return -loss, model
 
 
 def logged_loss(module, program, folder):
@@ -86,43 +86,38 @@ def logged_loss(module, program, folder):
 
 
 @torch.no_grad()
-def validation_loss(module, program):
+def loss_of_outputs(module, program):
     data = program.data()
     data.setup("fit")
     inputs, labels = all_samples(data.val_dataloader())
 
     module.eval()
-    trainer_options = program.trainer
-    is_mixed = trainer_options.get("precision") == "bf16-mixed"
+    is_mixed = program.trainer.get("precision") == "bf16-mixed"
     with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        loss = entropy(module(inputs), labels)
-    return float(loss)
+        return float(entropy(module(inputs), labels))
 
 
 def in_fork(function, *arguments):
     """Return what a function returns in a fork of this process, in which no program is trained."""
     with tempfile.TemporaryDirectory() as folder:
-        response_file = Path(folder, "response")
-
-        def store_response():
-            response_file.write_bytes(pickle.dumps(response_of(function, arguments)))
-
-        process = Forked(Path(folder, "process"), store_response)
+        file = Path(folder, "response")
+        process = Forked(Path(folder, "process"), store_response, file, function, arguments)
         status, output = process.wait(seconds=300)
         assert status == 0, output
-        response = pickle.loads(response_file.read_bytes())
+        response = pickle.loads(file.read_bytes())
 
     if isinstance(response, Exception):
         raise response
     return response
 
 
-def response_of(function, arguments):
-    """Return what a function returns or raises."""
+def store_response(file, function, arguments):
+    """Write what a function returns or raises into a file."""
     try:
-        return function(*arguments)
+        response = function(*arguments)
     except Exception as error:
-        return error
+        response = error
+    file.write_bytes(pickle.dumps(response))
 
 
 def fit_in_fork(name):

@@ -158,9 +158,8 @@ def numbers_of_strategies(coalition_state):
 
 def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     """A resumed server restores them in this order."""
-    numbers = list(range(8))
     strategies = {"sampler": FullParticipation(), "aggregator": FedAvg()}
-    for number in numbers:
+    for number in range(8):
         strategies[f"strategy {number}"] = StrategyWithSavedNumber(number)
     federation = federation_of(PreparedRounds(), num_clients=2)
 
@@ -175,7 +174,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     coalition_states = coalitions.state_dict()["coalitions"]
     assert coalition_states
     for coalition_state in coalition_states.values():
-        assert numbers_of_strategies(coalition_state) == numbers
+        assert numbers_of_strategies(coalition_state) == list(range(8))
 
 
 def test_move_is_not_compared_with_a_client_without_updates():
