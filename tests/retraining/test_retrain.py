@@ -1,8 +1,6 @@
 """flsv.retrain: the values of flsv retrain, of a Trainer, a module and data in Python."""
 
 import os
-import signal
-from contextlib import suppress
 from functools import partial
 
 import joblib
@@ -11,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from pandas.testing import assert_frame_equal
+from retraining.killed_worker import ModuleThatKillsFirstWorker
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
@@ -146,23 +145,6 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(tm
     assert len(different_weights) == num_seeds
     assert (table["low_over_seeds"] < table["value"]).all()
     assert table["share"].sum() == pytest.approx(1)
-
-
-class ModuleThatKillsFirstWorker(StepsByHand):
-    """Kills the first process but its own that trains it, which leaves a file."""
-
-    def __init__(self, marker_file):
-        super().__init__()
-        self.marker_file = marker_file
-        self.own_process = os.getpid()
-
-    def on_train_start(self):
-        if os.getpid() == self.own_process:
-            return
-        # Only the first process can make the file.
-        with suppress(FileExistsError):
-            self.marker_file.touch(exist_ok=False)
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def worker_processes(cluster):
