@@ -369,18 +369,17 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
     )
     trainer_for(loop, folder, rounds=3).fit(module, data)
 
-    assert_near = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
     path = runs / "checkpoints" / "last.ckpt"
     deployed_state = torch.load(path, weights_only=False)["state_dict"]
     for name, value in module.state_dict().items():
-        assert_near(deployed_state[name], value)
+        assert_same_bits(deployed_state[name], value)
 
     rows = read_run(runs).query("metric == 'cssv' and round == 2")
     classes = [str(number) for number in range(10)]
     table = rows.pivot(index="client", columns="class", values="value")
     values = torch.tensor(table[classes].to_numpy())
     expected = loop.contributions["cssv"].by_class
-    assert_near(values, expected.double())
+    assert_same_bits(values, expected.double())
 
 
 BIN = Path(sys.executable).parent
