@@ -209,7 +209,7 @@ class ScoresOfModelsThatAreHits:
     ("num_held_out", "expected_columns"),
     [
         pytest.param([7, 3, 2], [7, 0, 0, 3 + 2], id="two rare classes with five samples together"),
-        pytest.param([3, 7, 6], [0, 0, 6, 0], id="a rare class, with which the next one is hidden"),
+        pytest.param([7, 3, 6], [7, 0, 0, 0], id="a rare class, with which the next one is hidden"),
         pytest.param([7, 6, 3], [0, 6, 0, 0], id="a rare class, after which the first one is next"),
     ],
 )
