@@ -1,6 +1,7 @@
 """Clients score coalitions: the same game by hand, what is reported, and what is refused."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -234,6 +235,36 @@ def test_client_that_scores_models_counts_classes_of_five_samples(num_held_out, 
     support, hits_of_first_model, hits_of_second_model = response.tolist()
     assert support == hits_of_first_model == expected_columns
     assert hits_of_second_model == [0, 0, 0, 0]
+
+
+class LocalDataWithAllHits:
+    """In the place of a client's data, of which all models classify all samples correctly."""
+
+    def __init__(self, class_counts, num_models):
+        hits = class_counts.double().repeat(num_models, 1)
+        outputs = torch.zeros(num_models, int(class_counts.sum()), len(class_counts))
+        self.scores = SimpleNamespace(
+            support=class_counts, values={"correct": hits}, outputs=outputs
+        )
+
+    def evaluate(self, models, keep):
+        return self.scores
+
+    def score_outputs(self, outputs):
+        return self.scores
+
+
+def test_client_that_scores_coalitions_hides_a_rare_class_and_the_next_one():
+    masks = few_coalitions(2, "all")
+    local_data = LocalDataWithAllHits(torch.tensor([7, 3, 9]), num_models=len(masks))
+
+    responses = score_coalitions(
+        local_data, models=torch.zeros(len(masks), 1), trained=masks, weights=torch.ones(2)
+    )
+
+    # Columns: each of the three classes, and the rare ones together.
+    expected_row = torch.tensor([7, 0, 0, 0])
+    assert (responses == expected_row).all()
 
 
 def test_client_that_claims_more_than_it_trains_on_counts_for_what_it_trains_on():
