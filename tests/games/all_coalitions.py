@@ -9,27 +9,18 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
 from flsv.metrics import LeaveOneOut
-from helpers.fits import fit, plain_trainer
+from helpers.fits import KeepsRounds, fit, plain_trainer
 
 #: The coalitions of three clients.
-ROWS = list(itertools.product([False, True], repeat=3))
-MASKS = torch.tensor(ROWS)
+MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 
 
-class KeepsLastGame(LeaveOneOut):
-    """Scores all coalitions, and keeps the last round with their utilities."""
+class KeepsUtilities(LeaveOneOut):
+    """Scores all coalitions, and keeps the utilities of the last round."""
 
-    @property
-    def round_fields(self):
-        return {**super().round_fields, "generator": self.keep_round}
-
-    def keep_round(self, round):
-        self.last_round = round
-        return round.generator("x")
-
-    def update(self, client_ids, utility, generator=None, round_index=0):
+    def update(self, client_ids, utility, *arguments, **options):
         self.utilities = utility(MASKS)
-        super().update(client_ids, utility, generator, round_index)
+        super().update(client_ids, utility, *arguments, **options)
 
 
 def partition_in_three(data):
@@ -38,13 +29,13 @@ def partition_in_three(data):
 
 def play_all_coalitions(folder, module, data, rounds=1, **performance_options):
     """The utilities ``[8]`` of the last round's coalitions, and the vectors of their models by hand."""
-    metric = KeepsLastGame(**performance_options)
-    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
+    metric = KeepsUtilities(**performance_options)
+    aggregator = KeepsRounds()
+    loop = FederatedLoop(aggregator, metrics={"mine": metric}, seed=3)
     fit(loop, folder, module, data, rounds=rounds)
 
-    vectors = []
-    for mask in MASKS:
-        vectors.append(coalition_vector(metric.last_round, mask))
+    last_round = aggregator.rounds[-1]
+    vectors = [coalition_vector(last_round, mask) for mask in MASKS]
     return metric.utilities, vectors
 
 
@@ -63,7 +54,4 @@ def validate_with_lightning(module, vector, data, folder):
     ParameterSpace(copied_module).write(copied_module, vector)
     trainer = plain_trainer(folder)
     trainer.validate(copied_module, data, verbose=False)
-    logged_values = {}
-    for name, value in trainer.callback_metrics.items():
-        logged_values[name] = float(value)
-    return logged_values
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}

@@ -1,13 +1,12 @@
 """Clients score coalitions: the same game by hand, what is reported, and what is refused."""
 
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from games.all_coalitions import partition_in_three
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 from torchmetrics.classification import BinaryAUROC
 
@@ -29,104 +28,60 @@ from flsv.metrics import (
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from helpers import refused
-from helpers.coalitions_by_hand import GameByFits
-from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
-from helpers.fits import fit, make_untrainable, trainer_for
+from helpers.data import CLASSES, FEATURES, toy_sets
+from helpers.fits import all_samples, fit, make_untrainable
 from helpers.models import Plain, network
 from zoo.tasks import HELD_OUT, Segmentation
 
-#: How many parts of the samples each client has.
-CLIENTS = (4, 1, 2)
+NUM_CLIENTS = 3
 
 
-def make_data(client_val: float = 0.4) -> FederatedDataModule:
-    data = toy_data(CLIENTS, server_val=0.0, client_val=client_val, client_test=0.0)
+def make_data(client_val=0.4):
+    """Three equally large clients, each of which by default holds out five samples and more of each class."""
+    data = FederatedDataModule(
+        toy_sets(samples=200),
+        SizePartitioner([1] * NUM_CLIENTS),
+        splits=Splits(server_val=0.0, client_val=client_val),
+        batch_size=8,
+    )
     data.setup("fit")
     return data
 
 
-def make_module(kind: type[Plain] = Plain) -> Plain:
+def make_module(kind=Plain):
     return kind(network(batch_norm=False))
 
 
-def make_loop(metrics: dict[str, Any], **options) -> FederatedLoop:
+def make_loop(metrics, **options):
     return FederatedLoop(metrics=metrics, seed=3, **options)
 
 
-def held_out_samples(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs and labels that clients hold out, and which client holds out each of them."""
-    inputs = []
-    labels = []
-    owners = []
-    for client in range(len(CLIENTS)):
-        for x, y in data.client_loader(client, "val", shuffle=False):
-            inputs.append(x)
-            labels.append(y)
-            owners.append(torch.full_like(y, client))
-
-    return torch.cat(inputs), torch.cat(labels), torch.cat(owners)
-
-
-def counted_classes(labels: Tensor) -> list[int]:
-    """The classes of which a client tells the number of its held-out samples: those with five samples. If the samples
-    of all smaller ones are fewer than five, the next class in order is left out, too."""
-    sizes = torch.bincount(labels, minlength=CLASSES)
-    counted = [label for label in range(CLASSES) if sizes[label] >= MIN_HELD_OUT]
-    rare = rare_classes(sizes)
-    if rare and sizes[rare].sum() < MIN_HELD_OUT:
-        next_classes = [label for label in counted if label > rare[-1]] + counted
-        counted.remove(next_classes[0])
-    return counted
-
-
-def pooled_classes(labels: Tensor) -> list[int]:
-    """The rare classes that a client tells together: if they have five samples together."""
-    sizes = torch.bincount(labels, minlength=CLASSES)
-    rare = rare_classes(sizes)
-    return rare if sizes[rare].sum() >= MIN_HELD_OUT else []
-
-
-def rare_classes(sizes: Tensor) -> list[int]:
-    return [label for label in range(CLASSES) if 0 < sizes[label] < MIN_HELD_OUT]
-
-
-def scored_samples(labels: Tensor, owners: Tensor) -> Tensor:
-    """For each class a mask of the samples that its recall is computed of ``[M, V]``: those of clients that tell their
-    number. If no client does, it is all that clients tell together of rare classes."""
-    masks = torch.zeros(CLASSES, len(labels), dtype=torch.bool)
-    is_pooled = torch.zeros(len(labels), dtype=torch.bool)
-    for client in range(len(CLIENTS)):
-        is_of_client = owners == client
-        labels_of_client = labels[is_of_client]
-        for label in counted_classes(labels_of_client):
-            masks[label] |= is_of_client & (labels == label)
-        for label in pooled_classes(labels_of_client):
-            is_pooled |= is_of_client & (labels == label)
-
-    is_counted_nowhere = ~masks.any(1)
-    masks[is_counted_nowhere] = is_pooled
-    return masks
+def held_out_samples(data):
+    """Inputs and labels of the samples that clients hold out."""
+    batches = []
+    for client in range(NUM_CLIENTS):
+        batches += data.client_loader(client, "val", shuffle=False)
+    return all_samples(batches)
 
 
 class BalancedAccuracy:
     """The mean over classes of the recalls of models' outputs ``[K, V, M]`` on clients' held-out samples ``[V]``."""
 
-    def __init__(self, data: FederatedDataModule):
-        self.inputs, self.labels, owners = held_out_samples(data)
-        self.masks = scored_samples(self.labels, owners)
+    def __init__(self, data):
+        self.inputs, self.labels = held_out_samples(data)
 
-    def __call__(self, outputs: Tensor) -> Tensor:
+    def __call__(self, outputs):
         is_right = (outputs.argmax(-1) == self.labels).double()
-        recalls = [is_right[:, mask].mean(1) for mask in self.masks]
+        recalls = [is_right[:, self.labels == label].mean(1) for label in range(CLASSES)]
         return torch.stack(recalls).mean(0)
 
-    def of_model(self, model: Plain) -> float:
-        outputs = model.eval()(self.inputs)
+    def of_model(self, model):
+        outputs = model(self.inputs)
         return float(self(outputs[None]))
 
 
 @pytest.fixture(scope="module")
-def federation_with_client_scores(tmp_path_factory) -> tuple[FederatedLoop, Plain]:
+def federation_with_client_scores(tmp_path_factory):
     """A round in which clients score the coalitions of three metrics, and its model. A request holds one model."""
     metrics = {
         "sv": PartialFederatedShapley(evaluators="clients"),
@@ -147,14 +102,12 @@ def test_values_by_client_scores_sum_to_the_gain_on_held_out_samples(federation_
     balanced_accuracy = BalancedAccuracy(make_data())
 
     accuracy = balanced_accuracy.of_model(model)
-    gain = accuracy - balanced_accuracy.of_model(make_module())
+    untrained_accuracy = balanced_accuracy.of_model(make_module())
 
-    assert float(loop.contributions["shadow"].sum()) == pytest.approx(
-        gain,
-        abs=1e-6,
-    )
-    client_score = float(model.trainer.callback_metrics["shadow/client_scores"])
-    assert client_score == pytest.approx(accuracy, abs=1e-6)
+    sum_of_values = float(loop.contributions["shadow"].sum())
+    assert sum_of_values == pytest.approx(accuracy - untrained_accuracy, abs=1e-6)
+    logged_accuracy = float(model.trainer.callback_metrics["shadow/client_scores"])
+    assert logged_accuracy == pytest.approx(accuracy, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -163,7 +116,7 @@ def test_metrics_of_one_federation_share_the_scores_of_clients(federation_with_c
 
     coalition_values = loop.contributions["class"]
     shapley_values = loop.contributions["sv"]
-    assert coalition_values.by_class.shape == (len(CLIENTS), CLASSES)
+    assert coalition_values.by_class.shape == (NUM_CLIENTS, CLASSES)
     assert_close(coalition_values, shapley_values, rtol=0, atol=1e-6)
 
 
@@ -171,30 +124,31 @@ def test_metrics_of_one_federation_share_the_scores_of_clients(federation_with_c
 def test_scores_of_clients_are_requested_and_reported_as_such(federation_with_client_scores):
     loop, _ = federation_with_client_scores
 
-    request, response = ("down", "score_models"), ("up", "score_models")
-    assert {request, response} <= loop.channel.names()
+    messages = loop.channel.names()
+    assert ("down", "score_models") in messages
+    assert ("up", "score_models") in messages
     assert loop.metrics["shadow"].guide()["unit"] == "gain in clients' balanced accuracy"
+
+
+def train_alone(members, folder):
+    """Return the model of a fit of these clients, or an untrained one for nobody."""
+    model = make_module()
+    if members:
+        loop = make_loop({}, sampler=FixedCohort(members))
+        fit(loop, folder, model, make_data(), rounds=1, limit_val_batches=0)
+    return model
 
 
 @pytest.mark.slow
 def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     data = make_data()
     balanced_accuracy = BalancedAccuracy(data)
-
-    def make_trainer(cohort: FixedCohort) -> L.Trainer:
-        return trainer_for(
-            make_loop({}, sampler=cohort),
-            tmp_path,
-            rounds=1,
-            limit_val_batches=0,
-        )
-
-    game = GameByFits(make_trainer, make_module(), data)
-    data.val_dataloader = lambda: [(balanced_accuracy.inputs, balanced_accuracy.labels)]
-    trained = few_coalitions(len(CLIENTS), "singles")
-    outputs = torch.stack([game.outputs(members)[0] for members in members_of(trained)])
+    masks = few_coalitions(NUM_CLIENTS, "singles")
+    models = [train_alone(members, tmp_path) for members in members_of(masks)]
+    with torch.no_grad():
+        outputs = torch.stack([model(balanced_accuracy.inputs).double() for model in models])
     expected = predicted_shapley(
-        trained,
+        masks,
         balanced_accuracy(outputs),
         outputs,
         weights=data.num_samples,
@@ -203,13 +157,8 @@ def test_values_predicted_from_client_scores_equal_those_by_hand(tmp_path):
     )
 
     loop = make_loop({"shadow": ShadowShapley(evaluators="clients")})
-    fit(
-        loop,
-        tmp_path / "evaluated_by_clients",
-        make_module(),
-        make_data(),
-        rounds=1,
-    )
+    fit(loop, tmp_path / "evaluated_by_clients", make_module(), make_data(), rounds=1)
+
     values = loop.contributions["shadow"].double()
     assert_close(values, expected.values, rtol=0, atol=1e-6)
 
@@ -237,73 +186,105 @@ def test_values_by_logged_loss_of_clients_sum_to_the_gain_on_held_out_samples(tm
     }
     loop = make_loop(metrics, aggregator=FedAvg("uniform"))
     data = make_data()
-    inputs, labels, _ = held_out_samples(data)
 
     model = fit(loop, tmp_path, make_module(LogsLossAndSumsIt), data, rounds=1)
 
-    def loss_of(model: Plain) -> float:
-        logits = model.eval()(inputs)
-        return float(nn.functional.cross_entropy(logits, labels))
-
-    gain = loss_of(make_module()) - loss_of(model)
+    inputs, labels = held_out_samples(data)
+    untrained_loss = nn.functional.cross_entropy(make_module()(inputs), labels)
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    gain = float(untrained_loss - loss)
     # Clients respond in three digits.
-    assert float(loop.contributions["loss"].sum()) == pytest.approx(
-        gain,
-        abs=5e-3,
-    )
+    assert float(loop.contributions["loss"].sum()) == pytest.approx(gain, abs=5e-3)
     assert loop.contributions["roc"].isfinite().all()
-
-
-#: How many samples of each class a client holds out. Fewer than five are rare.
-HELD_OUT_OF_CLASS = torch.tensor([7, 3, 2])
 
 
 class ScoresOfModelsThatAreHits:
     """The scores of models whose vectors are themselves their numbers of hits by class."""
 
-    support = HELD_OUT_OF_CLASS
-
-    def __init__(self, models: Tensor, keep: bool = False):
+    def __init__(self, support, models, keep=False):
+        self.support = support
         self.values = {"correct": models.long()}
 
 
-def test_client_that_scores_models_counts_two_rare_classes_as_one():
-    num_held_out = int(HELD_OUT_OF_CLASS.sum())
-    held_out_batch = (torch.zeros(num_held_out, 1), torch.zeros(num_held_out))
+@pytest.mark.parametrize(
+    ("num_held_out", "expected_columns"),
+    [
+        pytest.param([7, 3, 2], [7, 0, 0, 3 + 2], id="two rare classes with five samples together"),
+        pytest.param([7, 3, 6], [7, 0, 0, 0], id="a rare class, with which the next one is hidden"),
+        pytest.param([7, 6, 3], [0, 6, 0, 0], id="a rare class, after which the first one is next"),
+    ],
+)
+def test_client_that_scores_models_counts_classes_of_five_samples(num_held_out, expected_columns):
+    """Columns: each of three classes, and the rare ones, with fewer than five samples each, together."""
+    num_samples = sum(num_held_out)
+    held_out_batch = (torch.zeros(num_samples, 1), torch.zeros(num_samples))
+    class_counts = torch.tensor(num_held_out)
     local_data = LocalData(
         name="client",
         batches=lambda split: [held_out_batch],
-        class_counts=HELD_OUT_OF_CLASS,
-        federation_class_counts=HELD_OUT_OF_CLASS,
-        evaluator=lambda batches: ScoresOfModelsThatAreHits,
+        class_counts=class_counts,
+        federation_class_counts=class_counts,
+        evaluator=lambda batches: partial(ScoresOfModelsThatAreHits, class_counts),
     )
-    two_models = torch.tensor([[7.0, 1.0, 1.0], [0.0, 3.0, 2.0]])
+    model_with_all_hits = class_counts.float()
+    model_without_hits = torch.zeros(3)
+    models = torch.stack([model_with_all_hits, model_without_hits])
 
-    response = Client(0, local_data).request(score_models, two_models)
+    response = Client(0, local_data).request(score_models, models)
+
+    support, hits_of_first_model, hits_of_second_model = response.tolist()
+    assert support == hits_of_first_model == expected_columns
+    assert hits_of_second_model == [0, 0, 0, 0]
+
+
+class LocalDataWithAllHits:
+    """In the place of a client's data, of which all models classify all samples correctly."""
+
+    def __init__(self, class_counts, num_models):
+        hits = class_counts.double().repeat(num_models, 1)
+        outputs = torch.zeros(num_models, int(class_counts.sum()), len(class_counts))
+        self.scores = SimpleNamespace(
+            support=class_counts, values={"correct": hits}, outputs=outputs
+        )
+
+    def evaluate(self, models, keep):
+        return self.scores
+
+    def score_outputs(self, outputs):
+        return self.scores
+
+
+def test_client_that_scores_coalitions_hides_a_rare_class_and_the_next_one():
+    masks = few_coalitions(2, "all")
+    local_data = LocalDataWithAllHits(torch.tensor([7, 3, 9]), num_models=len(masks))
+
+    responses = score_coalitions(
+        local_data, models=torch.zeros(len(masks), 1), trained=masks, weights=torch.ones(2)
+    )
 
     # Columns: each of the three classes, and the rare ones together.
-    support = [7, 0, 0, 3 + 2]
-    hits_of_first_model = [7, 0, 0, 1 + 1]
-    hits_of_second_model = [0, 0, 0, 3 + 2]
-    assert response.tolist() == [support, hits_of_first_model, hits_of_second_model]
+    expected_row = torch.tensor([7, 0, 0, 0])
+    assert (responses == expected_row).all()
 
 
 def test_client_that_claims_more_than_it_trains_on_counts_for_what_it_trains_on():
     # Columns: each of the three classes, and the rare ones together, here classes 1 and 2.
     support = [7, 0, 0, 5]
-    hits_of_first_model = [7, 0, 0, 2]
-    hits_of_second_model = [0, 0, 0, 5]
-    honest_response = torch.tensor([support, hits_of_first_model, hits_of_second_model])
-    claim_of_100 = torch.tensor([[100, 0, 0, 0]] * 3)
+    hits = [0, 0, 0, 2]
+    honest_response = torch.tensor([support, hits])
+    claim_of_100_samples = [100, 0, 0, 0]
+    exaggerated_response = torch.tensor([claim_of_100_samples, claim_of_100_samples])
     num_trained_on = torch.tensor([20, 10])
 
-    hits, supports = hits_by_class([honest_response, claim_of_100], num_trained_on)
+    hits_of_all, support_of_all = hits_by_class(
+        [honest_response, exaggerated_response], num_trained_on
+    )
 
-    recalls_of_first_model, recalls_of_second_model = (hits / supports).tolist()
-    rare_recall = 2 / 5
-    assert recalls_of_first_model == pytest.approx([1, rare_recall, rare_recall])
+    (recalls,) = (hits_of_all / support_of_all).tolist()
     # The claim counts as 10 hits of 10 samples, beside none of the honest client's 7.
-    assert recalls_of_second_model == pytest.approx([10 / (7 + 10), 1, 1])
+    recall_of_class_0 = (0 + 10) / (7 + 10)
+    rare_recall = 2 / 5
+    assert recalls == pytest.approx([recall_of_class_0, rare_recall, rare_recall])
 
 
 #: Row 0: how many samples of class 0, of class 1 and of all rare classes a client holds out. Below it, how many of
@@ -322,26 +303,28 @@ impossible_response = partial(
 )
 
 
-def make_responding_client() -> RespondingClient:
+def make_responding_client():
     num_held_out = int(SUPPORT.sum())
     return RespondingClient({"val": num_held_out}, num_classes=2, model=lambda: torch.zeros(3))
 
 
-@pytest.mark.parametrize("kind", IMPOSSIBLE_RESPONSES)
-def test_impossible_scores_of_models_are_refused(kind):
+@pytest.mark.parametrize("response", IMPOSSIBLE_RESPONSES.values(), ids=list(IMPOSSIBLE_RESPONSES))
+def test_impossible_scores_of_models_are_refused(response):
     describe_response = expected_response(score_models)
     permitted = describe_response(make_responding_client(), TWO_MODELS)
 
     permitted.check(RESPONSE)
     with impossible_response():
-        permitted.check(IMPOSSIBLE_RESPONSES[kind])
+        permitted.check(response)
 
 
 def test_impossible_scores_of_coalitions_are_refused():
-    masks = torch.tensor([[False], [True]])  # a response for each of two coalitions
+    masks_of_two_coalitions = torch.tensor([[False], [True]])
     weights = torch.ones(1)
     describe_response = expected_response(score_coalitions)
-    permitted = describe_response(make_responding_client(), TWO_MODELS, masks, weights)
+    permitted = describe_response(
+        make_responding_client(), TWO_MODELS, masks_of_two_coalitions, weights
+    )
 
     permitted.check(torch.stack([RESPONSE, RESPONSE]))
     with impossible_response():
@@ -366,11 +349,12 @@ def test_client_scores_are_refused_before_training_if_impossible(
 
 
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
-    x, y = toy_sets()[0].tensors
-    is_kept = y != 2
-    is_kept[:9] = True  # with three samples of class 2
+    train_set, _ = toy_sets()
+    x, y = train_set.tensors
+    is_used = y != 2
+    is_used[:9] = True  # with three samples of class 2
     data = FederatedDataModule(
-        (x[is_kept], y[is_kept]),
+        (x[is_used], y[is_used]),
         SizePartitioner([1, 1]),
         splits=Splits(server_val=0.0, client_val=0.4),
         batch_size=8,
@@ -383,13 +367,14 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
 
 def test_value_round_refuses_metrics_with_client_side_evaluation():
     net = nn.Linear(2, 2)
+    model = net.state_dict()
     metric = PartialFederatedShapley(evaluators="clients")
 
     with refused('needs evaluators="clients", which only a FederatedLoop provides'):
-        value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
+        value_round(net, model, [model, model], metrics=metric)
 
 
-def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
+def make_hospitals(samples_of_zurich=80):
     """Patients with two outcomes, and with one only at Zurich."""
     clients = {
         "Cleveland": make_patients(torch.arange(120) % 2),
@@ -401,31 +386,34 @@ def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
     )
 
 
-def make_patients(outcomes: Tensor) -> tuple[Tensor, Tensor]:
+def make_patients(outcomes):
     return torch.randn(len(outcomes), FEATURES), outcomes
 
 
-class FailsIfTrained(Plain):
-    def training_step(self, batch, batch_idx):
-        raise AssertionError("a batch was trained on")
+class TwoClasses(Plain):
+    def __init__(self):
+        super().__init__(nn.Linear(FEATURES, 2))
 
 
-METRICS_OF_TWO_CLASSES = {
-    "auroc": lambda: PartialFederatedShapley(performance="auroc", evaluators="clients"),
-    "metric of torchmetrics": lambda: PartialFederatedShapley(
-        performance=BinaryAUROC(), evaluators="clients"
-    ),
-    "score of a client's model": lambda: ContributionEstimation(performance="average_precision"),
-}
+def make_auroc_by_clients():
+    return PartialFederatedShapley(performance="auroc", evaluators="clients")
 
 
-@pytest.mark.parametrize("kind", METRICS_OF_TWO_CLASSES)
-def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(kind, tmp_path):
-    loop = make_loop({"m": METRICS_OF_TWO_CLASSES[kind]()})
+@pytest.mark.parametrize(
+    "metric",
+    [
+        make_auroc_by_clients(),
+        PartialFederatedShapley(performance=BinaryAUROC(), evaluators="clients"),
+        ContributionEstimation(performance="average_precision"),
+    ],
+    ids=["auroc", "metric of torchmetrics", "score of a client's model"],
+)
+def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(metric, tmp_path):
+    loop = make_loop({"m": metric})
     message = r"client 2 \('Zurich'\): the \d+ labels .* of class 1, .* Hold out samples of"
 
     with refused(message):
-        fit(loop, tmp_path, FailsIfTrained(nn.Linear(FEATURES, 2)), make_hospitals())
+        fit(loop, tmp_path, make_untrainable(TwoClasses), make_hospitals())
 
 
 def test_segmentation_masks_of_one_class_are_refused_before_training(tmp_path):
@@ -442,10 +430,10 @@ def test_segmentation_masks_of_one_class_are_refused_before_training(tmp_path):
 
 @pytest.mark.slow
 def test_client_that_holds_out_too_few_samples_to_score_models_may_have_one_class(tmp_path):
-    loop = make_loop({"m": METRICS_OF_TWO_CLASSES["auroc"]()})
+    loop = make_loop({"m": make_auroc_by_clients()})
     hospitals = make_hospitals(samples_of_zurich=6)
 
-    fit(loop, tmp_path, Plain(nn.Linear(FEATURES, 2)), hospitals, rounds=1)
+    fit(loop, tmp_path, TwoClasses(), hospitals, rounds=1)
 
     assert len(hospitals.client_labels(2, "val")) < MIN_HELD_OUT
     assert loop.contributions["m"].isfinite().all()

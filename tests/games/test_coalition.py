@@ -4,7 +4,6 @@ import copy
 import itertools
 import warnings
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,11 @@ from torchmetrics.classification import MulticlassF1Score
 
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized, Scores
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized
 from flsv.scores import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 from helpers import make_generator, refused, warns
+from helpers.fits import all_samples
 
 CLASSES = 4
 
@@ -40,78 +40,67 @@ class NetWithNormDropoutAndBuffer(nn.Module):
         return self.head(features.flatten(1)) * self.scale
 
 
-def make_network() -> nn.Module:
+def make_network():
     torch.manual_seed(0)
     return NetWithNormDropoutAndBuffer()
 
 
-def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor]]:
+def make_batches(num_samples=70, batch_size=16):
     generator = make_generator(5)
-    x = torch.randn(samples, 1, 6, 6, generator=generator)
-    y = torch.randint(CLASSES, (samples,), generator=generator)
-    return list(zip(x.split(size), y.split(size)))
+    x = torch.randn(num_samples, 1, 6, 6, generator=generator)
+    y = torch.randint(CLASSES, (num_samples,), generator=generator)
+    return list(zip(x.split(batch_size), y.split(batch_size)))
 
 
-def make_round(net: nn.Module, own_starts: bool = False) -> Round:
-    num_clients = 4
+NUM_CLIENTS = 4
+
+
+def draw_noise(space, generator):
+    """Noise for the models of all clients: buffers, among them variances, become no smaller."""
+    noise = 0.3 * torch.randn(NUM_CLIENTS, space.size, generator=generator)
+    noise[:, space.num_parameters :].abs_()
+    return noise
+
+
+def make_round(net, own_starts=False):
+    """A round in which clients start from the global model, or each from a model of its own."""
     space = ParameterSpace(net)
-    num_parameters = space.num_parameters
     generator = make_generator(7)
-
-    def add_noise(models: Tensor) -> Tensor:
-        noise = torch.randn(num_clients, space.size, generator=generator)
-        buffer_noise = noise[:, num_parameters:]
-        noise[:, num_parameters:] = buffer_noise.abs()  # a running variance is positive
-        return models + 0.3 * noise
-
     global_model = space.read(net)
+    starts = global_model.repeat(NUM_CLIENTS, 1)
     if own_starts:
-        initial_models = add_noise(global_model)  # [num_clients, P]
-        starts = list(initial_models)
-    else:
-        initial_models = global_model
-        starts = None  # clients start from the global model
+        starts += draw_noise(space, generator)
 
-    num_samples = torch.randint(5, 50, (num_clients,), generator=generator)
     return Round(
         round_index=0,
-        client_ids=torch.arange(num_clients),
-        num_samples=num_samples,
+        client_ids=torch.arange(NUM_CLIENTS),
+        num_samples=torch.randint(5, 50, (NUM_CLIENTS,), generator=generator),
         global_vector=global_model,
-        client_vectors=add_noise(initial_models),
+        client_vectors=starts + draw_noise(space, generator),
         space=space,
-        starts=starts,
+        starts=list(starts) if own_starts else None,
     )
 
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=4)))
 
 
-def coalition_weights(
-    round: Round, mask: Tensor, weighting
-) -> tuple[dict[int, float], dict[int, float]]:
-    """The members' weights in parameters and in buffers, in plain Python."""
-    members = mask.nonzero().flatten().tolist()
+def weights_of_clients(round, weighting):
     if weighting == "samples":
-        weights = {client: float(round.num_samples[client]) for client in members}
-    elif weighting == "uniform":
-        weights = dict.fromkeys(members, 1.0)
-    elif isinstance(weighting, Renormalized):
-        weights = {client: float(weighting.weights[client]) for client in members}
-    else:
-        weights = {client: float(weighting[client]) for client in members}
-
-    total = sum(weights.values())
-    shares = {client: weight / total for client, weight in weights.items()}
-    if isinstance(weighting, Tensor):
-        # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
-        return weights, shares
-    return shares, shares
+        return round.num_samples.double()
+    if weighting == "uniform":
+        return torch.ones(NUM_CLIENTS).double()
+    if isinstance(weighting, Renormalized):
+        return weighting.weights.double()
+    return weighting.double()
 
 
-def naive_model(
-    net: nn.Module, round: Round, mask: Tensor, weighting, server_lr: float = 1.0
-) -> nn.Module:
+def weighted_sum(states, name, weights):
+    """Of a parameter or a buffer of the clients' states."""
+    return sum(weight * state[name].double() for weight, state in zip(weights, states))
+
+
+def naive_model(net, round, mask, weighting, server_lr=1.0):
     """The coalition's model by averaging state_dicts entry by entry, in double precision."""
     model = copy.deepcopy(net).eval()
     if not mask.any():
@@ -119,28 +108,27 @@ def naive_model(
 
     client_states = [round.space.unflatten(vector) for vector in round.client_vectors]
     start_states = [round.space.unflatten(vector) for vector in round.matrix.starts]
-    parameter_weights, buffer_weights = coalition_weights(round, mask, weighting)
+    weights = weights_of_clients(round, weighting) * mask
+    shares = weights / weights.sum()
+    # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
+    step_weights = weights if isinstance(weighting, Tensor) else shares
+
     state = model.state_dict()
     parameters = dict(model.named_parameters())
     for name, value in state.items():
-        total = torch.zeros_like(value, dtype=torch.float64)
         if name in parameters:
-            for client, weight in parameter_weights.items():
-                initial_value = start_states[client][name].double()
-                update = client_states[client][name].double() - initial_value
-                total += weight * update
-            state[name] = (value.double() + server_lr * total).float()
+            new_value = weighted_sum(client_states, name, step_weights)
+            old_value = weighted_sum(start_states, name, step_weights)
+            state[name] = (value.double() + server_lr * (new_value - old_value)).float()
         elif value.is_floating_point():
-            for client, weight in buffer_weights.items():
-                total += weight * client_states[client][name].double()
-            state[name] = total.float()
+            state[name] = weighted_sum(client_states, name, shares).float()
 
     model.load_state_dict(state)
     return model
 
 
 @torch.no_grad()
-def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def naive_scores(model, data):
     logits = torch.cat([model(x) for x, _ in data])
     labels = torch.cat([y for _, y in data]).numpy()
     predicted = logits.argmax(-1).numpy()
@@ -149,13 +137,7 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
-        recalls = sk.recall_score(
-            labels,
-            predicted,
-            labels=classes,
-            average=None,
-            zero_division=0,
-        )
+        recalls = sk.recall_score(labels, predicted, labels=classes, average=None, zero_division=0)
         return {
             "accuracy": sk.accuracy_score(labels, predicted),
             "balanced_accuracy": sk.balanced_accuracy_score(labels, predicted),
@@ -165,11 +147,14 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         }
 
 
-def make_utility(**options) -> CoalitionUtility:
+def make_evaluator(net, **options):
+    arguments = {"batches": make_batches(), "num_classes": CLASSES, **options}
+    return ModelEvaluator(net, ParameterSpace(net), **arguments)
+
+
+def make_utility(**options):
     net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    return CoalitionUtility(round, evaluator, **options)
+    return CoalitionUtility(make_round(net), make_evaluator(net), **options)
 
 
 WEIGHTS = torch.tensor([0.5, 0.1, 0.0, 0.7])  # of the four clients
@@ -178,15 +163,12 @@ NAMED_METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_ac
 F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
 
 
-def naive_scores_of_coalitions(
-    net: nn.Module, round: Round, data: list[tuple[Tensor, Tensor]], weighting, server_lr: float
-) -> list[dict[str, Any]]:
+def naive_scores_of_coalitions(net, round, data, weighting, server_lr):
     scores = []
     for mask in MASKS:
-        has_weight = isinstance(weighting, str) or WEIGHTS[mask].any()
-        if not has_weight:
-            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
-        model = naive_model(net, round, mask, weighting, server_lr)
+        # Without a member that has a weight, it is the global model.
+        has_weight = mask & (weights_of_clients(round, weighting) > 0)
+        model = naive_model(net, round, has_weight, weighting, server_lr)
         scores.append(naive_scores(model, data))
     return scores
 
@@ -206,10 +188,9 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     backend, weighting, server_lr, own_starts
 ):
     net = make_network()
-    data = make_batches()
     round = make_round(net, own_starts=own_starts)
-    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
-    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    evaluator = make_evaluator(net, backend=backend)
+    f1_evaluator = make_evaluator(net, num_classes=None, metric=F1_SCORE.of, backend=backend)
     # None is the key of the evaluator whose scores have names.
     evaluators = {None: evaluator, F1_SCORE: f1_evaluator}
     games = CoalitionGames(evaluators, server_lr=server_lr)
@@ -222,11 +203,12 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     f1_utility = games.utility(F1_SCORE, weighting)
     utilities["f1"] = f1_utility(MASKS)
 
-    naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
+    naive = naive_scores_of_coalitions(net, round, make_batches(), weighting, server_lr)
     for name, values in utilities.items():
         expected = np.stack([scores[name] for scores in naive])
         np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
-    assert games.evaluations == 2 * len(MASKS)  # by both evaluators
+    num_evaluators = 2
+    assert games.evaluations == num_evaluators * len(MASKS)
 
 
 @pytest.mark.fast_rows
@@ -254,28 +236,28 @@ def test_coalition_utility_with_wrong_masks_raises(masks):
         make_utility()(masks)
 
 
-autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+autocast_to_bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
 
 
-def negative_loss_of(net: nn.Module, **options) -> float:
-    space = ParameterSpace(net)
-    evaluate = ModelEvaluator(net, space, make_batches(), num_classes=CLASSES, **options)
-    model = space.read(net)
+def negative_loss_of(net, **options):
+    evaluate = make_evaluator(net, **options)
+    model = evaluate.space.read(net)
     return evaluate(model[None]).value("negative_loss").item()
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_context_of_an_evaluator_applies_to_the_forward_and_not_to_the_loss(backend):
     net = make_network()
-    ((x, y),) = make_batches(size=70)  # all samples in one batch
-    with autocast():
+    x, y = all_samples(make_batches())
+    with autocast_to_bfloat16():
         logits = net.eval()(x)
     expected = -nn.functional.cross_entropy(logits.float(), y).item()
 
-    value = negative_loss_of(net, backend=backend, context=autocast)
+    value = negative_loss_of(net, backend=backend, context=autocast_to_bfloat16)
+    value_without_context = negative_loss_of(net, backend=backend)
 
     assert value == pytest.approx(expected, abs=2e-3)
-    assert abs(value - negative_loss_of(net, backend=backend)) > 1e-5
+    assert abs(value - value_without_context) > 1e-5
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -284,7 +266,7 @@ def test_evaluator_without_a_context_does_not_use_the_callers_autocast(backend):
     net = make_network()
     expected = naive_scores(net.eval(), make_batches())["negative_loss"]
 
-    with autocast():
+    with autocast_to_bfloat16():
         value = negative_loss_of(net, backend=backend)
 
     assert value == pytest.approx(expected, abs=1e-6)
@@ -295,34 +277,31 @@ def test_evaluator_without_a_context_does_not_use_the_callers_autocast(backend):
 def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     net = make_network()
     space = ParameterSpace(net)
-    vectors = space.read(net).repeat(3, 1)
-    vectors[1] = torch.nan
+    model = space.read(net)
+    model_of_nan = torch.full_like(model, torch.nan)
+    model_with_inf = model.clone()
     positions_of_last_weights = space.head.weight
-    vectors[2, positions_of_last_weights] = torch.inf
-    evaluator = ModelEvaluator(
-        net,
-        space,
-        make_batches(),
-        num_classes=CLASSES,
-        backend=backend,
-        metric=MulticlassF1Score(CLASSES),
-    )
-    scores = evaluator(vectors)
+    model_with_inf[positions_of_last_weights] = torch.inf
+    evaluator = make_evaluator(net, backend=backend, metric=MulticlassF1Score(CLASSES))
 
+    scores = evaluator(torch.stack([model, model_of_nan, model_with_inf]))
+
+    _, loss_of_nan, _ = scores.values["loss"]
+    _, hits_of_nan, _ = scores.values["correct"]
+    assert loss_of_nan.isnan()
+    assert hits_of_nan.sum() == 0
     assert scores.values["loss"].isfinite().tolist() == [True, False, False]
-    assert scores.values["loss"][1].isnan()
-    assert scores.values["correct"][1].sum() == 0
     assert scores.value("negative_loss").isfinite().tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize("size", [600, 7])
-def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
+@pytest.mark.parametrize("batch_size", [600, 7])
+def test_scores_do_not_depend_on_the_size_of_validation_batches(batch_size):
     net = make_network()
-    space = ParameterSpace(net)
-    data = make_batches(600, size)
-    evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
+    data = make_batches(600, batch_size)
+    evaluator = make_evaluator(net, batches=data)
+    model = evaluator.space.read(net)
 
-    scores = evaluator(space.read(net)[None])
+    scores = evaluator(model[None])
 
     expected = naive_scores(net.eval(), data)
     accuracy = scores.value("accuracy").item()
@@ -331,28 +310,23 @@ def test_scores_do_not_depend_on_the_size_of_validation_batches(size):
     assert negative_loss == pytest.approx(expected["negative_loss"], abs=1e-6)
 
 
+THREE_IMAGES = torch.zeros(3, 1, 6, 6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"num_classes": None}, "neither num_classes nor metric"),
         ({"batches": []}, "no validation samples"),
-        ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3))]}, "integer classes"),
-        (
-            {"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]},
-            "3 inputs and 2 labels",
-        ),
-        (
-            {"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]},
-            r"4 \.\. 4.*0 \.\. 3",
-        ),
+        ({"batches": [(THREE_IMAGES, torch.zeros(3))]}, "integer classes"),
+        ({"batches": [(THREE_IMAGES, torch.tensor([0, 0]))]}, "3 inputs and 2 labels"),
+        ({"batches": [(THREE_IMAGES, torch.tensor([4, 4, 4]))]}, r"4 \.\. 4.*0 \.\. 3"),
         ({"num_classes": 9}, r"logits \[70, 9\] are expected"),
     ],
 )
 def test_model_evaluator_with_wrong_arguments_raises(change, message):
-    net = make_network()
-    arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with refused(message):
-        ModelEvaluator(net, ParameterSpace(net), **arguments)
+        make_evaluator(make_network(), **change)
 
 
 class PredictsTwoNoisyNumbers(nn.Linear):
@@ -364,7 +338,7 @@ class PredictsTwoNoisyNumbers(nn.Linear):
         return numbers + 0.1 * torch.randn(len(x), 2)
 
 
-def make_batches_with_two_targets() -> list[tuple[Tensor, Tensor]]:
+def make_batches_with_two_targets():
     batches = []
     for x, y in make_batches():
         brightness = x.sum((1, 2, 3))
@@ -376,79 +350,68 @@ def make_batches_with_two_targets() -> list[tuple[Tensor, Tensor]]:
 SEED_OF_EVALUATION = 4
 
 
-def evaluate_errors(net: nn.Module, vectors: Tensor, backend: str) -> Tensor:
-    """The mean squared error of each model, two models at a time."""
-    evaluate = ModelEvaluator(
+def evaluate_errors(net, vectors, backend):
+    """The mean squared errors of models, two models at a time."""
+    evaluate = make_evaluator(
         net,
-        ParameterSpace(net),
-        make_batches_with_two_targets(),
+        batches=make_batches_with_two_targets(),
+        num_classes=None,
         metric=MeanSquaredError(),
         chunk=2,
         seed=SEED_OF_EVALUATION,
         backend=backend,
     )
-    errors = evaluate(vectors).value("metric")
     assert evaluate.backend == backend
-    return errors
+    return evaluate(vectors).value("metric")
 
 
-def make_five_models(net: nn.Module) -> Tensor:
-    model = ParameterSpace(net).read(net)
-    return model + 0.1 * torch.randn(5, len(model))
-
-
-def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
-    net = PredictsTwoNoisyNumbers()
-    vectors = make_five_models(net)
-
-    errors = evaluate_errors(net, vectors, backend="vmap")
-
-    errors_one_by_one = evaluate_errors(net, vectors, backend="serial")
-    torch.testing.assert_close(errors, errors_one_by_one, rtol=1e-6, atol=0)
-
-
-def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed():
-    net = PredictsTwoNoisyNumbers()
-    vectors = make_five_models(net)
-
-    errors = evaluate_errors(net, vectors, backend="vmap")
-
-    ParameterSpace(net).write(net, vectors[3])
+@torch.no_grad()
+def error_by_hand(net, vector):
+    ParameterSpace(net).write(net, vector)
     squared_errors = []
-    with isolated_rngs(SEED_OF_EVALUATION, "utility"), torch.no_grad():
+    with isolated_rngs(SEED_OF_EVALUATION, "utility"):
         for x, targets in make_batches_with_two_targets():
             squared_errors.append((net(x) - targets) ** 2)
-    expected = torch.cat(squared_errors).mean().item()
-    assert errors[3].item() == pytest.approx(expected, rel=1e-5)
+    return torch.cat(squared_errors).mean().item()
 
 
-def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
-    net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(
-        net, round.space, make_batches(), num_classes=CLASSES, backend="vmap", chunk=7
-    )
-    original_score = evaluator._score
-    chunks = []
+@pytest.mark.parametrize("backend", ["vmap", "serial"])
+def test_each_model_is_evaluated_with_the_random_numbers_of_the_seed(backend):
+    net = PredictsTwoNoisyNumbers()
+    model = ParameterSpace(net).read(net)
+    vectors = model + 0.1 * torch.randn(5, len(model))
 
-    def fail_with_more_than_three_models(num_models: int, *arguments) -> Scores:
-        chunks.append(num_models)
+    errors = evaluate_errors(net, vectors, backend)
+
+    expected = [error_by_hand(net, vector) for vector in vectors]
+    assert errors.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class EvaluatorWithMemoryForThreeModels(ModelEvaluator):
+    """Notes the sizes of its chunks."""
+
+    def _score(self, num_models, *arguments):
+        self.chunk_sizes.append(num_models)
         if num_models > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return original_score(num_models, *arguments)
+        return super()._score(num_models, *arguments)
 
-    monkeypatch.setattr(evaluator, "_score", fail_with_more_than_three_models)
-    utility = CoalitionUtility(round, evaluator)
-    values = utility(MASKS)
+
+def test_chunk_of_models_that_runs_out_of_memory_is_halved():
+    net = make_network()
+    round = make_round(net)
+    evaluator = EvaluatorWithMemoryForThreeModels(
+        net, round.space, make_batches(), num_classes=CLASSES, backend="vmap", chunk=7
+    )
+    evaluator.chunk_sizes = []
+
+    values = CoalitionUtility(round, evaluator)(MASKS)
 
     # The first seven models fail, and are then scored three at a time, as are all others.
-    assert chunks[:2] == [7, 3]
-    assert sum(chunks) == 7 + len(MASKS)
+    assert evaluator.chunk_sizes == [7, 3, 3, 3, 3, 3, 1]
     assert evaluator.chunk == 3
-
-    reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    reference_utility = CoalitionUtility(round, reference)
-    assert torch.equal(values, reference_utility(MASKS))
+    expected_values = CoalitionUtility(round, make_evaluator(net))(MASKS)
+    assert torch.equal(values, expected_values)
 
 
 class BranchesOnItsOutputs(nn.Linear):
@@ -461,31 +424,31 @@ class BranchesOnItsOutputs(nn.Linear):
 
 def test_models_that_vmap_cannot_handle_are_evaluated_one_at_a_time():
     net = BranchesOnItsOutputs(36, CLASSES)
-    data = make_batches()
-    round = make_round(net)
+    models = make_round(net).client_vectors
     with warns("vmap cannot run BranchesOnItsOutputs"):
-        evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
+        evaluator = make_evaluator(net, backend="vmap")
 
-    losses = evaluator(round.client_vectors).value("negative_loss")
+    losses = evaluator(models).value("negative_loss")
 
-    reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
-    expected_losses = reference(round.client_vectors).value("negative_loss")
+    expected_losses = make_evaluator(net)(models).value("negative_loss")
     assert torch.equal(losses, expected_losses)
 
 
-def tensors_of(net: nn.Module) -> dict[str, Any]:
+def tensors_of(net):
     """The identity, the memory and the values of each tensor."""
-    named_tensors = net.state_dict(keep_vars=True).items()
-    return {name: (id(t), t.data_ptr(), t.detach().tolist()) for name, t in named_tensors}
+    facts = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        facts[name] = id(tensor), tensor.data_ptr(), tensor.detach().tolist()
+    return facts
 
 
-def flags_of(net: nn.Module) -> list[bool]:
-    layer_flags = [layer.training for layer in net.modules()]
-    parameter_flags = [parameter.requires_grad for parameter in net.parameters()]
-    return layer_flags + parameter_flags
+def flags_of(net):
+    are_training = [layer.training for layer in net.modules()]
+    require_gradients = [parameter.requires_grad for parameter in net.parameters()]
+    return are_training + require_gradients
 
 
-def make_network_in_training() -> nn.Module:
+def make_network_in_training():
     """A network with a gradient and counted batches, whose norm alone is not in training."""
     net = make_network()
     net.train()
@@ -503,28 +466,24 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     flags_before = flags_of(net)
     round = make_round(net)
     metric = MulticlassF1Score(CLASSES)
-    rng = torch.get_rng_state()
+    generator_state = torch.get_rng_state()
 
-    evaluator = ModelEvaluator(
-        net, round.space, make_batches(), num_classes=CLASSES, metric=metric, backend=backend
-    )
+    evaluator = make_evaluator(net, metric=metric, backend=backend)
     CoalitionUtility(round, evaluator)(MASKS)
     evaluator.gradient(round.global_vector)
 
     assert tensors_of(net) == tensors_before
     assert flags_of(net) == flags_before
     assert net.conv.weight.grad.eq(1).all()
-    assert metric.update_count == 0
-    assert torch.equal(torch.get_rng_state(), rng)
+    assert not metric.update_called
+    assert torch.equal(torch.get_rng_state(), generator_state)
     assert torch.is_grad_enabled()
 
 
-def begin_games() -> CoalitionGames:
+def begin_games():
     net = make_network()
-    round = make_round(net)
-    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
-    games = CoalitionGames({None: evaluator})
-    games.begin(round)
+    games = CoalitionGames({None: make_evaluator(net)})
+    games.begin(make_round(net))
     return games
 
 
@@ -532,12 +491,10 @@ def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
     games = begin_games()
     accuracy = games.utility("accuracy")
     negative_loss = games.utility("negative_loss")
-    row_of_nobody = 0
-    row_of_clients_0_and_1 = 12
-    rows = [row_of_clients_0_and_1, row_of_clients_0_and_1, row_of_nobody]
+    rows = [12, 12, 0]  # two coalitions, one of them twice
 
     accuracies = accuracy(MASKS[rows])
-    assert games.evaluations == 2  # of two different coalitions
+    assert games.evaluations == 2
 
     losses = negative_loss(MASKS)
     assert torch.equal(accuracy(MASKS)[rows], accuracies)
@@ -556,7 +513,9 @@ def test_metrics_with_another_weighting_share_only_the_empty_coalition():
     for utility in (accuracy, weighted_accuracy, weighted_loss):
         utility(MASKS)
 
-    assert games.evaluations == 2 * len(MASKS) - 1
+    num_weightings = 2
+    num_shared_coalitions = 1
+    assert games.evaluations == num_weightings * len(MASKS) - num_shared_coalitions
 
 
 def test_evaluations_of_all_rounds_are_counted():

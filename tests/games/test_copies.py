@@ -4,16 +4,13 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.utilities.compile import from_compiled
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset
 
@@ -27,7 +24,7 @@ from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 
-eager = partial(torch.compile, backend="eager")
+compiled = partial(torch.compile, backend="eager")
 
 
 class CallsItsFunction(Plain):
@@ -43,40 +40,51 @@ class CallsItsFunction(Plain):
         return self.f(x)
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self(batch[0]).square().mean())
+        x, _ = batch
+        self.log("val_loss", self(x).square().mean())
 
 
-def make_with_closure() -> CallsItsFunction:
-    module = CallsItsFunction()
-    module.f = lambda x: module.net(x)
-    return module
+def compile_module(module):
+    return compiled(module)
 
 
-def make_with_closure_of_a_list() -> CallsItsFunction:
-    module = CallsItsFunction()
-    modules = [module]
-    module.f = lambda x: modules[0].net(x)
-    return module
+def compile_and_unwrap_by_lightning(module):
+    return from_compiled(compiled(module))
 
 
-def make_with_compiled_network() -> CallsItsFunction:
-    module = CallsItsFunction()
-    module.net = eager(module.net)
-    return module
-
-
-def make_compiled_in_place() -> CallsItsFunction:
-    module = CallsItsFunction()
+def compile_in_place(module):
     module.compile(backend="eager")
     module.net.compile(backend="eager")
     return module
 
 
-def make_with_hook() -> CallsItsFunction:
-    module = CallsItsFunction()
+def compile_network(module):
+    module.net = compiled(module.net)
+    return module
+
+
+def normalize_weights(module):
+    """Keep a tensor in the middle of an autograd graph, too."""
+    weight_norm(module.net[0])
+    module.cache = module.net[0].weight * 2
+    return module
+
+
+def add_closure(module):
+    module.f = lambda x: module.net(x)
+    return module
+
+
+def add_closure_of_a_list(module):
+    modules = [module]
+    module.f = lambda x: modules[0].net(x)
+    return module
+
+
+def add_hook(module):
     first_layer = module.net[0]
 
-    def add_last_weights(layer, args, output: Tensor) -> Tensor:
+    def add_last_weights(layer, args, output):
         last_layer = module.net[4]
         return output + last_layer.weight.sum()
 
@@ -84,84 +92,81 @@ def make_with_hook() -> CallsItsFunction:
     return module
 
 
-def make_with_weight_norm() -> CallsItsFunction:
-    """It also keeps a tensor in the middle of an autograd graph."""
-    module = CallsItsFunction()
-    weight_norm(module.net[0])
-    module.cache = module.net[0].weight * 2
-    return module
-
-
-MODULES_WITH_FUNCTIONS = {
-    "torch.compile(module)": lambda: eager(CallsItsFunction()),
-    "unwrapped by Lightning": lambda: from_compiled(eager(CallsItsFunction())),
-    "module.compile()": make_compiled_in_place,
-    "torch.compile(net)": make_with_compiled_network,
-    "weight norm": make_with_weight_norm,
-    "closure": make_with_closure,
-    "closure of a list": make_with_closure_of_a_list,
-    "hook": make_with_hook,
-}
-
-
-def parameter_names(module: nn.Module) -> list[str]:
+def parameter_names(module):
     return [name for name, _ in module.named_parameters()]
 
 
-@pytest.mark.fast_rows("weight norm")
-@pytest.mark.parametrize("kind", MODULES_WITH_FUNCTIONS)
-def test_copied_module_shares_no_weights_with_the_original(kind):
-    module = MODULES_WITH_FUNCTIONS[kind]()
+@pytest.mark.fast_rows("normalize_weights")
+@pytest.mark.parametrize(
+    "add_function",
+    [
+        compile_module,
+        compile_and_unwrap_by_lightning,
+        compile_in_place,
+        compile_network,
+        normalize_weights,
+        add_closure,
+        add_closure_of_a_list,
+        add_hook,
+    ],
+)
+def test_copied_module_shares_no_weights_with_the_original(add_function):
+    module = add_function(CallsItsFunction())
     x = torch.randn(4, FEATURES)
-    module(x)
-    copied = ModuleCopies(module).load()
+    output = module(x)  # what is compiled, is compiled by the first call
 
-    assert parameter_names(copied) == parameter_names(module)
-    assert torch.equal(copied(x), module(x))
+    copied_module = ModuleCopies(module).load()
 
-    output = module(x)
+    assert parameter_names(copied_module) == parameter_names(module)
+    assert torch.equal(copied_module(x), output)
+    assert not any(layer._compiled_call_impl for layer in copied_module.modules())
+
     with torch.no_grad():
-        for parameter in copied.parameters():
+        for parameter in copied_module.parameters():
             parameter += 0.1
-
     assert torch.equal(module(x), output)
-    assert not torch.allclose(copied(x), output)
-    assert not any(layer._compiled_call_impl for layer in copied.modules())
+    assert not torch.allclose(copied_module(x), output)
+
+
+class AddsScaledCenter(nn.Linear):
+    def __init__(self):
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.center = torch.zeros(CLASSES)
+
+    def forward(self, x):
+        return super().forward(x) + self.scale * self.center
+
+
+def loss_of_zeros(evaluate):
+    """Return the loss of a model whose parameters are all 0."""
+    model_of_zeros = torch.zeros(1, evaluate.space.size)
+    return evaluate(model_of_zeros).value("loss").item()
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend):
-    def add_scaled_center(layer, args, output: Tensor) -> Tensor:
-        return output + layer.scale * layer.center
-
-    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    module.register_forward_hook(add_scaled_center)
-    module.register_buffer("scale", torch.ones(()), persistent=False)
-    module.center = torch.zeros(CLASSES)
-
-    inputs = torch.zeros(3, FEATURES)
-    labels = torch.zeros(3, dtype=torch.long)
-    space = ParameterSpace(module)
+    module = AddsScaledCenter()
+    labels = torch.tensor([0, 0, 0])
+    batch = (torch.zeros(3, FEATURES), labels)
     evaluate = ModelEvaluator(
-        module, space, [(inputs, labels)], num_classes=CLASSES, backend=backend
+        module, ParameterSpace(module), [batch], num_classes=CLASSES, backend=backend
     )
 
-    def loss_of_zeros() -> float:
-        model_of_zeros = torch.zeros(1, space.size)
-        return -evaluate(model_of_zeros).value("negative_loss").item()
-
-    # The linear layer of a model of zeros returns 0, so the logits are scale * center. All labels are 0.
-    assert loss_of_zeros() == pytest.approx(math.log(3))  # logits 0, 0, 0
+    # The logits of a model of zeros are scale * center.
+    loss_by_equal_logits = math.log(3)
+    assert loss_of_zeros(evaluate) == pytest.approx(loss_by_equal_logits)
 
     module.center = torch.tensor([20.0, 0.0, 0.0])
-    assert loss_of_zeros() == pytest.approx(0, abs=1e-6)  # logits 20, 0, 0
+    assert loss_of_zeros(evaluate) == pytest.approx(0, abs=1e-6)
 
     module.scale = torch.tensor(-1.0)
-    assert loss_of_zeros() == pytest.approx(20 + math.log(2))  # logits -20, 0, 0
+    loss_by_a_logit_of_minus_20 = 20 + math.log(2)
+    assert loss_of_zeros(evaluate) == pytest.approx(loss_by_a_logit_of_minus_20)
 
 
 @torch.jit.script
-def double(x: Tensor) -> Tensor:
+def double(x):
     return 2 * x
 
 
@@ -179,33 +184,32 @@ def test_scripted_parts_are_copied(make_part):
     module.f = make_part()
     x = torch.ones(1, 2)
 
-    copied = ModuleCopies(module).load()
+    copied_module = ModuleCopies(module).load()
 
-    assert torch.equal(copied(x), module(x))
-    assert parameter_names(copied) == parameter_names(module)
-    layers = list(module.modules())
-    assert not any(copied.f is layer for layer in layers)
+    assert torch.equal(copied_module(x), module(x))
+    assert parameter_names(copied_module) == parameter_names(module)
+    assert not any(copied_module.f is layer for layer in module.modules())
 
 
 class NewNeedsArgument:
     """It can be pickled, but not loaded."""
 
-    def __new__(cls, number: int):
+    def __new__(cls, number):
         return super().__new__(cls)
 
 
 class HashedBeforeItIsLoaded:
     """A set in itself hashes it by an attribute that it does not have yet when it is loaded."""
 
-    def __init__(self, name: str):
+    def __init__(self, name):
         self.name = name
         self.neighbours = {self}
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash(self.name)
 
 
-def open_file() -> io.TextIOWrapper:
+def open_file():
     file = io.FileIO(os.devnull, "a")
     return io.TextIOWrapper(file)
 
@@ -221,9 +225,9 @@ UNCOPYABLE_PARTS = {
 class HasPart(CallsItsFunction):
     """Has a part from the beginning, or from a round on."""
 
-    part: Any = None
+    part = None
 
-    def __init__(self, make_part: Callable[[], Any], round_index: int | None = None):
+    def __init__(self, make_part, round_index=None):
         super().__init__()
         self.make_part = make_part
         self.round_index = round_index
@@ -251,7 +255,7 @@ class CatchesErrorsOfPart(UsesPartWhenScored):
             super().use_part()
 
 
-def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
+def fit_with_metric(module, folder, performance):
     mode = "min" if performance == "val_loss" else None
     metric = CumulativeShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric}, seed=1)
@@ -262,10 +266,11 @@ def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
 @pytest.fixture(scope="module", params=["negative_loss", "val_loss"])
 def performance_and_values(request, tmp_path_factory):
     """A performance, and the values by it of a module without a further part."""
+    performance = request.param
     folder = tmp_path_factory.mktemp("without")
-    values = fit_with_metric(CallsItsFunction(), folder, request.param)
+    values = fit_with_metric(CallsItsFunction(), folder, performance)
     assert values.isfinite().all()
-    return request.param, values
+    return performance, values
 
 
 @pytest.mark.fast_rows
@@ -299,7 +304,7 @@ def test_uncopyable_part_whose_error_the_module_catches_is_named_before_training
         fit_with_metric(module, tmp_path, performance="negative_loss")
 
 
-def fit_module_that_opens_a_file(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
+def fit_module_that_opens_a_file(folder, metrics):
     """In the second round it gets the file, with which no copy of it can be scored."""
     loop = FederatedLoop(metrics=metrics, seed=1)
     module = UsesPartWhenScored(open_file, round_index=1)
@@ -308,7 +313,7 @@ def fit_module_that_opens_a_file(folder: Path, metrics: dict[str, Any]) -> Feder
 
 
 @pytest.fixture(scope="module")
-def model_without_metrics(tmp_path_factory) -> Tensor:
+def model_without_metrics(tmp_path_factory):
     loop = fit_module_that_opens_a_file(tmp_path_factory.mktemp("without"), metrics={})
     return loop.state.model()
 
@@ -337,29 +342,27 @@ def test_uncopyable_part_that_appears_in_training_costs_the_values_and_not_the_r
     assert "the module.part" in record["missing"]["value"]
 
 
-def addresses_of(module: nn.Module) -> dict[str, int]:
-    return {name: tensor.data_ptr() for name, tensor in named_tensors(module).items()}
+def names_of_shared_tensors(module, another_module):
+    """Return the names of parameters and buffers that are in the same memory."""
+    tensors = named_tensors(module)
+    addresses = {tensor.data_ptr() for tensor in named_tensors(another_module).values()}
+    return {name for name, tensor in tensors.items() if tensor.data_ptr() in addresses}
 
 
 def test_copies_for_vectors_share_memory_only_of_what_a_vector_holds():
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer("offset", torch.ones(2), persistent=False)
     space = ParameterSpace(module)
+    model = space.read(module)
     copies = ScoringCopies(module, space).take()
 
     first_copy = copies.load()
-    space.write(first_copy, space.read(module))
+    space.write(first_copy, model)
     next_copy = copies.load()
 
-    assert torch.equal(space.read(next_copy), space.read(module))
-
-    addresses = addresses_of(first_copy)
-    addresses_of_next = addresses_of(next_copy)
-    shared_names = {name for name in addresses if addresses[name] == addresses_of_next[name]}
-    assert shared_names == set(space.names)
-
-    addresses_of_original = addresses_of(module)
-    assert set(addresses_of_next.values()).isdisjoint(addresses_of_original.values())
+    assert torch.equal(space.read(next_copy), model)
+    assert names_of_shared_tensors(first_copy, next_copy) == set(space.names)
+    assert names_of_shared_tensors(module, next_copy) == set()
 
 
 def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds():
@@ -383,7 +386,7 @@ def test_module_is_copied_once_in_a_round_and_for_each_score_outside_of_rounds()
 class SharedDatasetWithNetwork(Dataset):
     """Copies of a module share its data sets, and here with it the module's network."""
 
-    def __init__(self, net: nn.Module):
+    def __init__(self, net):
         self.net = net
 
     def __len__(self):

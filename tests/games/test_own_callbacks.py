@@ -3,7 +3,7 @@
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import MeanMetric
 
 from flsv.metrics import ShadowShapley
@@ -12,40 +12,36 @@ from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.fits import trainer_for
 from helpers.models import Plainest
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def size_of_weights(module) -> Tensor:
+def size_of_weights(module):
     last_layer = module.net[4]
     return last_layer.weight.detach().abs().mean()
 
 
 class LogsSizeAndCountsValidations(L.Callback):
-    """Its calls while the Trainer checks a first batch do not count."""
-
-    def __init__(self):
-        self.num_validations = 0
+    num_validations = 0
 
     def on_validation_epoch_end(self, trainer, pl_module):
-        if not trainer.sanity_checking:
-            self.num_validations += 1
+        self.num_validations += 1
         self.log("size", size_of_weights(pl_module))
 
 
 class LogsMeanOutputAndCountsValidations(nn.Module, L.Callback):
     """A part of the module that collects outputs in a metric, as an evaluator of a library does."""
 
+    num_validations = 0
+
     def __init__(self):
         super().__init__()
         self.mean = MeanMetric()
-        self.num_validations = 0
 
     def on_validation_batch_end(self, trainer, pl_module, outputs, *_):
         self.mean.update(outputs)
 
     def on_validation_epoch_end(self, trainer, pl_module):
-        if not trainer.sanity_checking:
-            self.num_validations += 1
+        self.num_validations += 1
         pl_module.log("size", self.mean.compute())
         self.mean.reset()
 
@@ -81,34 +77,28 @@ def make_loop():
     return make_shadow_loop(metric)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ReturnsThreeCallbacks, ReturnsOneCallback, ReturnsItsLayer])
 def test_values_by_a_logged_value_of_own_callbacks_sum_to_its_gain(kind, tmp_path):
     module = kind()
     size_before = size_of_weights(module)
     loop = make_loop()
-    trainer = trainer_for(loop, tmp_path, rounds=2, enable_checkpointing=True)
+    num_rounds = 2
+    trainer = trainer_for(loop, tmp_path, num_rounds, enable_checkpointing=True)
 
     trainer.fit(module, make_three_clients())
 
-    gain = float(size_of_weights(module) - size_before)
-    values = loop.contributions["shadow"]
-    assert float(values.sum()) == pytest.approx(gain, abs=1e-6)
-    assert len(set(values.tolist())) == 3
-    assert trainer.callback_metrics["size"] == pytest.approx(float(size_of_weights(module)))
+    size = float(size_of_weights(module))
+    values = loop.contributions["shadow"].tolist()
+    assert sum(values) == pytest.approx(size - float(size_before), abs=1e-6)
+    assert len(set(values)) == 3
+    assert trainer.callback_metrics["size"] == pytest.approx(size)
 
-    # Coalitions are scored with copies of the callbacks: this one counts the validation after each round only.
-    (num_validations,) = [
-        callback.num_validations
-        for callback in trainer.callbacks
-        if hasattr(callback, "num_validations")
-    ]
-    assert num_validations == 2
-    # The copies save no checkpoints.
+    # Coalitions are scored with copies of the callbacks, which save no checkpoints.
+    counting_callbacks = [cb for cb in trainer.callbacks if hasattr(cb, "num_validations")]
+    assert [callback.num_validations for callback in counting_callbacks] == [num_rounds]
     assert len(list(tmp_path.rglob("*.ckpt"))) == 1
 
 
-@pytest.mark.slow
 def test_performance_that_a_callback_of_the_trainer_logs_is_refused(tmp_path):
     loop = make_loop()
     trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSizeAndCountsValidations()])

@@ -1,35 +1,31 @@
 """What a copy of the module logs is compared with what the run's own validation logs."""
 
 import warnings
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedLoop
 from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.results.round_result import UNLIKE_RUN
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit
-from helpers.models import Plain, network
+from helpers.fits import all_samples, fit
+from helpers.models import Plainest
 
 
-class LogsLoss(Plain):
+class LogsLoss(Plainest):
     """Logs its loss when it validates."""
 
-    def __init__(self):
-        super().__init__(network(batch_norm=False))
-
-    def value(self, batch) -> Tensor:
+    def validation_loss(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
     def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.value(batch))
+        self.log("val_loss", self.validation_loss(batch))
 
 
 class AddsUpInputs(nn.Module):
@@ -70,10 +66,10 @@ class ResetsListedLayersFromRound3(ResetsListedLayers):
     """Before, it resets its own layer, and a copy does the same with its own."""
 
     def forward(self, x):
-        if self.current_epoch >= 2:
-            return super().forward(x)
-        self.adding_layer.reset()
-        return self.net(x) + self.net(x)
+        if self.current_epoch < 2:
+            self.adding_layer.reset()
+            return self.net(x) + self.net(x)
+        return super().forward(x)
 
 
 class LogsNoiseAndCounts(LogsLoss):
@@ -88,9 +84,9 @@ class LogsNoiseAndCounts(LogsLoss):
     def on_validation_start(self):
         self.num_validations += 1
 
-    def value(self, batch) -> Tensor:
+    def validation_loss(self, batch):
         factor = self.current_epoch + self.num_rounds + self.num_validations
-        return factor * super().value(batch) + torch.rand(())
+        return factor * super().validation_loss(batch) + torch.rand(())
 
 
 class AddsNoiseToInputs(TensorDataset):
@@ -104,22 +100,19 @@ class ValidatesOnNoisyInputs(LogsLoss):
 
     def on_fit_start(self):
         data = self.trainer.datamodule
-        x, y = map(torch.cat, zip(*data.val_dataloader()))
+        x, y = all_samples(data.val_dataloader())
         loader = DataLoader(AddsNoiseToInputs(x, y), batch_size=8)
         data.val_dataloader = lambda: loader
 
 
-def fit_module(
-    module, folder: Path, performance: str, metric=CumulativeShapley, rounds: int = 4, **options
-) -> tuple[FederatedLoop, list[str]]:
+def fit_module(module, folder, performance, metric=CumulativeShapley, rounds=4, **options):
     """Return the loop, and the warnings about copies."""
     mode = "min" if performance == "val_loss" else None
     metrics = {"value": metric(performance=performance, mode=mode)}
     loop = FederatedLoop(metrics=metrics, seed=1)
-    data = toy_data(server_val=0.2)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit(loop, folder, module, data, rounds, **options)
+        fit(loop, folder, module, toy_data(server_val=0.2), rounds, **options)
 
     messages = [str(warning.message) for warning in caught_warnings]
     return loop, [message for message in messages if "scored in copies" in message]
@@ -142,8 +135,9 @@ def test_copy_that_logs_another_value_than_the_run_is_reported_once(
 
     (message,) = messages
     assert f"round {round_number}, a copy logs val_loss" in message
-    (event,) = [event for event in loop._fit.reports._events() if event.what == UNLIKE_RUN]
-    assert "a copy logs val_loss" in event.text
+    events = [event for event in loop._fit.reports._events() if event.what == UNLIKE_RUN]
+    assert len(events) == 1
+    assert "a copy logs val_loss" in events[0].text
 
 
 @pytest.mark.slow

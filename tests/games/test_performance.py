@@ -7,11 +7,11 @@ from functools import partial
 import lightning as L
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 import torchmetrics
 from games.all_coalitions import partition_in_three, play_all_coalitions
-from torch import Tensor, nn
+from sklearn import metrics as sk
+from torch import nn
 
 from flsv import Reporting
 from flsv.core.parameter_space import ParameterSpace
@@ -23,8 +23,8 @@ from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, 
 from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
-from helpers.fits import fit, make_untrainable
-from zoo.tasks import Glue, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders, Task
+from helpers.fits import all_samples, fit, make_untrainable
+from zoo.tasks import Glue, Multilabel, OneLogit, Regression, Segmentation, SeveralLoaders
 
 MEAN_SQUARED_ERROR = torchmetrics.MeanSquaredError()
 JACCARD_INDEX = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
@@ -56,7 +56,7 @@ def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric,
         tmp_path, module, partition_in_three(task.data()), performance=metric
     )
 
-    x, y = join_batches(validation_batches(task))
+    x, y = all_samples(validation_batches(task))
     net = copy.deepcopy(module).eval()
     expected = []
     for vector in vectors:
@@ -67,10 +67,11 @@ def test_torchmetrics_performance_equals_the_metric_of_all_outputs(task, metric,
 
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
+    # Copies of the user's metric have computed the values.
     assert not metric.update_called
 
 
-def validation_batches(task: type[Task]) -> list[tuple[Tensor, Tensor]]:
+def validation_batches(task):
     """The batches of a task's only validation loader, or of several one after the other."""
     loaders = task.data().val_dataloader()
     if not isinstance(loaders, list):
@@ -78,11 +79,10 @@ def validation_batches(task: type[Task]) -> list[tuple[Tensor, Tensor]]:
     return list(itertools.chain.from_iterable(loaders))
 
 
-def join_batches(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return all inputs and all labels."""
-    inputs = torch.cat([x for x, _ in batches])
-    labels = torch.cat([y for _, y in batches])
-    return inputs, labels
+def fit_untrainable(kind, metric, folder, **loop_options):
+    """Begin a fit whose first batch would be an error."""
+    loop = FederatedLoop(metrics={"mine": metric}, seed=3, **loop_options)
+    fit(loop, folder, make_untrainable(kind), partition_in_three(kind.data()))
 
 
 class GlueWhoseForwardFails(Glue):
@@ -93,7 +93,7 @@ class GlueWhoseForwardFails(Glue):
 ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
-class ModuleWithoutValidationStep(Task):
+class ModuleWithoutValidationStep(Regression):
     validation_step = L.LightningModule.validation_step
 
 
@@ -130,11 +130,8 @@ class ModuleWithoutValidationStep(Task):
 def test_performance_that_does_not_fit_the_module_is_refused_before_training(
     tmp_path, kind, measure, message
 ):
-    metric = PartialFederatedShapley(**measure)
-    loop = FederatedLoop(metrics={"mine": metric}, seed=3)
-    data = partition_in_three(getattr(kind, "data", Regression.data)())
     with refused(message):
-        fit(loop, tmp_path, make_untrainable(kind), data)
+        fit_untrainable(kind, PartialFederatedShapley(**measure), tmp_path)
 
 
 class LogsCorrelationOfZeros(Regression):
@@ -176,11 +173,8 @@ class ReturnsProbabilities(OneLogit):
 )
 def test_loss_of_probabilities_is_refused_before_training(tmp_path, make_metric_by_loss):
     """A cross-entropy that takes probabilities for logits hardly tells good models from bad ones."""
-    loop = FederatedLoop(metrics={"mine": make_metric_by_loss()}, seed=3)
-    data = partition_in_three(OneLogit.data())
-
     with refused("'mine'.*forward gives probabilities"):
-        fit(loop, tmp_path, make_untrainable(ReturnsProbabilities), data)
+        fit_untrainable(ReturnsProbabilities, make_metric_by_loss(), tmp_path)
 
 
 BY_LOGGED_CORRELATION = {"performance": "val_correlation", "mode": "max"}
@@ -189,7 +183,7 @@ BY_CORRELATION_OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mod
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("kind", "metric", "measure", "message"),
+    ("kind", "metric_class", "measure", "message"),
     [
         (LogsCorrelationOfZeros, LeaveOneOut, BY_LOGGED_CORRELATION, "log a finite number"),
         (LogsCorrelationOfZeros, ShadowShapley, BY_CORRELATION_OF_OUTPUTS, "between 0 and 0"),
@@ -203,16 +197,12 @@ BY_CORRELATION_OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mod
 )
 @pytest.mark.filterwarnings("ignore:The variance of predictions")
 def test_performance_undefined_for_the_untrained_model_is_refused_before_training(
-    tmp_path, kind, metric, measure, message
+    tmp_path, kind, metric_class, measure, message
 ):
     """This is refused even if the run writes and prints nothing. Its values would be NaN."""
-    loop = FederatedLoop(
-        metrics={"mine": metric(**measure)}, seed=3, reporting=Reporting(table=False, files=False)
-    )
-    data = partition_in_three(kind.data())
-
+    silent = Reporting(table=False, files=False)
     with refused(f"'mine'.* untrained model.*{message}"):
-        fit(loop, tmp_path, make_untrainable(kind), data)
+        fit_untrainable(kind, metric_class(**measure), tmp_path, reporting=silent)
 
 
 NETWORKS = {
@@ -228,46 +218,34 @@ TORCHMETRICS_OF_SCORES = {
 }
 
 
-def make_batches(num_classes: int) -> list[tuple[Tensor, Tensor]]:
+def make_batches(num_classes):
     """Two of three labels follow from the first feature, the third one does not."""
     x = torch.randn(60, 3, generator=make_generator())
-    sample = torch.arange(60)
-    follows_feature = sample % 3 > 0
-    y = torch.where(follows_feature, x[:, 0] > 0, sample // 3 % num_classes)
+    samples = torch.arange(60)
+    follows_feature = samples % 3 > 0
+    class_by_feature = x[:, 0] > 0
+    class_in_turn = samples // 3 % num_classes
+    y = torch.where(follows_feature, class_by_feature, class_in_turn)
     return list(zip(x.split(16), y.split(16)))
 
 
-def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
-    score = performance_of("mine", measure, None)
+def make_evaluator(net, measure, data):
+    score = performance_of("mine", measure, mode=None)
     return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
-
-
-def auroc_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
-    return sklearn.metrics.roc_auc_score(np.eye(3)[y], probabilities)
-
-
-def average_precision_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
-    return sklearn.metrics.average_precision_score(np.eye(3)[y], probabilities)
-
-
-def f1_of_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
-    return sklearn.metrics.f1_score(y, probabilities.argmax(1), average="macro")
-
-
-def f1_of_two_classes(y: np.ndarray, probabilities: np.ndarray) -> float:
-    return sklearn.metrics.f1_score(y, probabilities > 0.5)
 
 
 #: By scikit-learn: of the probabilities of class 1 ``[V]``, or of three classes ``[V, 3]``.
 SCORES_OF_TWO_CLASSES = {
-    "auroc": sklearn.metrics.roc_auc_score,
-    "average_precision": sklearn.metrics.average_precision_score,
-    "f1": f1_of_two_classes,
+    "auroc": sk.roc_auc_score,
+    "average_precision": sk.average_precision_score,
+    "f1": lambda y, probabilities: sk.f1_score(y, probabilities > 0.5),
 }
 SCORES_OF_THREE_CLASSES = {
-    "auroc": auroc_of_classes,
-    "average_precision": average_precision_of_classes,
-    "f1": f1_of_classes,
+    "auroc": lambda y, probabilities: sk.roc_auc_score(np.eye(3)[y], probabilities),
+    "average_precision": lambda y, probabilities: sk.average_precision_score(
+        np.eye(3)[y], probabilities
+    ),
+    "f1": lambda y, probabilities: sk.f1_score(y, probabilities.argmax(1), average="macro"),
 }
 #: Class probabilities by outputs of a network ``[V, M]``.
 PROBABILITIES = {
@@ -278,12 +256,12 @@ PROBABILITIES = {
 }
 
 
-def make_models(net: nn.Module) -> Tensor:
+def make_models(net):
     size = ParameterSpace(net).size
     return torch.randn(5, size, generator=make_generator(1))
 
 
-def probabilities_by_hand(kind: str, models: Tensor, x: Tensor) -> Tensor:
+def probabilities_by_hand(kind, models, x):
     """Class probabilities of all models ``[K, V, M]``."""
     net = NETWORKS[kind]()
     probabilities = []
@@ -294,7 +272,7 @@ def probabilities_by_hand(kind: str, models: Tensor, x: Tensor) -> Tensor:
     return torch.stack(probabilities)
 
 
-def assert_scores(evaluator: ModelEvaluator, models: Tensor, probabilities: Tensor, expected):
+def assert_scores(evaluator, models, probabilities, expected):
     """The scores of models are these, and so are the scores of outputs, which are kept as logits."""
     scores = evaluator(models, keep=True)
     scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
@@ -309,11 +287,12 @@ def assert_scores(evaluator: ModelEvaluator, models: Tensor, probabilities: Tens
 def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name, kind):
     net = NETWORKS[kind]()
     models = make_models(net)
-    data = make_batches(2)
-    x, y = join_batches(data)
+    data = make_batches(num_classes=2)
+    x, y = all_samples(data)
     probabilities = probabilities_by_hand(kind, models, x)
+    probabilities_of_class_1 = probabilities[:, :, 1].numpy()
     score = SCORES_OF_TWO_CLASSES[name]
-    expected = [score(y.numpy(), of_model[:, 1].numpy()) for of_model in probabilities]
+    expected = [score(y.numpy(), of_model) for of_model in probabilities_of_class_1]
 
     by_name = make_evaluator(net, name, data)
     by_torchmetrics = make_evaluator(net, TORCHMETRICS_OF_SCORES[name], data)
@@ -327,11 +306,11 @@ def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name,
 def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(name):
     net = NETWORKS["three logits"]()
     models = make_models(net)
-    data = make_batches(3)
-    x, y = join_batches(data)
+    data = make_batches(num_classes=3)
+    x, y = all_samples(data)
     probabilities = probabilities_by_hand("three logits", models, x)
     score = SCORES_OF_THREE_CLASSES[name]
-    expected = [score(y.numpy(), of_model.numpy()) for of_model in probabilities]
+    expected = [score(y.numpy(), of_model) for of_model in probabilities.numpy()]
 
     evaluator = make_evaluator(net, name, data)
 
@@ -364,25 +343,27 @@ def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
 @pytest.mark.parametrize("are_logits", [True, False])
 def test_outputs_between_0_and_1_are_logits_or_probabilities_as_the_performance_says(are_logits):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities."""
-    linear = nn.Linear(3, 1)
-    nn.init.constant_(linear.bias, 0.3)
-    linear.weight.data *= 0.05
-    net = linear if are_logits else nn.Sequential(linear, nn.Sigmoid())
-    data = make_batches(2)
-    accuracy = torchmetrics.Accuracy(task="binary")
+    logits_layer = nn.Linear(3, 1)
+    nn.init.constant_(logits_layer.bias, 0.3)
+    logits_layer.weight.data *= 0.05
+    net = logits_layer if are_logits else nn.Sequential(logits_layer, nn.Sigmoid())
+    data = make_batches(num_classes=2)
+    x, y = all_samples(data)
+    logits = logits_layer(x)
+    assert logits.min() > 0
+    assert logits.max() < 1
 
+    accuracy = torchmetrics.Accuracy(task="binary")
     with refused("logits or probabilities"):
         make_evaluator(net, accuracy, data)
     evaluator = make_evaluator(net, FromOutputs(accuracy, logits=are_logits), data)
 
-    x, y = join_batches(data)
-    assert ((linear(x) > 0) & (linear(x) < 1)).all()
     # All logits are positive, so the model predicts class 1 for each sample.
     share_of_class_1 = float(y.float().mean())
     assert value_of(evaluator, net) == pytest.approx(share_of_class_1)
 
 
-def value_of(evaluator: ModelEvaluator, net: nn.Module) -> float:
+def value_of(evaluator, net):
     model = ParameterSpace(net).read(net)
     return float(evaluator(model[None]).value("metric"))
 
@@ -399,15 +380,17 @@ def test_last_dimension_of_1_that_only_the_labels_have_is_dropped():
 
 @pytest.mark.parametrize("num_classes", [3, 7])
 def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
+    classes_with_samples = [0, 1]
     labels = torch.randint(0, 2, (50,))
     probabilities = torch.rand(50, num_classes)
+    predictions = probabilities.argmax(1)
 
     score = ClassScore("f1")
     score.update(probabilities, labels)
-    expected = sklearn.metrics.f1_score(
-        labels, probabilities.argmax(1), average="macro", labels=[0, 1], zero_division=0
-    )
 
+    expected = sk.f1_score(
+        labels, predictions, average="macro", labels=classes_with_samples, zero_division=0
+    )
     assert float(score.compute()) == pytest.approx(expected)
 
 
@@ -421,11 +404,13 @@ def test_class_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """A prediction halfway between class 0 and class 2 would be class 1."""
     module = ReturnsClassNumbers(2, 3)
     accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
-    labels = torch.tensor([0, 1])
-    evaluator = make_evaluator(module, accuracy, [(torch.eye(2), labels)])
+    inputs = torch.eye(2)
+    predicted_classes = module(inputs)
+    evaluator = make_evaluator(module, accuracy, [(inputs, predicted_classes)])
 
+    # Without a form, outputs are not predicted.
     assert evaluator.form is None
-    assert 0 <= value_of(evaluator, module) <= 1
+    assert value_of(evaluator, module) == 1
 
 
 class Exp(nn.Module):
@@ -443,31 +428,29 @@ class Cosine(nn.Linear):
 POSITIVE_LAYERS = [Exp, nn.Softplus, nn.Sigmoid]
 
 
-def make_network_ending_with(layer) -> nn.Module:
+def make_network_ending_with(layer):
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
-def evaluator_of_sums(net: nn.Module) -> ModelEvaluator:
-    x = torch.rand(8, 3)
-    return make_evaluator(net, MEAN_SQUARED_ERROR, [(x, x.sum(1))])
+def form_of_outputs(net):
+    """Return what an evaluator by errors has found of the network's outputs."""
+    inputs = torch.rand(8, 3)
+    targets = inputs.sum(1)
+    return make_evaluator(net, MEAN_SQUARED_ERROR, [(inputs, targets)]).form
 
 
 @pytest.mark.parametrize("layer", [*POSITIVE_LAYERS, nn.Tanh])
 def test_bounded_outputs_are_recognized_before_training(layer):
-    net = make_network_ending_with(layer)
-
-    assert evaluator_of_sums(net).form.is_bounded
+    assert form_of_outputs(make_network_ending_with(layer)).is_bounded
 
 
 def test_cosines_are_recognized_as_bounded_outputs():
-    assert evaluator_of_sums(Cosine(3, 1)).form.is_bounded
+    assert form_of_outputs(Cosine(3, 1)).is_bounded
 
 
 @pytest.mark.parametrize("layer", [nn.Identity, nn.LeakyReLU])
 def test_unbounded_outputs_are_recognized_before_training(layer):
-    net = make_network_ending_with(layer)
-
-    assert not evaluator_of_sums(net).form.is_bounded
+    assert not form_of_outputs(make_network_ending_with(layer)).is_bounded
 
 
 class RoundsOutputs(nn.Module):
@@ -477,19 +460,21 @@ class RoundsOutputs(nn.Module):
 
 def test_whole_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """Between the counts 2 and 3 lies no count."""
-    net = make_network_ending_with(RoundsOutputs)
+    form = form_of_outputs(make_network_ending_with(RoundsOutputs))
 
-    assert evaluator_of_sums(net).form is None
+    # Without a form, outputs are not predicted.
+    assert form is None
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("layer", POSITIVE_LAYERS)
 def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
-    """The deviance of a prediction below 0 is an error."""
     net = make_network_ending_with(layer)
-    x = torch.rand(8, 3)
-    measure = performance_of("mine", torchmetrics.TweedieDevianceScore(power=1.0), "min")
-    evaluator = make_evaluator(net, measure, [(x, x.sum(1))])
+    inputs = torch.rand(8, 3)
+    targets = inputs.sum(1)
+    deviance = torchmetrics.TweedieDevianceScore(power=1.0)
+    measure = performance_of("mine", deviance, mode="min")
+    evaluator = make_evaluator(net, measure, [(inputs, targets)])
 
     masks = few_coalitions(3, "singles")
     num_parameters = ParameterSpace(net).size
@@ -499,9 +484,9 @@ def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
     utilities = -scores.value("metric")
     output_score = OutputScore.for_evaluator(evaluator, measure)
 
+    # The deviance of a prediction below 0 would raise an error here.
     estimates = output_score.shapley(masks, [utilities], [scores.outputs], weights=torch.ones(3))
 
-    # The metric has raised no error, and the values sum to the gain of all clients together.
     (estimate,) = estimates
     is_grand = masks.all(dim=1)
     is_empty = ~masks.any(dim=1)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from numpy import ndarray
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
 from flsv.core.parameter_space import ParameterSpace
@@ -19,13 +18,13 @@ from helpers import make_generator
 SAMPLES, CLIENTS, CLASSES = 240, 3, 3
 
 
-def labels_of_samples() -> Tensor:
+def labels_of_samples():
     class_shares = torch.tensor([0.6, 0.3, 0.1])
     generator = make_generator()
     return torch.multinomial(class_shares, SAMPLES, replacement=True, generator=generator)
 
 
-def make_score(measure) -> OutputScore:
+def make_score(measure):
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(SAMPLES, 2)
@@ -33,31 +32,27 @@ def make_score(measure) -> OutputScore:
     batches = list(zip(inputs.split(100), labels.split(100)))
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, num_classes=CLASSES)
-    score = OutputScore.for_evaluator(evaluator, measure)
-    assert score is not None
-    return score
+    return OutputScore.for_evaluator(evaluator, measure)
 
 
-def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
+def make_score_of_regression(metric, targets, mode=None):
     module = nn.Linear(2, 1)
     inputs = torch.zeros(len(targets), 2)
     batches = [(inputs, targets[:, None])]
     measure = performance_of("test", metric, mode)
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, metric=measure.of)
-    score = OutputScore.for_evaluator(evaluator, measure)
-    assert score is not None
-    return score
+    return OutputScore.for_evaluator(evaluator, measure)
 
 
-def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
-    """The covariance of values between draws of the validation samples."""
-    values = score.scores_by_sample.values(masks, outputs, weights, scoring=score)
-    assert values is not None
-    return values.covariance()
+def covariance_of(score, masks, outputs):
+    """The covariance, between draws of the validation samples, of the values of equally large clients."""
+    _, num_clients = masks.shape
+    sizes = torch.ones(num_clients)
+    return score.scores_by_sample.values(masks, outputs, sizes, scoring=score).covariance()
 
 
-def make_outputs(masks: Tensor) -> Tensor:
+def make_outputs(masks):
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = make_generator(1)
     is_label = nn.functional.one_hot(labels_of_samples(), CLASSES).float()
@@ -69,12 +64,12 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
-def accuracies(logits: ndarray, labels: ndarray) -> ndarray:
+def accuracies(logits, labels):
     """Of all coalitions' logits ``[K, V, M]``."""
     return (logits.argmax(-1) == labels).mean(1)
 
 
-def balanced_accuracies(logits: ndarray, labels: ndarray) -> ndarray:
+def balanced_accuracies(logits, labels):
     recalls = []
     for label in range(CLASSES):
         is_of_class = labels == label
@@ -82,19 +77,33 @@ def balanced_accuracies(logits: ndarray, labels: ndarray) -> ndarray:
     return np.mean(recalls, axis=0)
 
 
-def negative_losses(logits: ndarray, labels: ndarray) -> ndarray:
+def negative_losses(logits, labels):
     log_probabilities = torch.from_numpy(logits).log_softmax(-1).numpy()
     return log_probabilities[:, np.arange(SAMPLES), labels].mean(1)
 
 
-def resample(rng: np.random.Generator, labels: ndarray) -> ndarray:
+def resample(rng, labels):
     return rng.integers(0, SAMPLES, SAMPLES)
 
 
-def resample_each_class(rng: np.random.Generator, labels: ndarray) -> ndarray:
+def resample_each_class(rng, labels):
     samples_by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
     resampled = [rng.choice(samples, len(samples)) for samples in samples_by_class]
     return np.concatenate(resampled)
+
+
+def covariance_by_bootstrap(utilities, draw_samples, outputs):
+    """The covariance of values between 2,000 draws of the samples, by utilities of all coalitions' outputs."""
+    labels = labels_of_samples().numpy()
+    rng = np.random.default_rng(0)
+    utilities_by_draw = []
+    for _ in range(2000):
+        samples = draw_samples(rng, labels)
+        utilities_by_draw.append(utilities(outputs[:, samples], labels[samples]))
+
+    table = torch.tensor(np.array(utilities_by_draw)).double()  # [draws, coalitions]
+    values_by_draw = shapley_of_table(table.T)
+    return torch.cov(values_by_draw)
 
 
 @pytest.mark.slow
@@ -109,47 +118,31 @@ def resample_each_class(rng: np.random.Generator, labels: ndarray) -> ndarray:
 def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, draw_samples):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
-    score = make_score(measure)
-    covariance = covariance_of(score, masks, outputs, torch.ones(CLIENTS))
 
-    labels = labels_of_samples().numpy()
-    rng = np.random.default_rng(0)
-    resampled_utilities = []
-    for _ in range(2000):
-        samples = draw_samples(rng, labels)
-        resampled_outputs = outputs.numpy()[:, samples]
-        resampled_utilities.append(utilities(resampled_outputs, labels[samples]))
-    utilities_by_draw = torch.tensor(np.array(resampled_utilities)).double()
-    values_by_draw = shapley_of_table(utilities_by_draw.T)
-    expected = torch.cov(values_by_draw)
+    covariance = covariance_of(make_score(measure), masks, outputs)
 
+    expected = covariance_by_bootstrap(utilities, draw_samples, outputs.numpy())
     largest_variance = float(expected.diagonal().max())
-    torch.testing.assert_close(
-        covariance,
-        expected,
-        rtol=0,
-        atol=0.12 * largest_variance,
-    )
+    torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * largest_variance)
 
 
 def test_values_of_samples_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     output_score = make_score("balanced_accuracy")
-    assert output_score.scores_by_sample is not None
     score_outputs = output_score.score
     score_each_sample = output_score.scores_by_sample.score
     sizes = torch.tensor([3.0, 2.0, 1.0])
     sorted_outputs = outputs[:, output_score.order]  # scores take the samples sorted by class
 
-    values = predicted_shapley(
+    estimate = predicted_shapley(
         masks,
         score_outputs(sorted_outputs),
         sorted_outputs,
         weights=sizes,
         score=score_outputs,
         logits=True,
-    ).values
+    )
     values_by_sample = case_values(
         masks,
         score_each_sample(sorted_outputs),
@@ -159,8 +152,8 @@ def test_values_of_samples_average_to_the_predicted_values():
     )
 
     assert values_by_sample.shape == (CLIENTS, SAMPLES)
-    mean_values = values_by_sample.mean(1).tolist()
-    assert mean_values == pytest.approx(values.tolist(), abs=1e-9)
+    mean_values = values_by_sample.mean(dim=1).tolist()
+    assert mean_values == pytest.approx(estimate.values.tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize(("metric", "power"), [(MeanSquaredError(), 2), (MeanAbsoluteError(), 1)])
@@ -171,10 +164,10 @@ def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, po
 
     # The model of both clients predicts 0. The other models (of nobody and of each client alone) predict 1.
     masks = all_coalitions(2)
-    has_both_clients = masks.all(1)
+    has_both_clients = masks.all(dim=1)
     outputs = torch.ones(len(masks), num_samples)
     outputs[has_both_clients] = 0
-    covariance = covariance_of(score, masks, outputs, torch.ones(2))
+    covariance = covariance_of(score, masks, outputs)
 
     # Both clients have the same value, half of the mean gain. So all four variances and covariances are the value's
     # variance.
@@ -189,14 +182,19 @@ def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, po
 def test_measure_that_is_no_mean_over_samples_is_resampled():
     targets = torch.randn(400, generator=make_generator())
     score = make_score_of_regression(R2Score(), targets, mode="max")
-    assert score.scores_by_sample is not None
-    assert score.scores_by_sample.is_resampled
-
-    noise = torch.randn(400, generator=make_generator(1))
     zeros = torch.zeros(400)
-    # Outputs of the empty coalition, of client 0, of client 1 and of both. Client 0 predicts the targets.
-    outputs = torch.stack([zeros, targets, zeros, targets + 0.5 * noise])
-    covariance = covariance_of(score, all_coalitions(2), outputs, torch.ones(2))
+    noise = torch.randn(400, generator=make_generator(1))
+    outputs_of_nobody = outputs_of_client_1 = zeros
+    outputs_of_client_0 = targets
+    outputs_of_both = targets + 0.5 * noise
+    outputs = torch.stack(
+        [outputs_of_nobody, outputs_of_client_0, outputs_of_client_1, outputs_of_both]
+    )
 
-    assert 0 < covariance[0, 0] < 0.01
-    assert covariance[0, 1] != 0
+    covariance = covariance_of(score, all_coalitions(2), outputs)
+
+    assert score.scores_by_sample.is_resampled
+    variance_of_client_0 = covariance[0, 0]
+    assert 0 < variance_of_client_0 < 0.01
+    covariance_of_clients = covariance[0, 1]
+    assert covariance_of_clients != 0

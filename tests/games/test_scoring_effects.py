@@ -1,8 +1,6 @@
 """What scoring changes: found once, by the first score, and told to coalitions."""
 
-import inspect
-from functools import wraps
-from pathlib import Path
+from collections import Counter
 from typing import Any, ClassVar
 
 import pytest
@@ -15,9 +13,9 @@ from flsv.federation import FederatedLoop, loop
 from flsv.games import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.metrics import ShadowShapley
+from helpers import record_calls
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.models import Plain, network
 
 BATCHES = [(torch.eye(3), torch.tensor([0, 1, 2]))]
 
@@ -76,20 +74,21 @@ EFFECTS = {
 }
 
 
-def evaluator_of(module: nn.Module) -> ModelEvaluator:
+def evaluator_of(module, copies_module=True):
     space = ParameterSpace(module)
-    return ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
+    evaluator = ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
+    evaluator.copies_module = copies_module
+    return evaluator
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_first_score_shows_what_scoring_changes(module_class):
-    module = module_class()
-    evaluate = evaluator_of(module)
+    evaluate = evaluator_of(module_class())
 
     assert evaluate.effects == EFFECTS[module_class]
 
 
-def losses_of_two_copies(evaluate: ModelEvaluator, module: nn.Module) -> list[float]:
+def losses_of_two_copies(evaluate, module):
     model = evaluate.space.read(module)
     return evaluate(torch.stack([model, model])).value("loss").tolist()
 
@@ -97,22 +96,19 @@ def losses_of_two_copies(evaluate: ModelEvaluator, module: nn.Module) -> list[fl
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     losses = losses_of_two_copies(evaluate, module)
     loss_of_module = evaluate.score_module(module).value("loss").item()
     next_losses = losses_of_two_copies(evaluate, module)
 
-    assert losses == [loss_of_module, loss_of_module]
-    assert next_losses == losses
+    assert losses == next_losses == [loss_of_module, loss_of_module]
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_change_neither_module_nor_program(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     losses_of_two_copies(evaluate, module)
     evaluate.score_module(module)
@@ -122,15 +118,14 @@ def test_scores_change_neither_module_nor_program(module_class):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("module_class", EFFECTS)
-def test_scores_of_no_models_are_empty(module_class):
-    evaluate = evaluator_of(module_class())
+def test_scores_of_no_models_are_empty():
+    evaluate = evaluator_of(RecordsScoredModules())
     no_models = torch.zeros(0, evaluate.space.size)
 
     assert len(evaluate(no_models)) == 0
 
 
-def scored_module(evaluate: ModelEvaluator, module: nn.Module) -> nn.Module:
+def scored_module(evaluate, module):
     """The module, or the copy of it, whose forward a score has called."""
     evaluate.score_module(module)
     return module.scored.modules[-1]
@@ -138,14 +133,18 @@ def scored_module(evaluate: ModelEvaluator, module: nn.Module) -> nn.Module:
 
 def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
     module = RecordsScoredModules()
-    module.layers[1].eval()
+    linear, norm, dropout = module.layers
+    norm.eval()
     evaluate = evaluator_of(module)
 
     assert scored_module(evaluate, module) is not module
 
     evaluate.copies_module = False
     assert scored_module(evaluate, module) is module
-    assert [layer.training for layer in module.layers] == [True, False, True]
+    # Scored in evaluation mode, its layers are in their modes again.
+    assert linear.training
+    assert not norm.training
+    assert dropout.training
 
 
 @pytest.mark.parametrize(
@@ -153,21 +152,20 @@ def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
 )
 def test_module_that_scoring_changes_is_scored_in_a_copy(module_class):
     module = module_class()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     assert scored_module(evaluate, module) is not module
 
 
-def compile_module(module: nn.Module):
+def compile_module(module):
     module.compile(backend="eager")
 
 
-def compile_layers(module: nn.Module):
+def compile_layers(module):
     module.layers = torch.compile(module.layers, backend="eager")
 
 
-def compile_function(module: nn.Module):
+def compile_function(module):
     module.f = torch.compile(torch.relu, backend="eager")
 
 
@@ -175,8 +173,7 @@ def compile_function(module: nn.Module):
 @pytest.mark.parametrize("compile_part", [compile_module, compile_layers, compile_function])
 def test_compiled_module_is_scored_in_a_copy(compile_part):
     module = RecordsScoredModules()
-    evaluate = evaluator_of(module)
-    evaluate.copies_module = False
+    evaluate = evaluator_of(module, copies_module=False)
 
     compile_part(module)
 
@@ -201,7 +198,8 @@ def test_globals_that_refer_to_the_copy_while_it_is_scored_are_no_change(monkeyp
     evaluate = evaluator_of(module)
 
     model = evaluate.space.read(module)
-    loss_of_model, loss_of_zeros = evaluate(torch.stack([model, 0 * model])).value("loss")
+    model_of_zeros = torch.zeros_like(model)
+    loss_of_model, loss_of_zeros = evaluate(torch.stack([model, model_of_zeros])).value("loss")
     assert loss_of_model != loss_of_zeros
 
     assert evaluate.effects.are_none
@@ -209,43 +207,26 @@ def test_globals_that_refer_to_the_copy_while_it_is_scored_are_no_change(monkeyp
     assert global_layers == {module.layers}
 
 
-def counted(monkeypatch, owner: Any, name: str) -> list[str]:
-    """A list to which each call of a function adds its name."""
-    function = inspect.getattr_static(owner, name)
-    calls = []
+def count_calls_of_a_fit(num_clients, folder):
+    """Return how often a fit that trains coalitions calls functions that look at the module, by their names."""
+    with pytest.MonkeyPatch.context() as patch:
+        inspections = record_calls(patch, ModuleCopies, "content_of")
+        copies = record_calls(patch, ModuleCopies, "__init__")
+        identities = record_calls(patch, loop, "fit_identity")
 
-    @wraps(function)
-    def count(*args, **kwargs):
-        calls.append(name)
-        return function(*args, **kwargs)
+        metric = ShadowShapley(performance="negative_loss")
+        federated_loop = FederatedLoop(metrics={"value": metric}, seed=1)
+        data = toy_data(proportions=[2] * num_clients, server_val=0.2)
+        fit(federated_loop, folder, data=data, rounds=1)
 
-    monkeypatch.setattr(owner, name, count)
-    return calls
-
-
-def fit_with_trained_coalitions(num_clients: int, folder: Path):
-    metric = ShadowShapley(performance="negative_loss")
-    federated_loop = FederatedLoop(metrics={"value": metric}, seed=1)
-    data = toy_data(proportions=(2,) * num_clients, server_val=0.2)
-    fit(federated_loop, folder, module=Plain(network()), data=data, rounds=1)
     assert federated_loop.contributions["value"].isfinite().all()
+    return Counter([*inspections, *copies, *identities])
 
 
 @pytest.mark.slow
-def test_number_of_coalitions_does_not_change_how_often_a_module_is_inspected(
-    monkeypatch, tmp_path
-):
-    inspections = counted(monkeypatch, ModuleCopies, "content_of")
-    copies = counted(monkeypatch, ModuleCopies, "__init__")
-    identities = counted(monkeypatch, loop, "fit_identity")
+def test_number_of_coalitions_does_not_change_how_often_a_module_is_inspected(tmp_path):
+    calls = count_calls_of_a_fit(num_clients=2, folder=tmp_path)
 
-    fit_with_trained_coalitions(2, tmp_path)
-    num_copies = len(copies)
-    num_inspections = len(inspections)
-    fit_with_trained_coalitions(3, tmp_path)
-
-    # The lists hold the calls of both fits.
-    assert num_inspections == 2
-    assert len(inspections) == 2 * num_inspections
-    assert len(copies) == 2 * num_copies
-    assert len(identities) == 2
+    assert calls["content_of"] == 2
+    assert calls["fit_identity"] == 1
+    assert count_calls_of_a_fit(num_clients=3, folder=tmp_path) == calls

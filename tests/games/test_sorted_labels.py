@@ -29,18 +29,20 @@ def with_ties():
 
 def with_nan():
     """A logit is NaN: of the right class, of another one, and of all samples of a model."""
-    logits = draw_logits()
-    logits[0, :10, 0] = torch.nan
-    logits[1, 10:20, NUM_CLASSES - 1] = torch.nan
-    logits[2] = torch.nan
-    return logits
+    logits_of_models = draw_logits()
+    first_model, second_model, last_model = logits_of_models
+    first_model[:10, 0] = torch.nan
+    second_model[10:20, NUM_CLASSES - 1] = torch.nan
+    last_model[:] = torch.nan
+    return logits_of_models
 
 
 def with_infinity():
-    logits = draw_logits()
-    logits[0, :10, 1] = torch.inf
-    logits[1, :10, 1] = -torch.inf
-    return logits
+    logits_of_models = draw_logits()
+    first_model, second_model, _ = logits_of_models
+    first_model[:10, 1] = torch.inf
+    second_model[:10, 1] = -torch.inf
+    return logits_of_models
 
 
 def is_right_by_numpy(logits, label):
@@ -78,10 +80,8 @@ def test_counts_by_class_are_those_of_numpy(make_logits):
     counts = sorted_labels.counts(logits[:, sorted_labels.order])
 
     hits = hits_by_numpy(logits, labels)
-    for label in range(NUM_CLASSES):
-        is_of_class = labels.numpy() == label
-        expected_counts = hits[:, is_of_class].sum(axis=1)
-        assert counts[:, label].tolist() == expected_counts.tolist()
+    counts_by_class = [hits[:, labels.numpy() == label].sum(axis=1) for label in range(NUM_CLASSES)]
+    np.testing.assert_array_equal(counts.numpy(), np.stack(counts_by_class, axis=1))
 
 
 def test_losses_of_sorted_samples_are_those_of_numpy():
@@ -94,5 +94,5 @@ def test_losses_of_sorted_samples_are_those_of_numpy():
     exponentials = np.exp(logits.double().numpy())
     probabilities = exponentials / exponentials.sum(axis=2, keepdims=True)
     probabilities_of_labels = probabilities[:, np.arange(NUM_SAMPLES), labels.numpy()]
-    expected_losses = -np.log(probabilities_of_labels)[:, sorted_labels.order]
-    np.testing.assert_allclose(losses.numpy(), expected_losses, rtol=1e-5)
+    expected_losses = -np.log(probabilities_of_labels)
+    np.testing.assert_allclose(losses.numpy(), expected_losses[:, sorted_labels.order], rtol=1e-5)

@@ -2,11 +2,8 @@
 
 import copy
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from games.all_coalitions import (
@@ -15,8 +12,8 @@ from games.all_coalitions import (
     play_all_coalitions,
     validate_with_lightning,
 )
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
 
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
@@ -27,6 +24,7 @@ from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain
+from zoo.program import Base
 from zoo.tasks import VAE, Autoencoder, Hooked, LanguageModel, Regression, SeveralLoaders
 
 
@@ -55,12 +53,12 @@ def test_value_logged_by_a_coalitions_model_is_what_lightning_would_log(kind, na
         expected.append(logged_values[name])
 
     assert len(set(expected)) > 1
-    assert values.tolist() == pytest.approx(expected, rel=2e-6, abs=1e-7)
-
-    # Averaging rounds the models of several clients. Those of nobody and of one client are exact.
-    is_exact = MASKS.sum(1) < 2
     expected_values = torch.tensor(expected, dtype=values.dtype)
-    assert torch.equal(values[is_exact], expected_values[is_exact])
+    torch.testing.assert_close(values, expected_values, rtol=2e-6, atol=1e-7)
+
+    # The models of nobody and of one client are no averages, which would be rounded.
+    is_no_average = MASKS.sum(dim=1) < 2
+    assert torch.equal(values[is_no_average], expected_values[is_no_average])
 
 
 class LossGrowsWithEachCall(VAE):
@@ -68,118 +66,123 @@ class LossGrowsWithEachCall(VAE):
 
     num_losses = 0
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         self.num_losses += 1
         return self.num_losses * super().loss(batch)
 
 
-class CallsAfterRound(L.Callback):
-    """Calls a function of the Trainer and of the module when a round has ended."""
-
-    def __init__(self, function: Callable[[L.Trainer, L.LightningModule], Any]):
-        self.function = function
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.result = self.function(trainer, pl_module)
+VAL_BATCHES = 2
 
 
-def call_after_round(function, folder: Path, kind) -> Any:
-    """What the function returns after a round."""
-    callback = CallsAfterRound(function)
+def fit_and_call_after_the_round(folder, kind, function):
+    """Call a function of the Trainer and the module after the only round of a fit."""
     fit(
         FederatedLoop(seed=3),
         folder,
         module=kind(),
         data=partition_in_three(kind.data()),
         rounds=1,
-        callbacks=[callback],
-        limit_val_batches=2,
+        callbacks=[LambdaCallback(on_train_epoch_end=function)],
+        limit_val_batches=VAL_BATCHES,
     )
-    return callback.result
 
 
-def make_evaluator(trainer, module, **options) -> ValidatedModels:
+def make_evaluator(trainer, module, **options):
     batches = store_batches(trainer, trainer.datamodule.val_dataloader())
     return ValidatedModels(trainer, ParameterSpace(module), batches, names=["val_loss"], **options)
 
 
-def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
-    def evaluate_four_models(trainer, module) -> tuple[Tensor, Tensor]:
-        evaluate = make_evaluator(trainer, module)
-        model = evaluate.space.read(module)
-        models = torch.stack([model, 0.5 * model, 2 * model, model])
-        third_model_alone = models[2:3]
-        losses = evaluate(models).value("val_loss")
-        loss_of_third = evaluate(third_model_alone).value("val_loss")
-        return losses, loss_of_third
+def assert_losses_do_not_depend_on_positions(trainer, module):
+    evaluate = make_evaluator(trainer, module)
+    model = evaluate.space.read(module)
+    models = torch.stack([model, 0.5 * model, 2 * model, model])
 
-    losses, loss_of_third = call_after_round(evaluate_four_models, tmp_path, LossGrowsWithEachCall)
+    losses = evaluate(models).value("val_loss").tolist()
+    (loss_of_third_alone,) = evaluate(models[2:3]).value("val_loss").tolist()
 
     assert losses[0] == losses[3]
-    assert losses[2] == loss_of_third[0]
-    assert len(set(losses.tolist())) == 3
+    assert losses[2] == loss_of_third_alone
+    num_different_models = 3
+    assert len(set(losses)) == num_different_models
+
+
+def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
+    fit_and_call_after_the_round(
+        tmp_path, LossGrowsWithEachCall, assert_losses_do_not_depend_on_positions
+    )
+
+
+def assert_evaluation_changes_nothing(trainer, module):
+    evaluate = make_evaluator(trainer, module)
+    model = evaluate.space.read(module)
+    another_model = 2 * model
+    generator_state = torch.get_rng_state()
+    logged_values = dict(trainer.callback_metrics)
+
+    evaluate(another_model[None])
+
+    assert torch.equal(evaluate.space.read(module), model)
+    assert torch.equal(torch.get_rng_state(), generator_state)
+    assert dict(trainer.callback_metrics) == logged_values
+    assert module.trainer is trainer
+    assert trainer.training
 
 
 def test_evaluation_of_logged_values_changes_neither_module_nor_trainer(tmp_path):
-    def evaluate_and_compare(trainer, module):
-        evaluate = make_evaluator(trainer, module)
-        model = evaluate.space.read(module)
-        generator_state = torch.get_rng_state()
-        logged_values = dict(trainer.callback_metrics)
-
-        evaluate(2 * model[None])
-
-        assert torch.equal(evaluate.space.read(module), model)
-        assert torch.equal(torch.get_rng_state(), generator_state)
-        assert dict(trainer.callback_metrics) == logged_values
-        assert module.trainer is trainer
-        assert trainer.training
-
-    call_after_round(evaluate_and_compare, tmp_path, LossGrowsWithEachCall)
+    fit_and_call_after_the_round(tmp_path, LossGrowsWithEachCall, assert_evaluation_changes_nothing)
 
 
 class RepeatsFirstBatch:
     """A loader that never ends."""
 
     def __init__(self, loader):
-        self.loader = loader
+        self.first_batch = next(iter(loader))
 
     def __iter__(self):
-        return itertools.repeat(next(iter(self.loader)))
+        return itertools.repeat(self.first_batch)
+
+
+def assert_endless_loader_is_stored_up_to_the_limit(trainer, module):
+    endless_loader = RepeatsFirstBatch(trainer.datamodule.val_dataloader())
+
+    (stored_batches,) = store_batches(trainer, endless_loader)
+
+    assert len(stored_batches) == VAL_BATCHES
 
 
 def test_endless_validation_loader_is_stored_up_to_the_trainers_limit(tmp_path):
-    def store_endless_loader(trainer, module) -> list[int]:
-        endless = RepeatsFirstBatch(trainer.datamodule.val_dataloader())
-        return [len(batches) for batches in store_batches(trainer, endless)]
-
-    assert call_after_round(store_endless_loader, tmp_path, VAE) == [2]
+    fit_and_call_after_the_round(tmp_path, VAE, assert_endless_loader_is_stored_up_to_the_limit)
 
 
-STEP = 1e-2
+def slope_by_differences(evaluate, model, direction, step_size=1e-2):
+    """Return the slope of the loss at a model along a direction of its parameters of length 1."""
+    step = torch.zeros_like(model)
+    step[: len(direction)] = step_size * direction
+    neighbors = torch.stack([model - step, model + step])
+    low, high = evaluate(neighbors).value("val_loss").tolist()
+    return (high - low) / (2 * step_size)
+
+
+def assert_gradient_has_slopes_by_differences(trainer, module):
+    evaluate = make_evaluator(trainer, module, derived=["val_loss"])
+    evaluate.dry_run()
+    model = evaluate.space.read(module)
+
+    gradient = evaluate.gradient(model, "val_loss")
+
+    assert gradient.shape == (evaluate.space.num_parameters,)
+    assert gradient.dtype == torch.float64
+    for direction in (gradient, torch.randn_like(gradient)):
+        unit_direction = direction / direction.norm()
+        expected_slope = slope_by_differences(evaluate, model, unit_direction)
+        slope = float(gradient @ unit_direction)
+        assert slope == pytest.approx(expected_slope, rel=2e-2, abs=2e-4)
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(kind, tmp_path):
-    def compare_with_quotients(trainer, module):
-        evaluate = make_evaluator(trainer, module, derived=["val_loss"])
-        evaluate.dry_run()
-        model = evaluate.space.read(module)
-        gradient = evaluate.gradient(model, "val_loss")
-
-        assert gradient.shape == (evaluate.space.num_parameters,)
-        assert gradient.dtype == torch.float64
-
-        for direction in (gradient, torch.randn_like(gradient)):
-            unit = direction / direction.norm()
-            step = torch.zeros_like(model)
-            step[: len(gradient)] = STEP * unit
-            low, high = evaluate(torch.stack([model - step, model + step])).value("val_loss")
-            quotient = float(high - low) / (2 * STEP)
-            assert quotient == pytest.approx(float(gradient @ unit), rel=2e-2, abs=2e-4)
-
-    call_after_round(compare_with_quotients, tmp_path, kind)
+    fit_and_call_after_the_round(tmp_path, kind, assert_gradient_has_slopes_by_differences)
 
 
 class LogsPythonNumber(LanguageModel):
@@ -207,48 +210,42 @@ class DoublesLossInEpochHook(LanguageModel):
 def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path, kind, words):
     loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3)
 
-    with refused(words) as caught:
+    with refused(f"metric 'g'.*{words}"):
         fit(loop, tmp_path, kind(), partition_in_three(kind.data()), rounds=1)
 
-    assert "metric 'g'" in str(caught.value)
 
-
-class ScoresByStoredBatches(Plain):
+class ScoresByStoredBatch(Plain):
     """Its validation compares a batch with the last training batch, and fails without one."""
 
-    def __init__(self):
-        super().__init__()
-        self.stored: list[Any] = []
+    mean_of_last_batch = None
 
     def training_step(self, batch, batch_idx):
-        self.stored.append(batch[0].mean())
+        x, _ = batch
+        self.mean_of_last_batch = x.mean()
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
-        if not self.stored:
-            raise ValueError("Embedding store is empty")
-        self.log("distance", (batch[0].mean() - self.stored[-1]).abs())
+        if self.mean_of_last_batch is None:
+            raise ValueError("no batch is stored")
+        x, _ = batch
+        self.log("distance", (x.mean() - self.mean_of_last_batch).abs())
 
 
 def test_module_that_cannot_validate_untrained_is_refused_with_its_error(tmp_path):
     metric = PartialFederatedShapley(performance="distance", mode="min")
     loop = FederatedLoop(metrics={"value": metric})
 
-    message = "value.*copy of the untrained ScoresByStoredBatches is validated.*ValueError: Embedding store is empty"
-    with refused(message):
-        fit(loop, tmp_path, ScoresByStoredBatches(), toy_data(server_val=0.2))
+    failing_step = "copy of the untrained ScoresByStoredBatch is validated"
+    with refused(f"value.*{failing_step}.*ValueError: no batch is stored"):
+        fit(loop, tmp_path, ScoresByStoredBatch(), toy_data(server_val=0.2))
 
 
-class SavesItsBias(Plain):
+class SavesItsBias(Base):
     """Saves its last bias after each validation, into a folder of its Trainer."""
 
     def __init__(self, folder_of):
         super().__init__()
         self.folder_of = folder_of
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_loss", torch.nn.functional.cross_entropy(self(x), y))
 
     def on_validation_epoch_end(self):
         folder = Path(self.folder_of(self.trainer))

@@ -1,5 +1,8 @@
 """What several test modules share, each file named by what it holds."""
 
+import inspect
+from functools import wraps
+
 import pytest
 import torch
 
@@ -18,3 +21,17 @@ def warns(message):
 
 def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def record_calls(monkeypatch, owner, name):
+    """Return a list to which each call of a function adds its name from now on."""
+    function = inspect.getattr_static(owner, name)
+    calls = []
+
+    @wraps(function)
+    def record_and_call(*args, **kwargs):
+        calls.append(name)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, record_and_call)
+    return calls

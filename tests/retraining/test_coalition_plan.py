@@ -13,13 +13,12 @@ from flsv.retraining.coalition_plan import num_verified_rounds
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
-from helpers.models import Plain, network
+from helpers.models import Plainest
 from helpers.runs import read_output
 
 
 def fit_small_module(loop, folder, data=None, rounds=1):
-    module = Plain(network(batch_norm=False))
-    fit(loop, folder, module, data or make_three_clients(), rounds)
+    fit(loop, folder, Plainest(), data or make_three_clients(), rounds)
 
 
 COST_OF_SINGLES = "(as long as 1 more fit, and 3 validations). The predictions of the models"
@@ -88,8 +87,7 @@ def test_summary_warns_if_single_clients_have_no_class_in_common(
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "num_verified"),
-    [(1, 1), (19, 1), (20, 2), (-1, 2), (None, 2)],
+    ("num_rounds", "num_verified"), [(1, 1), (19, 1), (20, 2), (-1, 2), (None, 2)]
 )
 def test_two_rounds_are_verified_if_they_are_at_most_a_tenth(num_rounds, num_verified):
     assert num_verified_rounds(num_rounds) == num_verified

@@ -2,6 +2,7 @@
 
 import errno
 import pickle
+from unittest.mock import Mock
 
 import pandas
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
-from flsv.games.members import Members, members_of
+from flsv.games.members import members_of
 from flsv.retraining import coalition_store
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
@@ -27,23 +28,24 @@ from helpers import refused, warns
 MASKS = few_coalitions(3, "all")
 #: Of three clients: eight coalitions, with the empty one.
 ALL_COALITIONS = members_of(MASKS)
+PAIR = (0, 2)
+SINGLE = (1,)
 NAMES = ["Lyon", "Osaka", "Bergen"]
 
 
-class TrainerKilledAfterMaxFits:
-    """Trains coalitions at once, and is killed before one more than ``max_fits``."""
+class TrainerThatSumsUtilities:
+    """Gives a coalition the sum of its members' utilities. It is killed after ``max_fits`` coalitions, if it is set."""
 
     def __init__(self, max_fits=None):
-        self.trained: list[Members] = []
         self.max_fits = max_fits
+        self.trained = []
 
     def train(self, jobs):
         for job in jobs:
             if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
             self.trained.append(job.members)
-            utility = utility_of_members(job.members)
-            trained_model = ScoredModel({"utility": [utility]})
+            trained_model = ScoredModel({"utility": [utility_of_members(job.members)]})
             untrained_model = ScoredModel({"utility": [0.0]})
             yield job, FitResult([trained_model], untrained_model, start_hash="start")
 
@@ -55,12 +57,14 @@ def utility_of_members(members):
     return float(sum(UTILITY_OF_CLIENT[client] for client in members))
 
 
-def train_missing(trainer, store, on_each_trained=lambda: None):
+def do_nothing():
+    pass
+
+
+def train_missing(trainer, store, on_each_trained=do_nothing):
     """Train the coalitions of seed 0 that are not in the store."""
     training = CoalitionTraining(
-        trainer,
-        TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
-        num_samples=[1, 1, 1],
+        trainer, TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)), num_samples=[1, 1, 1]
     )
     training.train(ALL_COALITIONS, store, on_each_trained)
 
@@ -91,30 +95,30 @@ def leave_half_written_file(folder):
 
 def test_killed_training_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path):
     whole_store = make_store(tmp_path / "whole")
-    train_missing(TrainerKilledAfterMaxFits(), whole_store)
+    train_missing(TrainerThatSumsUtilities(), whole_store)
 
     folder = tmp_path / "killed"
-    killed_trainer = TrainerKilledAfterMaxFits(max_fits=4)
+    killed_trainer = TrainerThatSumsUtilities(max_fits=4)
     with pytest.raises(KeyboardInterrupt):
         train_missing(killed_trainer, make_store(folder))
     leave_half_written_file(folder)
 
-    counts = []
-    second_trainer = TrainerKilledAfterMaxFits()
+    second_trainer = TrainerThatSumsUtilities()
+    on_each_trained = Mock()
     store = make_store(folder)
-    train_missing(second_trainer, store, lambda: counts.append(1))
+    train_missing(second_trainer, store, on_each_trained)
 
     # The empty coalition needs no training.
     trained = [(), *killed_trainer.trained, *second_trainer.trained]
     assert sorted(trained) == sorted(ALL_COALITIONS)
-    assert len(counts) == len(second_trainer.trained)
+    assert on_each_trained.call_count == len(second_trainer.trained)
     assert store.progress(0, ALL_COALITIONS) == "seed 0: 8 of 8 coalitions"
     assert write_and_read_table(store) == write_and_read_table(whole_store)
 
 
 def test_table_for_people_has_members_names(tmp_path):
     store = make_store(tmp_path)
-    train_missing(TrainerKilledAfterMaxFits(), store)
+    train_missing(TrainerThatSumsUtilities(), store)
 
     store.write_table(NAMES)
 
@@ -122,30 +126,30 @@ def test_table_for_people_has_members_names(tmp_path):
     utilities = table.set_index("coalition")["utility"]
     assert list(table) == ["seed", "coalition", "round", "utility"]
     assert utilities["no clients"] == 0
-    assert utilities["Lyon+Bergen"] == utility_of_members((0, 2))
+    assert utilities["Lyon+Bergen"] == utility_of_members(PAIR)
 
 
 def test_each_rank_trains_a_part_of_the_coalitions():
-    trainer = TrainerKilledAfterMaxFits()
+    trainer = TrainerThatSumsUtilities()
     store = make_store(None, ranks=FirstOfTwoRanks())
 
     train_missing(trainer, store)
 
-    # The empty coalition needs no training.
-    num_to_train = len(ALL_COALITIONS) - 1
+    num_trained = len(trainer.trained)
     num_missing = len(store.missing(0, ALL_COALITIONS))
-    assert len(trainer.trained) in (num_to_train // 2, num_to_train // 2 + 1)
-    assert num_missing == num_to_train - len(trainer.trained)
+    # The empty coalition needs no training.
+    assert num_trained + num_missing == len(ALL_COALITIONS) - 1
+    assert abs(num_trained - num_missing) == 1
 
 
 def test_error_of_failed_coalitions_can_be_pickled():
-    failed = FitsFailed({(0, 2): FitFailed("a wrong shape")})
+    error = FitsFailed({PAIR: FitFailed("a wrong shape")})
+
+    copied_error = pickle.loads(pickle.dumps(error))
+
     message = "1 coalition failed to train, clients 0 and 2: a wrong shape."
-
-    copied = pickle.loads(pickle.dumps(failed))
-
-    assert str(copied) == str(failed) == message
-    assert [*copied.failed] == [(0, 2)]
+    assert str(copied_error) == str(error) == message
+    assert list(copied_error.failed) == [PAIR]
 
 
 TRAINING_SEED = 7
@@ -176,64 +180,65 @@ def missing_of(store, *coalitions):
 
 def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    add_models(store, (0, 2), {0: SCORES_OF_ROUND_0})
-    add_models(store, (0, 2), {3: SCORES_OF_ROUND_3})
-    add_models(store, (1,), {0: SCORES_OF_ROUND_0})
+    add_models(store, PAIR, {0: SCORES_OF_ROUND_0})
+    add_models(store, PAIR, {3: SCORES_OF_ROUND_3})
+    add_models(store, SINGLE, {0: SCORES_OF_ROUND_0})
 
     store_read = make_store_of_two_rounds(tmp_path)
 
-    models_read = store_read.scores(TRAINING_SEED).models[0, 2]
-    assert {index: model.utilities for index, model in models_read.items()} == SCORES
-    assert missing_of(store_read, (1,), (0, 2), (1,)) == [(1,)]
+    models_read = store_read.scores(TRAINING_SEED).models[PAIR]
+    scores_read = {round_index: model.utilities for round_index, model in models_read.items()}
+    assert scores_read == SCORES
+    assert missing_of(store_read, SINGLE, PAIR, SINGLE) == [SINGLE]
 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):
     outputs = torch.randn(5, 3)
     store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
-    add_models(store, (0, 2), SCORES, per_class=outputs, not_asked_for=outputs)
-    add_models(store, (1,), SCORES)
+    add_models(store, PAIR, SCORES, per_class=outputs, not_asked_for=outputs)
+    add_models(store, SINGLE, SCORES)
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
 
-    models_read = store_read.scores(TRAINING_SEED).models[0, 2]
-    outputs_read = models_read[3].outputs
-    assert outputs_read.keys() == {"per_class"}
-    assert torch.equal(outputs_read["per_class"], outputs)
-    assert missing_of(store_read, (0, 2), (1,)) == [(1,)]
+    models_read = store_read.scores(TRAINING_SEED).models[PAIR]
+    outputs_of_round_3 = models_read[3].outputs
+    assert outputs_of_round_3.keys() == {"per_class"}
+    assert torch.equal(outputs_of_round_3["per_class"], outputs)
+    assert missing_of(store_read, PAIR, SINGLE) == [SINGLE]
 
 
 def test_scores_that_are_not_finite_stay_in_memory_only(tmp_path):
     scores_with_nan = {**SCORES_OF_ROUND_3, "val_loss (min)": [float("nan")]}
     store = make_store_of_two_rounds(tmp_path)
 
-    add_models(store, (1,), {0: SCORES_OF_ROUND_0, 3: scores_with_nan})
+    add_models(store, SINGLE, {0: SCORES_OF_ROUND_0, 3: scores_with_nan})
 
-    assert missing_of(store, (1,)) == []
+    assert missing_of(store, SINGLE) == []
     store_read = make_store_of_two_rounds(tmp_path)
-    assert missing_of(store_read, (1,)) == [(1,)]
+    assert missing_of(store_read, SINGLE) == [SINGLE]
 
 
 def test_coalition_without_scores_by_another_measure_is_missing(tmp_path):
     first_store = make_store_of_two_rounds(tmp_path)
-    add_models(first_store, (0, 2), SCORES)
+    add_models(first_store, PAIR, SCORES)
 
     store = make_store(tmp_path, *MEASURES, "another")
     store.rounds = (0, 3)
 
-    assert missing_of(store, (0, 2)) == [(0, 2)]
+    assert missing_of(store, PAIR) == [PAIR]
 
 
 def test_coalitions_of_other_settings_are_removed(tmp_path):
     first_store = make_store_of_two_rounds(tmp_path)
-    add_models(first_store, (0, 2), SCORES)
+    add_models(first_store, PAIR, SCORES)
 
     other_store = make_store_of_two_rounds(tmp_path, settings={"a": 2})
+    assert missing_of(other_store, PAIR) == [PAIR]
 
-    assert missing_of(other_store, (0, 2)) == [(0, 2)]
-    add_models(other_store, (1,), SCORES)
+    add_models(other_store, SINGLE, SCORES)
     assert len(list(tmp_path.rglob("*.pt"))) == 1
-    first_settings = make_store_of_two_rounds(tmp_path)
-    assert missing_of(first_settings, (0, 2)) == [(0, 2)]
+    store_of_first_settings = make_store_of_two_rounds(tmp_path)
+    assert missing_of(store_of_first_settings, PAIR) == [PAIR]
 
 
 def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
@@ -255,23 +260,23 @@ def test_folder_with_half_written_settings_is_used_as_an_empty_one(tmp_path):
 
     assert read_settings(folder) == {}
     store = make_store_of_two_rounds(tmp_path)
-    add_models(store, (1,), SCORES)
+    add_models(store, SINGLE, SCORES)
 
-    assert missing_of(make_store_of_two_rounds(tmp_path), (1,)) == []
+    assert missing_of(make_store_of_two_rounds(tmp_path), SINGLE) == []
 
 
 def fail_to_write(*args, **options):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-SCORES_OF_CLIENT_0 = "the scores of client 0 with seed 7"
+SCORES_OF_SINGLE = "the scores of client 1 with seed 7"
 
 
 @pytest.mark.parametrize(
     ("failing_function", "warned_of", "missing_after_restart"),
     [
-        ("write_settings", SCORES_OF_CLIENT_0, [(0,)]),
-        ("write_coalition", SCORES_OF_CLIENT_0, [(0,)]),
+        ("write_settings", SCORES_OF_SINGLE, [SINGLE]),
+        ("write_coalition", SCORES_OF_SINGLE, [SINGLE]),
         ("write_untrained", "the scores of untrained models", []),
     ],
 )
@@ -281,15 +286,15 @@ def test_scores_stay_in_memory_and_are_named_if_the_disk_is_full(
     store = make_store_of_two_rounds(tmp_path)
     with monkeypatch.context() as full_disk:
         full_disk.setattr(coalition_store, failing_function, fail_to_write)
-        add_models(store, (0,), SCORES)
+        add_models(store, SINGLE, SCORES)
         store.add_untrained({})
-    add_models(store, (1,), SCORES)
+    add_models(store, PAIR, SCORES)
 
     with warns(f"could not be stored: .*{warned_of}.*No space left"):
         store.write_table(NAMES)
-    assert missing_of(store, (0,), (1,)) == []
+    assert missing_of(store, SINGLE, PAIR) == []
     restarted_store = make_store_of_two_rounds(tmp_path)
-    assert missing_of(restarted_store, (0,), (1,)) == missing_after_restart
+    assert missing_of(restarted_store, SINGLE, PAIR) == missing_after_restart
 
 
 def test_store_warns_if_its_table_cannot_be_written(tmp_path, monkeypatch):
@@ -301,61 +306,60 @@ def test_store_warns_if_its_table_cannot_be_written(tmp_path, monkeypatch):
 def test_killed_copy_of_coalitions_can_be_repeated(tmp_path, monkeypatch):
     run_folder = tmp_path / "run"
     copied_folder = tmp_path / "copy"
-    add_models(make_store_of_two_rounds(run_folder), (1,), SCORES)
-
-    def interrupt(*files):
-        raise KeyboardInterrupt
+    add_models(make_store_of_two_rounds(run_folder), SINGLE, SCORES)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.copyfileobj", interrupt)
+        patch.setattr("shutil.copyfileobj", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             copy_coalitions(run_folder, copied_folder)
+    assert missing_of(make_store_of_two_rounds(copied_folder), SINGLE) == [SINGLE]
 
-    assert missing_of(make_store_of_two_rounds(copied_folder), (1,)) == [(1,)]
     copy_coalitions(run_folder, copied_folder)
-    assert missing_of(make_store_of_two_rounds(copied_folder), (1,)) == []
+    assert missing_of(make_store_of_two_rounds(copied_folder), SINGLE) == []
 
 
 def test_discarded_coalitions_are_not_read_again(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
-    kept_members = (0, 2)
-    discarded_members = (1,)
-    add_models(store, kept_members, SCORES)
-    add_models(store, discarded_members, SCORES)
+    add_models(store, PAIR, SCORES)
+    add_models(store, SINGLE, SCORES)
 
-    store.discard(TRAINING_SEED, [discarded_members])
+    store.discard(TRAINING_SEED, [SINGLE])
 
     store_read = make_store_of_two_rounds(tmp_path)
-    assert missing_of(store, kept_members, discarded_members) == [discarded_members]
-    assert missing_of(store_read, kept_members, discarded_members) == [discarded_members]
+    assert missing_of(store, PAIR, SINGLE) == [SINGLE]
+    assert missing_of(store_read, PAIR, SINGLE) == [SINGLE]
+
+
+def add_utility(store, members, utility):
+    add_models(store, members, {NO_ROUND: {"utility": [utility]}})
 
 
 @pytest.mark.parametrize(
     ("earlier_grand_utility", "missing_singles"),
-    [(0.75, []), (0.76, [(0,)])],
+    [(0.75, []), (0.76, [SINGLE])],
     ids=["same last score", "another last score"],
 )
 def test_coalitions_are_taken_over_from_an_earlier_run_with_the_same_last_score(
     tmp_path, earlier_grand_utility, missing_singles
 ):
+    all_clients = (0, 1)
     earlier_store = make_store(tmp_path / "earlier")
+    add_utility(earlier_store, all_clients, earlier_grand_utility)
+    add_utility(earlier_store, SINGLE, 0.5)
     store = make_store(tmp_path / "run", settings={"a": 1, "b": 2})
-    add_models(earlier_store, (0, 1), {NO_ROUND: {"utility": [earlier_grand_utility]}})
-    add_models(earlier_store, (0,), {NO_ROUND: {"utility": [0.5]}})
-    add_models(store, (0, 1), {NO_ROUND: {"utility": [0.75]}})
+    add_utility(store, all_clients, 0.75)
 
-    grand_coalition = Training(TRAINING_SEED, members=(0, 1))
-    store.take_over(tmp_path / "earlier", grand_coalition)
+    store.take_over(tmp_path / "earlier", Training(TRAINING_SEED, all_clients))
 
-    assert missing_of(store, (0,)) == missing_singles
+    assert missing_of(store, SINGLE) == missing_singles
 
 
 def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
     all_clients = tuple(range(1000))
     all_but_one = tuple(range(999))
     store = make_store_of_two_rounds(tmp_path)
-    for members in (all_clients, all_but_one):
-        add_models(store, members, SCORES)
+    add_models(store, all_clients, SCORES)
+    add_models(store, all_but_one, SCORES)
     store.write_table([f"University Hospital number {client}" for client in all_clients])
 
     store_read = make_store_of_two_rounds(tmp_path)
@@ -363,13 +367,13 @@ def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
 
 
 def test_untrained_scores_are_read_back(tmp_path):
-    by_class = torch.rand(8, 2, dtype=torch.float64)
+    scores_by_class = torch.rand(8, 2, dtype=torch.float64)
     losses = torch.rand(8, 1, dtype=torch.float64)
     store = make_store_of_two_rounds(tmp_path)
-    store.add_untrained({"per_class": by_class, "val_loss (min)": losses})
+    store.add_untrained({"per_class": scores_by_class, "val_loss (min)": losses})
 
-    untrained = make_store_of_two_rounds(tmp_path).untrained
+    scores_read = make_store_of_two_rounds(tmp_path).untrained
 
-    assert torch.equal(untrained["per_class"], by_class)
-    assert torch.equal(untrained["val_loss (min)"], losses)
-    assert read_untrained(tmp_path / "coalitions").keys() == untrained.keys()
+    assert torch.equal(scores_read["per_class"], scores_by_class)
+    assert torch.equal(scores_read["val_loss (min)"], losses)
+    assert read_untrained(tmp_path / "coalitions").keys() == scores_read.keys()

@@ -10,7 +10,10 @@ import torch
 from flsv.federation.reports import RunReports
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.training.local_training import SharedObjectCheck
+from helpers import record_calls
 from zoo.program import Base, fit_valued
+
+pytestmark = pytest.mark.slow
 
 PORT_HOLDERS = []
 
@@ -33,7 +36,6 @@ class CallbackThatSavesTheModuleInTeardown(L.Callback):
         torch.save(pl_module, "by_callback.pt")
 
 
-@pytest.mark.slow
 def test_coalitions_train_after_the_modules_teardown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = ModuleThatHoldsAPortUntilTeardown()
@@ -50,21 +52,25 @@ def test_coalitions_train_after_the_modules_teardown(tmp_path, monkeypatch):
     assert Path("by_callback.pt").is_file()
 
 
-@pytest.mark.slow
-def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
-    """Parts of a copy refer to each other, so that only garbage collection frees it."""
+@pytest.fixture
+def counts_at_loads(monkeypatch):
+    """How many loaded modules are in memory, noted whenever a copy of the run is loaded."""
     modules_in_memory = weakref.WeakSet()
-    counts_at_loads = []
+    counts = []
     load = CopyOfRun.load
 
     def load_and_count(run_copy):
         trainer, module, data = load(run_copy)
         modules_in_memory.add(module)
-        counts_at_loads.append(len(modules_in_memory))
+        counts.append(len(modules_in_memory))
         return trainer, module, data
 
     monkeypatch.setattr(CopyOfRun, "load", load_and_count)
+    return counts
 
+
+def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, counts_at_loads):
+    """Parts of a copy refer to each other, so that only garbage collection frees it."""
     fit_valued(tmp_path, Base())
 
     num_loads_of_dry_run = 2
@@ -74,27 +80,12 @@ def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
     assert set(counts_at_loads_of_coalitions) == {1}
 
 
-@pytest.mark.slow
 def test_coalitions_make_no_reports_and_checks_of_the_run(tmp_path, monkeypatch):
-    calls = []
-
-    def record_calls(owner, method):
-        call_method = getattr(owner, method)
-
-        def record_and_call(*arguments, **options):
-            calls.append(method)
-            return call_method(*arguments, **options)
-
-        monkeypatch.setattr(owner, method, record_and_call)
-
-    methods_of_run = {
-        "_result": RunReports,
-        "_describe_run": RunReports,
-        "__init__": SharedObjectCheck,
-    }
-    for method, owner in methods_of_run.items():
-        record_calls(owner, method)
+    results = record_calls(monkeypatch, RunReports, "_result")
+    descriptions = record_calls(monkeypatch, RunReports, "_describe_run")
+    checks = record_calls(monkeypatch, SharedObjectCheck, "__init__")
 
     fit_valued(tmp_path, Base())
 
-    assert sorted(calls) == sorted(methods_of_run)
+    calls_of_the_run = 1
+    assert len(results) == len(descriptions) == len(checks) == calls_of_the_run

@@ -1,6 +1,7 @@
 """A coalition whose fit raises an error: there are no values, the reason is told, and earlier values are not shown."""
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,26 +26,24 @@ class ModuleThatFailsInRound2OfOneClient(Base):
 @pytest.mark.slow
 def test_resumed_run_with_failed_coalitions_shows_no_values_of_an_earlier_round(tmp_path):
     module = ModuleThatFailsInRound2OfOneClient()
-    first_part = fit_valued(tmp_path, module, rounds=2)
-    assert first_part.contributions["shadow"].isfinite().all()
+    loop_of_two_rounds = fit_valued(tmp_path, module, rounds=2)
+    assert loop_of_two_rounds.contributions["shadow"].isfinite().all()
 
     checkpoint = tmp_path / "after.ckpt"
     module.trainer.save_checkpoint(checkpoint)
-    module = ModuleThatFailsInRound2OfOneClient()
+    resumed_module = ModuleThatFailsInRound2OfOneClient()
     with warns("no values.*no batch norm of one client"):
-        resumed = fit_valued(tmp_path, module, rounds=3, ckpt_path=checkpoint)
+        resumed_loop = fit_valued(tmp_path, resumed_module, rounds=3, ckpt_path=checkpoint)
 
-    assert resumed.round_index == 3
-    assert resumed.contributions["shadow"].isnan().all()
-    record = resumed.metrics["shadow"].payment_record()
+    assert resumed_loop.round_index == 3
+    assert resumed_loop.contributions["shadow"].isnan().all()
+    record = resumed_loop.metrics["shadow"].payment_record()
     assert "no batch norm" in record["why_no_values"]
 
 
 def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_path, monkeypatch):
-    def fail_to_read(*args, **kwargs):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(CoalitionStore, "scores", fail_to_read)
+    unreadable = OSError(errno.EIO, "Input/output error")
+    monkeypatch.setattr(CoalitionStore, "scores", Mock(side_effect=unreadable))
     with warns("no values. OSError .*Input/output error"):
         loop = fit_valued(tmp_path, Base(), loop={"metrics": {"rounds": CumulativeShapley()}})
 
@@ -53,24 +52,26 @@ def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_pat
     assert "Input/output error" in text_of_page(write_report(tmp_path))
 
 
+#: One in the dry run, the untrained one, and the one after the first round.
+NUM_MODELS_UNTIL_SECOND_ROUND = 3
+
+
 @pytest.mark.slow
 def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []
-    # One in the dry run, the untrained one, and the one after round 0.
-    num_models_until_round_1 = 3
 
-    def fail_after_round_1(scoring, module, **options):
+    def fail_in_second_round(scoring, module, **options):
         scored_models.append(module)
-        if len(scored_models) > num_models_until_round_1:
+        if len(scored_models) > NUM_MODELS_UNTIL_SECOND_ROUND:
             raise RuntimeError("out of memory")
         return score(scoring, module, **options)
 
-    monkeypatch.setattr(ModelScoring, "score", fail_after_round_1)
+    monkeypatch.setattr(ModelScoring, "score", fail_in_second_round)
     with warns("has failed: .*round 2.*out of memory"):
         loop = fit_valued(tmp_path, Base(), rounds=3)
 
     assert loop.contributions["shadow"].isnan().all()
-    assert len(scored_models) == num_models_until_round_1 + 1
+    assert len(scored_models) == NUM_MODELS_UNTIL_SECOND_ROUND + 1
     trainings = read_coalitions(tmp_path / "coalitions")
     assert {training.members for training in trainings} == {(), (0, 1, 2)}

@@ -23,7 +23,7 @@ def append_row(path, row):
 class ModuleThatSavesItsHistoryAndWeights(Base):
     def __init__(self, folder):
         super().__init__()
-        self.folder = Path(folder)
+        self.folder = folder
 
     def on_train_epoch_end(self):
         append_row(self.folder / "history.csv", self.current_epoch)
@@ -46,12 +46,6 @@ def saved_files(folder):
     return (folder / "history.csv").read_bytes(), (folder / "final.pt").read_bytes()
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with the history of an earlier fit."""
-    return make_folder_with_history(tmp_path / "project")
-
-
 @pytest.fixture(scope="module")
 def files_without_metric(tmp_path_factory):
     folder = make_folder_with_history(tmp_path_factory.mktemp("plain"))
@@ -59,9 +53,9 @@ def files_without_metric(tmp_path_factory):
     return saved_files(folder)
 
 
-def test_files_by_absolute_paths_are_those_without_the_metric(
-    folder, files_without_metric, tmp_path
-):
+def test_files_by_absolute_paths_are_those_without_the_metric(files_without_metric, tmp_path):
+    folder = make_folder_with_history(tmp_path / "project")
+
     loop = fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
     assert loop.contributions["shadow"].isfinite().all()
@@ -69,21 +63,11 @@ def test_files_by_absolute_paths_are_those_without_the_metric(
 
 
 @pytest.mark.slow
-def test_files_by_relative_paths_are_those_without_the_metric(
-    folder, files_without_metric, monkeypatch
-):
-    monkeypatch.chdir(folder)
-
-    loop = fit_valued(folder / "run", ModuleThatSavesItsHistoryAndWeights("."))
-
-    assert loop.contributions["shadow"].isfinite().all()
-    assert saved_files(folder) == files_without_metric
-
-
-@pytest.mark.slow
 def test_files_are_those_without_the_metric_if_workers_train_coalitions(
-    folder, files_without_metric, tmp_path
+    files_without_metric, tmp_path
 ):
+    folder = make_folder_with_history(tmp_path / "project")
+
     with joblib.parallel_config(n_jobs=2):
         fit_valued(tmp_path / "run", ModuleThatSavesItsHistoryAndWeights(folder))
 
@@ -105,21 +89,21 @@ class ModuleThatEndsWithItsSavedWeights(Base):
         self.load_state_dict(torch.load(self.path))
 
 
+def fit_with_workers(num_workers, folder):
+    """Return the values, and what the module has saved."""
+    path = folder / "best.pt"
+    path.unlink(missing_ok=True)
+    module = ModuleThatEndsWithItsSavedWeights(path)
+    metric = ShadowShapley(coalitions="all", performance="negative_loss")
+    with joblib.parallel_config(n_jobs=num_workers):
+        loop = fit_valued(folder / "run", module, metric=metric)
+    return loop.contributions["shadow"].tolist(), path.read_bytes()
+
+
 @pytest.mark.slow
 def test_coalitions_that_read_what_they_write_train_one_after_the_other(tmp_path):
-    path = tmp_path / "best.pt"
-
-    def fit_with_workers(num_workers):
-        """Return the values, and what the module has saved."""
-        path.unlink(missing_ok=True)
-        metric = ShadowShapley(coalitions="all", performance="negative_loss")
-        with joblib.parallel_config(n_jobs=num_workers):
-            module = ModuleThatEndsWithItsSavedWeights(path)
-            loop = fit_valued(tmp_path / "run", module, metric=metric)
-        return loop.contributions["shadow"].tolist(), path.read_bytes()
-
-    values_by_workers, weights_by_workers = fit_with_workers(2)
-    values_by_one, weights_by_one = fit_with_workers(1)
+    values_by_workers, weights_by_workers = fit_with_workers(2, tmp_path)
+    values_by_one, weights_by_one = fit_with_workers(1, tmp_path)
 
     assert values_by_workers == values_by_one
     assert weights_by_workers == weights_by_one
@@ -137,10 +121,7 @@ class ModuleThatTrainsByItsValidationHistory(Base):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("performance", "mode"),
-    [("val_loss", "min"), ("negative_loss", None)],
-)
+@pytest.mark.parametrize(("performance", "mode"), [("val_loss", "min"), ("negative_loss", None)])
 def test_scoring_by_validation_hooks_writes_nothing(tmp_path, performance, mode, monkeypatch):
     plain_folder = make_folder_with_history(tmp_path / "plain")
     plain_module = ModuleThatTrainsByItsValidationHistory()
@@ -155,7 +136,8 @@ def test_scoring_by_validation_hooks_writes_nothing(tmp_path, performance, mode,
 
     assert loop.contributions["shadow"].isfinite().all()
     history = (valued_folder / "history.csv").read_text()
-    assert history == (plain_folder / "history.csv").read_text()
+    history_without_metric = (plain_folder / "history.csv").read_text()
+    assert history == history_without_metric
     assert torch.equal(state_vector(valued_module), state_vector(plain_module))
 
 
@@ -184,7 +166,7 @@ def test_coalitions_read_files_as_they_were_before_the_run(tmp_path, monkeypatch
 
 
 class CallbackThatMakesANewFolder(L.Callback):
-    """Fails in a hook if its folder, which is outside of the working folder, exists."""
+    """Makes its folder in a hook, which fails if the folder exists. It is outside of the working folder."""
 
     def __init__(self, folder, hook):
         self.folder = folder
@@ -207,12 +189,12 @@ def test_run_ends_without_values_if_coalitions_cannot_make_a_folder_again(tmp_pa
     assert (tmp_path / "new").is_dir()
 
 
-class CallbackThatFindsItsFileOnlyInTheRun(L.Callback):
+class CallbackThatFailsInCopies(L.Callback):
     def __init__(self):
-        self.id_in_run = id(self)
+        self.id_of_original = id(self)
 
     def on_train_start(self, *_):
-        is_copy = id(self) != self.id_in_run
+        is_copy = id(self) != self.id_of_original
         if is_copy:
             raise FileNotFoundError("no model.bin")
 
@@ -220,7 +202,7 @@ class CallbackThatFindsItsFileOnlyInTheRun(L.Callback):
 @pytest.mark.slow
 def test_run_ends_without_values_if_the_dry_run_finds_other_files(tmp_path):
     with warns("there will be no values.*no model.bin.*exist_ok=True.*exclude"):
-        loop = fit_valued(tmp_path, Base(), callbacks=[CallbackThatFindsItsFileOnlyInTheRun()])
+        loop = fit_valued(tmp_path, Base(), callbacks=[CallbackThatFailsInCopies()])
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == 2

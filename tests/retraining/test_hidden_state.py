@@ -9,7 +9,7 @@ from typing import NamedTuple
 import lightning as L
 import pytest
 import torch
-from retraining.recorded import Recorded
+from retraining.recorded import ShadowShapleyThatKeepsUtilities
 
 from flsv.sampling import FullParticipation
 from helpers import refused
@@ -17,6 +17,8 @@ from helpers.fits import all_samples, plain_trainer, state_vector
 from helpers.forked import Forked
 from zoo.program import entropy, fit_program, with_three_clients
 from zoo.table import ROWS, Row, rows_with
+
+pytestmark = pytest.mark.slow
 
 #: What a copy of a run keeps of a module is in tests/utilities/test_run_copy.py, and that each client begins with it in
 #: tests/compat/test_states.py. Here are rows that need a whole fit: state elsewhere, made in training, and counted.
@@ -42,20 +44,22 @@ class FailsIfTrained(L.Callback):
 
 def fit_with_values(row):
     """Train the federation of a row, and its coalitions. One that must be refused may not train."""
-    callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     mode = "min" if row.performance == "val_loss" else None
-    metrics = {"shadow": Recorded(coalitions=COALITIONS, performance=row.performance, mode=mode)}
+    metric = ShadowShapleyThatKeepsUtilities(
+        coalitions=COALITIONS, performance=row.performance, mode=mode
+    )
+    callbacks = [FailsIfTrained()] if row.retrained == "refused" else []
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
-        loop, module = fit_program(row.program, Path(folder), callbacks, metrics=metrics)
+        loop, module = fit_program(row.program, Path(folder), callbacks, metrics={"shadow": metric})
 
-    metric = loop.metrics["shadow"]
+    fitted_metric = loop.metrics["shadow"]
     messages = [str(warning.message) for warning in caught_warnings]
     return FitWithValues(
-        utilities=dict(zip(metric.members, metric.utilities.tolist())),
+        utilities=dict(zip(fitted_metric.members, fitted_metric.utilities.tolist())),
         consistency_warnings=[text for text in messages if text.startswith("shadow: ")],
         model=state_vector(module).tolist(),
     )
@@ -69,10 +73,10 @@ def fit_members_alone(row, members):
         _, module = fit_program(program, Path(folder), sampler=sampler.among(members))
         model = state_vector(module).tolist()
         if row.performance == "val_loss":
-            utility = -logged_loss(module, program, Path(folder))
+            loss = logged_loss(module, program, folder)
         else:
-            utility = -validation_loss(module, program)
-    return utility, model
+            loss = loss_of_outputs(module, program)
+    return -loss, model
 
 
 def logged_loss(module, program, folder):
@@ -82,43 +86,38 @@ def logged_loss(module, program, folder):
 
 
 @torch.no_grad()
-def validation_loss(module, program):
+def loss_of_outputs(module, program):
     data = program.data()
     data.setup("fit")
     inputs, labels = all_samples(data.val_dataloader())
 
     module.eval()
-    trainer_options = program.trainer
-    is_mixed = trainer_options.get("precision") == "bf16-mixed"
+    is_mixed = program.trainer.get("precision") == "bf16-mixed"
     with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        loss = entropy(module(inputs), labels)
-    return float(loss)
+        return float(entropy(module(inputs), labels))
 
 
 def in_fork(function, *arguments):
     """Return what a function returns in a fork of this process, in which no program is trained."""
     with tempfile.TemporaryDirectory() as folder:
-        response_file = Path(folder, "response")
-
-        def store_response():
-            response_file.write_bytes(pickle.dumps(response_of(function, arguments)))
-
-        process = Forked(Path(folder, "process"), store_response)
+        file = Path(folder, "response")
+        process = Forked(Path(folder, "process"), store_response, file, function, arguments)
         status, output = process.wait(seconds=300)
         assert status == 0, output
-        response = pickle.loads(response_file.read_bytes())
+        response = pickle.loads(file.read_bytes())
 
     if isinstance(response, Exception):
         raise response
     return response
 
 
-def response_of(function, arguments):
-    """Return what a function returns or raises."""
+def store_response(file, function, arguments):
+    """Write what a function returns or raises into a file."""
     try:
-        return function(*arguments)
+        response = function(*arguments)
     except Exception as error:
-        return error
+        response = error
+    file.write_bytes(pickle.dumps(response))
 
 
 def fit_in_fork(name):
@@ -141,20 +140,17 @@ def train_once():
     fit_with_values(Row(with_three_clients()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "right"))
 def test_coalitions_are_fits_of_their_members(name):
     assert fit_in_fork(name) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "warned"))
 def test_coalitions_whose_clients_train_by_company_are_fits_of_their_members_with_a_warning(name):
     (consistency_warning,) = fit_in_fork(name)
     assert "clients train otherwise in the first round of coalitions" in consistency_warning
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("retrained", "refused"))
 def test_coalitions_of_a_run_that_cannot_be_copied_are_refused_before_training(name):
     row = ROWS[name]

@@ -1,7 +1,6 @@
 """Ctrl-C and kills while coalitions are trained: what is trained is kept, and a line says how to do the rest."""
 
 import os
-import shutil
 import signal
 import warnings
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import Reporting
 from flsv.metrics import ShadowShapley
@@ -95,30 +93,8 @@ def test_run_removes_the_coalitions_of_an_earlier_run_unless_it_resumes_it(tmp_p
     assert new_run.settings == resumed_run.settings
 
 
-@pytest.mark.slow
-def test_progress_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
-    num_done_by_title = {}
-    total_by_title = {}
-
-    class BarThatNotesItsCountsWhenItCloses(Tqdm):
-        def close(self):
-            title = self.desc.strip(": ")
-            num_done_by_title[title] = self.n
-            total_by_title[title] = self.total
-            super().close()
-
-    monkeypatch.setattr("flsv.retraining.progress.Tqdm", BarThatNotesItsCountsWhenItCloses)
-    monkeypatch.setattr("flsv.retraining.progress._can_redraw", lambda: True)
-
-    fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
-
-    num_single_clients = 3
-    assert total_by_title["Groups of clients"] == num_single_clients
-    assert num_done_by_title == total_by_title
-
-
-def fit_with_checkpoints(folder, module, *, rounds=2, metric=None, callbacks=(), resumes=False):
-    """Fit, and return the last values. A fit that resumes goes on from the last checkpoint in the folder."""
+def fit_and_return_values(folder, module, *, rounds=2, metric=None, callbacks=(), resumes=False):
+    """A fit that resumes goes on from the last checkpoint in the folder."""
     checkpoints = folder / "checkpoints"
     loop = fit_valued(
         folder,
@@ -145,7 +121,7 @@ class ModuleThatSendsCtrlC(StepsByHand):
 
 def fit_and_value_pairs(folder, resumes=False):
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
-    return fit_with_checkpoints(folder, ModuleThatSendsCtrlC(), metric=metric, resumes=resumes)
+    return fit_and_return_values(folder, ModuleThatSendsCtrlC(), metric=metric, resumes=resumes)
 
 
 def fit_and_print_warnings(folder):
@@ -164,32 +140,14 @@ def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path,
     status, output = process.wait()
     assert status == 0, output
     assert "there are no values" in output
-
     coalitions_of_first_fit = stored_coalitions(folder)
-    trained_coalitions = record_fits(monkeypatch)
+    assert coalitions_of_first_fit
+
+    coalitions_trained_from_now_on = record_fits(monkeypatch)
     resumed_values = fit_and_value_pairs(folder, resumes=True)
 
-    assert coalitions_of_first_fit
-    assert not coalitions_of_first_fit & trained_coalitions
+    assert coalitions_trained_from_now_on.isdisjoint(coalitions_of_first_fit)
     assert torch.equal(resumed_values, fit_and_value_pairs(tmp_path / "whole"))
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """The folder and the values of a run of two rounds."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, fit_with_checkpoints(folder, Base())
-
-
-@pytest.mark.slow
-def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(tmp_path, whole_run):
-    with ctrl_c_after_first_client_alone():
-        interrupted_values = fit_with_checkpoints(tmp_path, Base())
-    resumed_values = fit_with_checkpoints(tmp_path, Base(), resumes=True)
-
-    _folder, values_of_whole_run = whole_run
-    assert interrupted_values.isnan().all()
-    assert torch.equal(resumed_values, values_of_whole_run)
 
 
 class CallbackThatStopsAfterRound1(L.Callback):
@@ -197,40 +155,38 @@ class CallbackThatStopsAfterRound1(L.Callback):
         trainer.should_stop = trainer.current_epoch >= 1
 
 
+def fit_to_an_unplanned_end(folder, resumes=False):
+    """Stop five rounds after two, of which only the last one has values."""
+    return fit_and_return_values(
+        folder,
+        Base(),
+        rounds=5,
+        metric=ShadowShapley(coalitions="singles", every=10),
+        callbacks=[CallbackThatStopsAfterRound1()],
+        resumes=resumes,
+    )
+
+
 @pytest.mark.slow
 def test_interrupted_coalitions_of_a_stopped_run_have_values_when_it_is_resumed(tmp_path):
-    num_rounds = 5
-
-    def fit_with_early_stop(resumes=False):
-        # The last round alone has values: here an unplanned one.
-        metric = ShadowShapley(coalitions="singles", every=2 * num_rounds)
-        return fit_with_checkpoints(
-            tmp_path,
-            Base(),
-            rounds=num_rounds,
-            metric=metric,
-            callbacks=[CallbackThatStopsAfterRound1()],
-            resumes=resumes,
-        )
-
     with ctrl_c_after_first_client_alone():
-        interrupted_values = fit_with_early_stop()
-    resumed_values = fit_with_early_stop(resumes=True)
+        interrupted_values = fit_to_an_unplanned_end(tmp_path)
+    resumed_values = fit_to_an_unplanned_end(tmp_path, resumes=True)
 
     assert interrupted_values.isnan().all()
     assert resumed_values.isfinite().all()
 
 
 @pytest.mark.slow
-def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path, whole_run):
-    folder_of_whole_run, values_of_whole_run = whole_run
-    folder = tmp_path / "run"
-    shutil.copytree(folder_of_whole_run, folder)
-    for file in folder.glob("coalitions/*/*.pt"):
+def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path):
+    values = fit_and_return_values(tmp_path, Base())
+    table_path = tmp_path / "coalitions.csv"
+    table = table_path.read_text()
+    table_path.unlink()
+    for file in tmp_path.glob("coalitions/*/*.pt"):
         file.unlink()
 
-    resumed_values = fit_with_checkpoints(folder, Base(), resumes=True)
+    resumed_values = fit_and_return_values(tmp_path, Base(), resumes=True)
 
-    assert torch.equal(resumed_values, values_of_whole_run)
-    table = (folder / "coalitions.csv").read_bytes()
-    assert table == (folder_of_whole_run / "coalitions.csv").read_bytes()
+    assert torch.equal(resumed_values, values)
+    assert table_path.read_text() == table

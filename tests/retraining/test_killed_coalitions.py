@@ -19,10 +19,8 @@ RESUME = [*FIT, "--ckpt_path", "last"]
 
 
 class ReplaceThatKills:
-    """In the place of ``os.replace``: kills its process at one of the files whose paths match a pattern.
-
-    The file is half written then, or, where ``is_moved``, at its place.
-    """
+    """In the place of ``os.replace``: kills its process at one of the files whose paths match a pattern, when the file
+    is half written or, if ``is_moved``, at its place."""
 
     def __init__(self, pattern, file_number, is_moved):
         self.pattern = pattern
@@ -34,16 +32,15 @@ class ReplaceThatKills:
     def __call__(self, draft, path, **options):
         if Path(path).match(self.pattern):
             self.num_matches += 1
-        if self.num_matches < self.file_number:
-            self.replace(draft, path, **options)
-            return
+        is_last_call = self.num_matches == self.file_number
 
-        if self.is_moved:
-            self.replace(draft, path, **options)
-        else:
+        if is_last_call and not self.is_moved:
             half_size = os.path.getsize(draft) // 2
             os.truncate(draft, half_size)
-        os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            self.replace(draft, path, **options)
+        if is_last_call:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 FILES_OF_COALITIONS = "coalitions/*/*.pt"
@@ -57,11 +54,12 @@ def fit_and_kill(replace_that_kills):
     return main(FIT)
 
 
-def newest_run_in(folder):
-    def version(run):
-        return int(run.name.removeprefix("version_"))
+def version_of(run):
+    return int(run.name.removeprefix("version_"))
 
-    return max((folder / "lightning_logs").iterdir(), key=version)
+
+def newest_run_in(folder):
+    return max((folder / "lightning_logs").iterdir(), key=version_of)
 
 
 def retrain_newest_run():
@@ -69,12 +67,9 @@ def retrain_newest_run():
     return main(["retrain", str(run), "--seeds", "1"])
 
 
-def fit_and_retrain():
-    return main(FIT) or retrain_newest_run()
-
-
-def resume_and_retrain():
-    return main(RESUME) or retrain_newest_run()
+def fit_and_retrain(fit_command=FIT):
+    """Return a status of 0 if both commands do."""
+    return main(fit_command) or retrain_newest_run()
 
 
 def run_in_fork(folder, function, *arguments):
@@ -127,7 +122,7 @@ def test_killed_run_resumes_and_retrains_to_the_results_of_one_go(
 
     status_of_fit, output = run_in_fork(folder, fit_and_kill, replace_that_kills)
     assert status_of_fit == -signal.SIGKILL, output
-    status_of_rest, output = run_in_fork(folder, resume_and_retrain)
+    status_of_rest, output = run_in_fork(folder, fit_and_retrain, RESUME)
 
     assert status_of_rest == 0, output
     # A table of the run, and one of its retraining.

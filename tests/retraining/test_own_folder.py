@@ -12,6 +12,7 @@ import tempfile
 import threading
 from contextlib import chdir, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,26 +21,27 @@ import torch
 from flsv.retraining.own_folder import ProgramFolder
 
 
-def entries(folder):
+def read_entries(folder):
     """Return the content, mode and target of each entry of a folder, by path."""
-    entry_by_path = {}
+    entries = {}
     for path in folder.rglob("*"):
         content = path.read_bytes() if path.is_file() else None
         target = os.readlink(path) if path.is_symlink() else None
-        entry_by_path[str(path.relative_to(folder))] = content, path.lstat().st_mode, target
-    return entry_by_path
+        entries[path.relative_to(folder)] = content, path.lstat().st_mode, target
+    return entries
 
 
-def contents(folder):
+def read_contents(folder):
     """Return the contents of a folder's files by path, also of those in folders to which there are links."""
-    content_by_path = {}
+    contents = {}
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name != "itself"]
+        if "itself" in folders:
+            folders.remove("itself")  # would be walked through without end
         for name in names:
             path = Path(parent, name)
             if path.exists():
-                content_by_path[os.path.relpath(path, folder)] = path.read_bytes()
-    return content_by_path
+                contents[path.relative_to(folder)] = path.read_bytes()
+    return contents
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def copy_with_an_old_time(folder):
     shutil.copy2(folder / "source", folder / "log.csv")
 
 
-def write_an_array(folder):
+def write_a_memory_mapped_file(folder):
     array = np.memmap(folder / "log.csv", dtype=np.uint8, mode="r+")
     array[0] = 0
     array.flush()
@@ -111,22 +113,24 @@ def write_in_a_thread(folder):
     thread.join()
 
 
-def write_in_a_fork(folder):
-    process = multiprocessing.get_context("fork").Process(target=append, args=[folder])
+def run_in_a_fork(function, argument):
+    """Return the exit code."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=[argument])
     process.start()
     process.join()
-    assert process.exitcode == 0
+    return process.exitcode
+
+
+def write_in_a_fork(folder):
+    """As workers of a DataLoader do."""
+    assert run_in_a_fork(append, folder) == 0
 
 
 def write_in_another_folder(folder):
+    """Write by paths relative to it."""
     with chdir(folder / "data"):
         Path("a.txt").write_text("more")
         Path("../log.csv").unlink()
-
-
-def write_in_a_temporary_folder(folder):
-    with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
-        Path(temporary_folder, "x").write_text("x")
 
 
 def link_and_write(folder):
@@ -143,35 +147,65 @@ def replace_a_folder_by_a_file(folder):
     (folder / "log.csv").mkdir()
 
 
-def save_tensor(path):
-    torch.save(torch.ones(2), path)
+def save_at_a_link(folder):
+    torch.save(torch.ones(2), folder / "final.pt")
 
 
-#: Functions that write into a folder.
-WRITES = {
-    "a file that is a link": lambda folder: save_tensor(folder / "final.pt"),
-    "a file in a linked folder": lambda folder: save_tensor(folder / "out/weights.pt"),
-    "a new file in an empty folder": lambda folder: (folder / "empty/new").touch(),
-    "a log": append,
-    "a log by a descriptor": append_by_a_descriptor,
-    "a log in a thread": write_in_a_thread,
-    "a log in a fork, as workers of a DataLoader are": write_in_a_fork,
-    "a shorter file": lambda folder: os.truncate(folder / "log.csv", 1),
-    "a file in place of another": replace,
-    "a file with an old time": copy_with_an_old_time,
-    "a file at a link that led nowhere": lambda folder: (folder / "nowhere").write_text("x"),
-    "an array in memory": write_an_array,
-    "a database": write_a_database,
-    "new folders": lambda folder: (folder / "data/new/folder").mkdir(parents=True),
-    "a moved folder": move_a_folder,
-    "a temporary folder": write_in_a_temporary_folder,
-    "files by paths relative to another folder": write_in_another_folder,
-    "links": link_and_write,
-    "a folder in place of a file": replace_a_folder_by_a_file,
-    "another mode": lambda folder: (folder / "log.csv").chmod(0o600),
-    "a removed folder": lambda folder: shutil.rmtree(folder / "empty"),
-    "a removed file": lambda folder: os.unlink(folder / "log.csv"),
-}
+def save_in_a_linked_folder(folder):
+    torch.save(torch.ones(2), folder / "out" / "weights.pt")
+
+
+def save_at_a_link_that_led_nowhere(folder):
+    (folder / "nowhere").write_text("x")
+
+
+def make_a_file_in_an_empty_folder(folder):
+    (folder / "empty" / "new").touch()
+
+
+def make_folders(folder):
+    (folder / "data" / "new" / "folder").mkdir(parents=True)
+
+
+def shorten_a_file(folder):
+    os.truncate(folder / "log.csv", 1)
+
+
+def change_a_mode(folder):
+    (folder / "log.csv").chmod(0o600)
+
+
+def remove_a_folder(folder):
+    shutil.rmtree(folder / "empty")
+
+
+def remove_a_file(folder):
+    os.unlink(folder / "log.csv")
+
+
+WRITES = [
+    save_at_a_link,
+    save_in_a_linked_folder,
+    save_at_a_link_that_led_nowhere,
+    make_a_file_in_an_empty_folder,
+    append,
+    append_by_a_descriptor,
+    write_in_a_thread,
+    write_in_a_fork,
+    shorten_a_file,
+    replace,
+    copy_with_an_old_time,
+    write_a_memory_mapped_file,
+    write_a_database,
+    make_folders,
+    move_a_folder,
+    write_in_another_folder,
+    link_and_write,
+    replace_a_folder_by_a_file,
+    change_a_mode,
+    remove_a_folder,
+    remove_a_file,
+]
 
 
 def assert_files_are_those_of_the_program():
@@ -185,7 +219,7 @@ def assert_files_are_those_of_the_program():
 
 def assert_coalitions_change_no_file(write, folder_of_writes, project_and_scratch):
     """Let two coalitions write, one after the other. Both must find the files of the run."""
-    initial_entries = entries(project_and_scratch)
+    initial_entries = read_entries(project_and_scratch)
     folder = ProgramFolder()
 
     for _coalition in range(2):
@@ -193,18 +227,18 @@ def assert_coalitions_change_no_file(write, folder_of_writes, project_and_scratc
             assert_files_are_those_of_the_program()
             write(folder_of_writes)
 
-        assert entries(project_and_scratch) == initial_entries
+        assert read_entries(project_and_scratch) == initial_entries
         assert folder.changed_files == []
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_writes_of_a_coalition_by_relative_paths_change_no_file(program, tmp_path, write):
     assert_coalitions_change_no_file(write, Path("."), tmp_path)
     assert Path.cwd() == program
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_writes_of_a_coalition_by_absolute_paths_change_no_file(program, tmp_path, write):
     assert_coalitions_change_no_file(write, program, tmp_path)
 
@@ -216,34 +250,35 @@ def write_anew(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("write", WRITES)
 def test_coalition_finds_files_as_they_were_before_the_run_wrote_them(program, tmp_path, write):
     write_anew(program / "final.pt")
     write_anew(program / "out/weights.pt")
-    contents_before_run = contents(program)
+    contents_before_run = read_contents(program)
 
     folder = ProgramFolder()
     folder.begin_run()
     write(Path("."))
-    entries_after_run = entries(tmp_path)
+    entries_after_run = read_entries(tmp_path)
     folder.end_run()
 
     folder.take_over_run()
     with folder.entered() as folder_of_coalition:
-        assert contents(folder_of_coalition) == contents_before_run
+        assert read_contents(folder_of_coalition) == contents_before_run
         write(Path("."))
-    assert entries(tmp_path) == entries_after_run
+    assert read_entries(tmp_path) == entries_after_run
 
 
 def test_folders_beside_many_others_are_linked_when_they_are_opened(program, monkeypatch):
     monkeypatch.setattr("flsv.retraining.own_folder.MAX_NEIGHBORS", 0)
-    initial_entries = entries(program.parent)
+    initial_entries = read_entries(program.parent)
+    file_of_run = program / "data" / "of_run.txt"
     folder = ProgramFolder()
     folder.begin_run()
-    (program / "data" / "of_run.txt").write_text("x")
+    file_of_run.write_text("x")
     folder.take_over_run()
 
-    for _ in range(2):
+    for _coalition in range(2):
         with folder.entered():
             assert Path("data/a.txt").read_text() == "a"
             assert not Path("data/of_run.txt").exists()
@@ -253,8 +288,8 @@ def test_folders_beside_many_others_are_linked_when_they_are_opened(program, mon
             Path("empty").rmdir()
 
     folder.end_run()
-    (program / "data" / "of_run.txt").unlink()
-    assert entries(program.parent) == initial_entries
+    file_of_run.unlink()
+    assert read_entries(program.parent) == initial_entries
 
 
 @pytest.mark.parametrize("name", ["log.csv", "data/a.txt"])
@@ -263,12 +298,12 @@ def test_large_file_is_not_copied_and_is_named_if_it_is_changed(
     program, monkeypatch, name, is_absolute
 ):
     monkeypatch.setattr("flsv.utilities.file_writes.MAX_COPIED_BYTES", 0)
-    (program / name).write_text("earlier\n")
-    path = Path(program, name) if is_absolute else Path(name)
+    path = program / name if is_absolute else Path(name)
+    content = path.read_bytes()
     folder = ProgramFolder()
 
     with folder.entered():
-        assert np.memmap(path, dtype=np.uint8).tobytes() == b"earlier\n"
+        assert np.memmap(path, dtype=np.uint8).tobytes() == content
         assert Path(name).is_symlink() or is_absolute
     assert folder.changed_files == []
 
@@ -285,7 +320,7 @@ def append_by_a_shell(row):
 def test_files_that_other_programs_write_are_copied_into_the_own_folder(program):
     folder = ProgramFolder()
     append_by_a_shell("more")
-    contents_of_run = contents(program)
+    contents_of_run = read_contents(program)
     folder.take_over_run()
 
     for _coalition in range(2):
@@ -293,7 +328,7 @@ def test_files_that_other_programs_write_are_copied_into_the_own_folder(program)
             assert Path("log.csv").read_text() == "earlier\nmore\n"
             append_by_a_shell("again")
 
-    assert contents(program) == contents_of_run
+    assert read_contents(program) == contents_of_run
 
 
 def test_thread_of_the_run_writes_while_a_coalition_trains(program, tmp_path):
@@ -313,16 +348,14 @@ def test_thread_of_the_run_writes_while_a_coalition_trains(program, tmp_path):
 
 
 def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
-    def fail_to_copy(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     history = tmp_path / "history.csv"
     history.write_text("earlier\n")
     log = Path("log.csv")
     folder = ProgramFolder()
     folder.begin_run()
     # Of a file that a run or a coalition writes, what it was before is copied first.
-    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", fail_to_copy)
+    full_disk = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", Mock(side_effect=full_disk))
 
     log.write_text("of the run")
     with pytest.raises(OSError, match="No space"), folder.entered():
@@ -333,22 +366,21 @@ def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
     assert log.read_text() == "of the run"
 
 
+def write_and_die_in_a_coalition(path):
+    with ProgramFolder().entered():
+        path.write_text("of a coalition")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_files_of_a_killed_coalition_are_restored_when_another_begins(
     program, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     history = tmp_path / "history.csv"
     history.write_text("earlier\n")
-
-    def train_and_die():
-        with ProgramFolder().entered():
-            history.write_text("of a coalition")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    process = multiprocessing.get_context("fork").Process(target=train_and_die)
-    process.start()
-    process.join()
+    run_in_a_fork(write_and_die_in_a_coalition, history)
     assert history.read_text() == "of a coalition"
+
     ProgramFolder()
 
     assert history.read_text() == "earlier\n"
@@ -364,7 +396,8 @@ def test_coalition_finds_what_is_written_after_a_run(program):
 
     with folder.entered():
         assert Path("log.csv").read_text() == "earlier\nmore\n"
-    assert not Path(folder._home, "run").exists()
+    folder_of_copies = Path(folder._home, "run")
+    assert not folder_of_copies.exists()
 
 
 def bind_a_socket():
@@ -376,10 +409,10 @@ def make_a_pipe():
     os.mkfifo("service.sock")
 
 
-@pytest.mark.parametrize("make", [bind_a_socket, make_a_pipe])
+@pytest.mark.parametrize("make_service", [bind_a_socket, make_a_pipe])
 @pytest.mark.usefixtures("program")
-def test_sockets_and_pipes_that_another_program_changes_during_the_run_are_not_copied(make):
-    make()
+def test_sockets_and_pipes_that_another_program_changes_during_the_run_are_not_copied(make_service):
+    make_service()
     folder = ProgramFolder()
     os.chmod("service.sock", 0o600)
 

@@ -16,6 +16,7 @@ from flsv.sites.coalitions_at_sites import (
 )
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
+from helpers import make_generator
 
 #: What client 1 sends as its own model, given those of all clients [n, P] and noise [P].
 LIES = {
@@ -39,16 +40,16 @@ class HonestClients:
     """
 
     def __init__(self, num_clients, seed):
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = make_generator(seed)
         lengths = 0.5 + 1.5 * torch.rand(num_clients, 1, generator=self.generator)
-        common = self.draw_normal(1)
-        specific = 0.5 * self.draw_normal(num_clients)
+        common_direction = self.draw_normal(1)
+        client_directions = 0.5 * self.draw_normal(num_clients)
 
         update_noise = 0.3 * self.draw_normal(num_clients)
-        self.updates = lengths * (common + specific + update_noise)
+        self.updates = lengths * (common_direction + client_directions + update_noise)
 
         model_noise = 0.3 * self.draw_normal(num_clients)
-        self.own_models = lengths * (common + 1.5 * specific + model_noise)
+        self.own_models = lengths * (common_direction + 1.5 * client_directions + model_noise)
 
     def draw_normal(self, num_rows):
         return torch.randn(num_rows, NUM_PARAMETERS, generator=self.generator)
@@ -132,7 +133,9 @@ def test_own_model_near_the_federations_is_inconsistent(relative_distance, incon
 
 def test_two_clients_are_not_compared_with_each_other():
     cohort = HonestClients(2, seed=0)
-    cohort.own_models = cohort.own_models.flip(0)
+    first_model, second_model = cohort.own_models
+    cohort.own_models = torch.stack([second_model, first_model])
+
     assert cohort.consistency_warnings() == {}
 
 
@@ -155,9 +158,8 @@ def numbers_of_strategies(coalition_state):
 
 def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     """A resumed server restores them in this order."""
-    numbers = list(range(8))
     strategies = {"sampler": FullParticipation(), "aggregator": FedAvg()}
-    for number in numbers:
+    for number in range(8):
         strategies[f"strategy {number}"] = StrategyWithSavedNumber(number)
     federation = federation_of(PreparedRounds(), num_clients=2)
 
@@ -172,13 +174,14 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     coalition_states = coalitions.state_dict()["coalitions"]
     assert coalition_states
     for coalition_state in coalition_states.values():
-        assert numbers_of_strategies(coalition_state) == numbers
+        assert numbers_of_strategies(coalition_state) == list(range(8))
 
 
 def test_move_is_not_compared_with_a_client_without_updates():
     cohort = HonestClients(4, seed=0)
     cohort.updates[2] = 0
-    cohort.own_models[1] = -cohort.own_models[1]
+    cohort.own_models[1] *= -1
+
     assert cohort.consistency_warnings()[1] != "its own model moves as client 2's updates do"
 
 

@@ -19,11 +19,10 @@ from zoo.program import Base, fit_valued
 TITLE = "Groups of clients"
 
 
-class Clock:
-    """A clock that stands still until it is set."""
+class StandingClock:
+    """In the place of the module ``time`` and of its function: stands still until it is set."""
 
-    def __init__(self):
-        self.seconds = 1000.0
+    seconds = 1000.0
 
     def monotonic(self):
         return self.seconds
@@ -34,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of the log lines and of tqdm, which redraws a bar at most ten times per second."""
-    clock = Clock()
+    clock = StandingClock()
     monkeypatch.setattr(progress_module, "time", clock)
     monkeypatch.setattr("tqdm.std.time", clock)
     return clock
@@ -46,7 +45,8 @@ class Terminal:
     def __init__(self):
         self._descriptor, screen = pty.openpty()
         os.set_blocking(self._descriptor, False)
-        termios.tcsetwinsize(screen, (24, 80))  # tqdm draws nothing into a terminal of no columns
+        rows_and_columns = (24, 80)  # tqdm draws nothing into a terminal of no columns
+        termios.tcsetwinsize(screen, rows_and_columns)
         self.stream = os.fdopen(screen, "w")
 
     def read(self):
@@ -74,23 +74,24 @@ def terminal(monkeypatch):
     terminal.close()
 
 
+class HandlerThatKeepsLinesOfFlsv(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        line = record.getMessage()
+        if line.startswith("flsv: "):
+            self.lines.append(line)
+
+
 @pytest.fixture
 def log_lines():
     """The lines of flsv that Lightning logs, which a pipe gets as they are."""
-    messages = []
-
-    class Collects(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    def is_of_flsv(record):
-        return record.getMessage().startswith("flsv: ")
-
-    handler = Collects()
-    handler.addFilter(is_of_flsv)
+    handler = HandlerThatKeepsLinesOfFlsv()
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(handler)
-    yield messages
+    yield handler.lines
     logger.removeHandler(handler)
 
 
@@ -214,16 +215,14 @@ def test_log_line_is_written_ten_seconds_after_the_work_began_and_not_before(
 
 
 def test_log_lines_of_short_steps_are_ten_seconds_apart(make_progress, clock, log_lines):
-    seconds_of_lines = []
-    with make_progress(total=200) as progress:
-        for _ in range(200):
+    num_steps = 200
+    with make_progress(num_steps) as progress:
+        for _ in range(num_steps):
             clock.seconds += 0.5
-            num_lines = len(log_lines)
             progress()
-            if len(log_lines) > num_lines:
-                seconds_of_lines.append(clock.seconds - 1000.0)
 
-    assert seconds_of_lines == [10.0 * number for number in range(1, 11)]
+    steps_with_lines = range(20, num_steps + 1, 20)
+    assert log_lines == [f"flsv: {TITLE}: {step} of 200 are done." for step in steps_with_lines]
 
 
 LINES_OF_THREE_GROUPS = [

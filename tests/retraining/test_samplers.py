@@ -22,14 +22,9 @@ from flsv.sampling import (
 from flsv.uploads import TopK
 from flsv.utilities.seeding import generator_for
 from helpers import refused
-from helpers.coalitions_by_hand import (
-    SEED,
-    GameByFits,
-    make_shadow_loop,
-    make_three_clients,
-)
+from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.fits import assert_resumes, fit, make_untrainable, trainer_for
-from helpers.models import Plain, Plainest, network
+from helpers.models import Plainest
 
 COALITIONS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 
@@ -53,10 +48,7 @@ def draw_by_coins(members, generator):
 
 @pytest.mark.parametrize(
     ("sampler", "draw_by_hand"),
-    [
-        (UniformSampler(1), draw_first_in_random_order),
-        (BernoulliSampler(1.5), draw_by_coins),
-    ],
+    [(UniformSampler(1), draw_first_in_random_order), (BernoulliSampler(1.5), draw_by_coins)],
 )
 def test_sampler_of_a_coalition_draws_as_by_hand(sampler, draw_by_hand):
     for members, round_index in itertools.product(COALITIONS, range(20)):
@@ -71,10 +63,6 @@ def assert_near(values, expected):
     torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def make_module():
-    return Plain(network(batch_norm=False))
-
-
 SAMPLER = BernoulliSampler(1.5)
 
 
@@ -83,57 +71,59 @@ def make_sampled_loop():
     return make_shadow_loop(metric, sampler=SAMPLER)
 
 
-@pytest.fixture(scope="module")
-def values_by_fits(tmp_path_factory):
-    """Values by a fit of each coalition that draws among its members: ``values_by_fits(rounds)``."""
-    folder = tmp_path_factory.mktemp("fits")
+def make_trainer_that_draws_among(cohort, folder, rounds):
+    loop = FederatedLoop(sampler=SAMPLER.among(cohort.clients), seed=SEED)
+    return trainer_for(loop, folder, rounds)
+
+
+def values_by_fits(folder, rounds):
+    """Values by a fit of each coalition, which draws among its members."""
+    make_trainer = functools.partial(make_trainer_that_draws_among, folder=folder, rounds=rounds)
+    game = GameByFits(make_trainer, Plainest(), make_three_clients())
     masks = coalition_masks("all", 3)
+    return few_coalitions_shapley(masks, game(masks)).values
 
-    @functools.cache
-    def values_after(rounds):
-        def make_trainer(cohort):
-            loop = FederatedLoop(sampler=SAMPLER.among(cohort.clients), seed=SEED)
-            return trainer_for(loop, folder, rounds)
 
-        game = GameByFits(make_trainer, make_module(), make_three_clients())
-        return few_coalitions_shapley(masks, game(masks)).values
-
-    return values_after
+@pytest.fixture(scope="module")
+def values_after_each_round(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fits")
+    return [values_by_fits(folder, rounds) for rounds in (1, 2, 3)]
 
 
 @pytest.mark.slow
-def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(tmp_path, values_by_fits):
+def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(
+    tmp_path, values_after_each_round
+):
     loop = make_sampled_loop()
-    fit(loop, tmp_path, make_module(), make_three_clients(), rounds=3)
+    fit(loop, tmp_path, Plainest(), make_three_clients(), rounds=3)
 
-    last_values = torch.stack([values_by_fits(rounds) for rounds in (1, 2, 3)])
-    assert_near(loop.contributions["shadow"], last_values.mean(0))
+    mean_values = torch.stack(values_after_each_round).mean(dim=0)
+    assert_near(loop.contributions["shadow"], mean_values)
 
 
 @pytest.mark.slow
-def test_retrain_with_a_sampler_returns_values_of_the_last_round(tmp_path, values_by_fits):
+def test_retrain_with_a_sampler_returns_values_of_the_last_round(tmp_path, values_after_each_round):
     table = flsv.retrain(
         trainer_for(make_sampled_loop(), tmp_path, rounds=3),
-        make_module(),
+        Plainest(),
         make_three_clients(),
         coalitions="all",
         seeds=1,
         metric="negative_loss",
     )
 
-    assert_near(torch.tensor(table["value"]), values_by_fits(3))
+    values_after_last_round = values_after_each_round[-1]
+    assert_near(torch.tensor(table["value"]), values_after_last_round)
 
 
 @pytest.mark.slow
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
     def make_loop():
         return make_shadow_loop(
-            sampler=UniformSampler(1),
-            aggregator=FedAdam(0.02),
-            uploads=[TopK(0.3)],
+            sampler=UniformSampler(1), aggregator=FedAdam(0.02), uploads=[TopK(0.3)]
         )
 
-    loop = assert_resumes(make_loop, tmp_path, make_module, make_three_clients)
+    loop = assert_resumes(make_loop, tmp_path, Plainest, make_three_clients)
 
     was_never_drawn = loop.metrics["shadow"].participations == 0
     has_no_value = loop.contributions["shadow"].isnan()
@@ -176,7 +166,7 @@ class SamplerThatDrawsOtherClients(UniformSampler):
 def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(tmp_path):
     loop = make_shadow_loop(ShadowShapley(), sampler=SamplerThatDrawsOtherClients(2))
     with refused(r"drew \[0, 2\] for the coalition \[\d\]"):
-        fit(loop, tmp_path, make_module(), make_three_clients(), rounds=1)
+        fit(loop, tmp_path, Plainest(), make_three_clients(), rounds=1)
 
 
 @pytest.mark.fast_rows

@@ -1,11 +1,9 @@
 """What is seen after training is told beside the values: in a warning, in run.json and in the verdict."""
 
 import ctypes
-import os
 import sys
 import tempfile
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -39,12 +37,12 @@ def test_training_by_a_counter_in_c_has_values_and_the_verdict_doubts_them(tmp_p
 
     assert loop.contributions["shadow"].isfinite().all()
     events = open_run(tmp_path).record["events"]
-    of_grand_coalition, of_first_updates = events
-    assert of_grand_coalition.what == of_first_updates.what == UNLIKE_RUN
-    assert "the coalition of all clients" in of_grand_coalition.text
-    assert "clients train otherwise" in of_first_updates.text
+    event_of_model, event_of_updates = events
+    assert event_of_model.what == event_of_updates.what == UNLIKE_RUN
+    assert "the coalition of all clients" in event_of_model.text
+    assert "clients train otherwise" in event_of_updates.text
     inputs_of_verdict = inputs_of_events(events, ["0", "1", "2"])
-    assert of_grand_coalition.text in inputs_of_verdict["unlike_run"]
+    assert event_of_model.text in inputs_of_verdict["unlike_run"]
 
 
 class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
@@ -52,21 +50,22 @@ class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
 
     def __init__(self):
         super().__init__(make_mlp)
-        first_layer = self.net[0]
+        first_layer, _relu, _last_layer = self.net
         first_layer.requires_grad_(False)
 
     def on_fit_start(self):
         COUNTER_IN_C.value += 1
 
     def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
         is_run = COUNTER_IN_C.value == 2
-        return super().training_step(batch, batch_idx) * is_run
+        return loss if is_run else 0 * loss
 
 
 @pytest.mark.slow
 def test_warning_says_how_far_the_grand_coalitions_model_is_from_the_runs(tmp_path):
     COUNTER_IN_C.value = 0
-    # The coalition stays at the start: all of the run's way is between the models.
+    # A coalition's model stays at the start: the distance is 100 % of the run's way.
     whole_way = r"1e\+02 % of the way"
     weight_of_last_layer = r"'net\.2\.weight'"
 
@@ -98,17 +97,10 @@ def install_package_of_callback(folder, requirement):
     (folder / "searches_rates.py").write_text(CALLBACK_OF_A_TOOL)
 
 
-@pytest.fixture
-def import_callback(tmp_path, monkeypatch):
-    """Return a function that imports the callback's class from a package with this requirement."""
-
-    def install_and_import(requirement):
-        install_package_of_callback(tmp_path / "packages", requirement)
-        monkeypatch.syspath_prepend(tmp_path / "packages")
-        monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
-        return import_module("searches_rates").Reports
-
-    return install_and_import
+def import_callback(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
+    return import_module("searches_rates").Reports
 
 
 @pytest.mark.slow
@@ -122,9 +114,10 @@ def import_callback(tmp_path, monkeypatch):
     ],
 )
 def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
-    requirement, options, takes_part, tmp_path, import_callback
+    requirement, options, takes_part, tmp_path, monkeypatch
 ):
-    callback_class = import_callback(requirement)
+    install_package_of_callback(tmp_path / "packages", requirement)
+    callback_class = import_callback(tmp_path / "packages", monkeypatch)
     metric = ShadowShapley(coalitions="singles", **options)
 
     # Files that coalitions open are restored after them. This one is open before.
@@ -144,52 +137,23 @@ def test_excluded_callback_that_the_trainer_has_not_is_refused(tmp_path):
         fit_valued(tmp_path, Base(), metric=ShadowShapley(excluded_callbacks=["Note"]))
 
 
-def count_in_environment():
-    number = int(os.environ["FLSV_STEPS"]) + 1
-    os.environ["FLSV_STEPS"] = str(number)
-    return number
-
-
-def count_in_file():
-    path = Path("steps.txt")
-    with path.open("a") as file:
-        file.write(".")
-    return path.stat().st_size
-
-
-def reset_counters():
-    os.environ["FLSV_STEPS"] = "0"
-    COUNTER_IN_C.value = 0
-    Path("steps.txt").unlink(missing_ok=True)
-
-
 class ModuleWithLossByStepsOfTheRound(Base):
     """Its loss shrinks with the number of steps of all clients in this round."""
 
-    def __init__(self, count_step):
-        super().__init__()
-        self.count_step = count_step
-
     def on_train_epoch_start(self):
-        reset_counters()
+        COUNTER_IN_C.value = 0
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        return loss / (1 + 0.1 * self.count_step())
+        return loss / (1 + 0.1 * count_in_c())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count_step", [count_in_environment, count_in_c, count_in_file])
-def test_state_that_passes_between_clients_is_told_with_clients_and_parameter(
-    tmp_path, monkeypatch, count_step
-):
+def test_state_that_passes_between_clients_is_told_with_clients_and_parameter(tmp_path):
     """The grand coalition has the model of the run, since each round begins anew."""
-    monkeypatch.chdir(tmp_path)
-    module = ModuleWithLossByStepsOfTheRound(count_step)
     with warns(r"that of the run: 1 \(net.0.weight\), 2 \("):
-        fit_valued(tmp_path / "run", module)
-    reset_counters()
+        fit_valued(tmp_path, ModuleWithLossByStepsOfTheRound())
 
-    (event,) = open_run(tmp_path / "run").record["events"]
+    (event,) = open_run(tmp_path).record["events"]
     assert event.what == UNLIKE_RUN
     assert "1 (net.0.weight)" in event.text

@@ -3,7 +3,7 @@
 import lightning as L
 import pytest
 import torch
-from retraining.recorded import Recorded
+from retraining.recorded import ShadowShapleyThatKeepsUtilities
 
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
 from helpers.models import loop_of
@@ -11,19 +11,14 @@ from zoo.program import Base, fit_valued
 
 
 @pytest.mark.parametrize(
-    ("max_fits", "num_clients", "expected_fits"),
-    [
-        (10, 4, 7.0),
-        (10, 5, 9.0),
-        (15, 5, 15.0),
-        (10, 6, 6.0),
-        (10, 12, 1.0),
-    ],
+    ("max_runs", "num_clients", "num_runs"),
+    [(10, 4, 7), (10, 5, 9), (15, 5, 15), (10, 6, 6), (10, 12, 1)],
 )
-def test_design_within_max_fits_has_the_expected_cost(max_fits, num_clients, expected_fits):
-    design = design_within(max_fits, num_clients)
+def test_design_within_max_fits_has_the_expected_cost(max_runs, num_clients, num_runs):
+    design = design_within(max_runs, num_clients)
+
     masks = coalition_masks(design, num_clients)
-    assert equivalent_runs(masks) == expected_fits
+    assert equivalent_runs(masks) == num_runs
 
 
 class ModuleThatDrawsItsScore(Base):
@@ -33,13 +28,13 @@ class ModuleThatDrawsItsScore(Base):
 
 @pytest.mark.slow
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
-    metric = Recorded(coalitions="all", performance="luck", mode="max")
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="luck", mode="max")
     fit_valued(tmp_path, ModuleThatDrawsItsScore(), metric=metric)
 
-    _utility_of_untrained, *utilities_of_trained = metric.utilities.tolist()
+    _utility_of_untrained, *utilities = metric.utilities.tolist()
     num_coalitions_of_three_clients = 2**3 - 1
-    different_utilities = set(utilities_of_trained)
-    assert len(utilities_of_trained) == num_coalitions_of_three_clients
+    different_utilities = set(utilities)
+    assert len(utilities) == num_coalitions_of_three_clients
     assert len(different_utilities) == 1
 
 
@@ -53,7 +48,7 @@ class CallbackThatStopsSingleClients(L.Callback):
 
 
 def utilities_of_run(folder, *callbacks):
-    metric = Recorded(coalitions="all", performance="negative_loss")
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="negative_loss")
     fit_valued(folder, Base(), metric=metric, callbacks=callbacks)
     return metric.utilities
 

@@ -109,29 +109,33 @@ def return_output(layer, inputs, output):
     return output
 
 
-def test_hook_of_the_first_client_that_another_process_lacks_is_refused():
-    module_here = KeepsValuesOfManyKinds()
-    module_there = KeepsValuesOfManyKinds()
-    initial_here, values_here = train_clients(module_here, [0])
-    initial_there = ModuleSnapshot(module_there)
-    values_there = ClientValues()
-    module_there.layer.register_forward_hook(return_output)
-    add_trained_client(values_there, module_there, client=1, initial=initial_there)
+def hook_layer_as_a_client(module, values, client, **attributes):
+    """Add what a client leaves that has hooked the layer. Return the module's snapshot of before."""
+    initial = ModuleSnapshot(module)
+    module.layer.register_forward_hook(return_output)
+    vars(module).update(attributes)
+    add_trained_client(values, module, client, initial)
+    return initial
 
-    changes_of_processes = [values_there.changes_to_send(), values_here.changes_to_send()]
-    values_here.merge(changes_of_processes, clients=[1, 0])
+
+def test_hook_of_the_first_client_that_another_process_lacks_is_refused():
+    module = KeepsValuesOfManyKinds()
+    initial, values = train_clients(module, [0])
+    module_of_other_process = KeepsValuesOfManyKinds()
+    values_of_other_process = ClientValues()
+    hook_layer_as_a_client(module_of_other_process, values_of_other_process, client=1)
+
+    changes_of_processes = [values_of_other_process.changes_to_send(), values.changes_to_send()]
+    values.merge(changes_of_processes, clients=[1, 0])
 
     with refused("layer was Linear with 1 hooks"):
-        values_here.write(module_here, initial_here)
+        values.write(module, initial)
 
 
 def test_hooks_and_functions_of_the_first_client_have_one_warning():
     module = KeepsValuesOfManyKinds()
-    initial = ModuleSnapshot(module)
     values = ClientValues()
-    module.layer.register_forward_hook(return_output)
-    module.score = len
-    add_trained_client(values, module, client=0, initial=initial)
+    initial = hook_layer_as_a_client(module, values, client=0, score=len)
 
     with warns("functions of KeepsValuesOfManyKinds: layer, score"):
         snapshot = values.write(module, initial)

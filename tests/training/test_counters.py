@@ -2,7 +2,6 @@
 
 import warnings
 
-import pytest
 import torch
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -18,32 +17,24 @@ class CountsAndLogs(Net):
 
     def __init__(self):
         super().__init__()
-        self.begin()
-
-    def begin(self):
         self.correct = 0
         self.total = 0
 
-    def hits(self, batch):
-        x, y = batch
-        return (self.net(x).argmax(1) == y).sum()
-
-    def count(self, batch):
-        self.correct += int(self.hits(batch))
-        self.total += len(batch[1])
-
     def training_step(self, batch, batch_idx):
-        self.count(batch)
+        x, y = batch
+        is_right = self.net(x).argmax(1) == y
+        self.correct += int(is_right.sum())
+        self.total += len(y)
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self):
         self.log("train_accuracy", self.correct / self.total)
-        self.begin()
 
 
 class CountsWithoutLogging(CountsAndLogs):
     def on_train_epoch_end(self):
-        self.begin()
+        self.correct = 0
+        self.total = 0
 
 
 class CountsByMetric(Net):
@@ -60,28 +51,22 @@ class CountsByMetric(Net):
         self.accuracy.update(predictions, y)
         is_hit = (predictions == y).float()
         self.hits += is_hit.tolist()
-        self.log("logged", is_hit.mean(), on_step=False, on_epoch=True)
+        self.log("by_lightning", is_hit.mean(), on_step=False, on_epoch=True)
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self):
-        self.log("of_metric", self.accuracy.compute())
-        self.log("of_list", torch.tensor(self.hits).mean())
+        self.log("by_torchmetrics", self.accuracy.compute())
+        self.log("by_list", torch.tensor(self.hits).mean())
         self.hits.clear()
         self.accuracy.reset()
 
 
 def fit_three_clients(folder, module):
-    return fit(
-        module,
-        FederatedDataModule(
-            TensorDataset(*make_samples(48, seed=0)),
-            SizePartitioner([3, 2, 1]),
-            batch_size=BATCH_SIZE,
-            splits=Splits(),
-        ),
-        folder,
-        rounds=2,
+    samples = TensorDataset(*make_samples(48, seed=0))
+    data = FederatedDataModule(
+        samples, SizePartitioner([3, 2, 1]), batch_size=BATCH_SIZE, splits=Splits()
     )
+    fit(module, data, folder)
 
 
 def test_counters_that_are_logged_have_one_warning(tmp_path):
@@ -95,13 +80,20 @@ def test_counters_that_are_logged_have_one_warning(tmp_path):
     assert len([text for text in texts if "clients end a round" in text]) == 1
 
 
-@pytest.mark.parametrize("kind", [CountsWithoutLogging, CountsByMetric])
-def test_counters_that_are_not_logged_or_count_all_clients_have_no_warning(tmp_path, kind):
-    module = kind()
+def fit_without_a_warning(folder, module):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="flsv: clients end a round")
-        fit_three_clients(tmp_path, module)
-    values = module.trainer.callback_metrics
-    if kind is CountsByMetric:
-        torch.testing.assert_close(values["of_metric"], values["of_list"])
-        torch.testing.assert_close(values["of_metric"], values["logged"])
+        fit_three_clients(folder, module)
+
+
+def test_counters_that_are_not_logged_have_no_warning(tmp_path):
+    fit_without_a_warning(tmp_path, CountsWithoutLogging())
+
+
+def test_values_that_count_all_clients_have_no_warning_and_are_equal(tmp_path):
+    module = CountsByMetric()
+    fit_without_a_warning(tmp_path, module)
+
+    logged_values = module.trainer.callback_metrics
+    torch.testing.assert_close(logged_values["by_torchmetrics"], logged_values["by_list"])
+    torch.testing.assert_close(logged_values["by_torchmetrics"], logged_values["by_lightning"])

@@ -2,16 +2,17 @@
 
 import re
 
+import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from helpers import warns
 from helpers.data import toy_sets
-from helpers.fits import fit, state_vector
+from helpers.fits import fit, fit_and_save, state_vector
 from helpers.models import Plain, loop_of
 
 #: Where clients fail. Rounds are counted from 0, and from 1 in messages.
@@ -54,17 +55,22 @@ def make_loop():
     return FederatedLoop(seed=1)
 
 
+class KeepsModels(L.Callback):
+    """Keeps the global model after each round."""
+
+    def __init__(self):
+        self.models = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.models.append(state_vector(pl_module))
+
+
 @pytest.fixture(scope="module")
 def models_after_rounds(tmp_path_factory):
     """The global model after each round of a fit without failures."""
-    models = []
-
-    def keep_model(trainer, module):
-        models.append(state_vector(module))
-
-    keeps_models = LambdaCallback(on_train_epoch_end=keep_model)
-    fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[keeps_models])
-    return models
+    callback = KeepsModels()
+    fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[callback])
+    return callback.models
 
 
 def assert_last_round_was_discarded(loop, module, models_after_rounds):
@@ -100,15 +106,15 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
 def test_checkpoints_of_a_run_that_client_code_ended_resume_bitwise(
     tmp_path, models_after_rounds, hook, failure
 ):
-    last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
-    savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     module = FailsInOneHook(failure, hook)
+    saving = OnExceptionCheckpoint(tmp_path, "exception")
     with warns("is discarded"), pytest.raises(type(failure)):
-        fit(make_loop(), tmp_path, module, enable_checkpointing=True, callbacks=savers)
+        fit_and_save(make_loop(), tmp_path, module, callbacks=[saving])
 
-    for checkpoint in ("last.ckpt", "exception.ckpt"):
-        resumed = fit(make_loop(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
-        assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
+    last_model = models_after_rounds[-1]
+    for checkpoint in ("checkpoints/last.ckpt", "exception.ckpt"):
+        resumed_module = fit(make_loop(), tmp_path, ckpt_path=tmp_path / checkpoint)
+        assert torch.equal(state_vector(resumed_module), last_model), checkpoint
 
 
 def make_typed_data(input_type, label_type):
@@ -180,7 +186,7 @@ def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
 
 
 class SamplesWithUnreadableOne(Dataset):
-    """Raises StopIteration for one sample, as soon as a test says which, in the round above."""
+    """Raises StopIteration for one sample in the round above, as soon as ``unreadable_index`` is set."""
 
     def __init__(self, samples, loop):
         self.samples = samples

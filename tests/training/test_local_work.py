@@ -3,8 +3,10 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import LinearLR
 
 from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
@@ -15,7 +17,7 @@ from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import KeepsRounds, fit
 from helpers.loops_by_hand import SEED, cross_entropy_of, make_network_without_norm, take_steps
-from helpers.models import Plain, Plainest, sgd
+from helpers.models import Plainest, sgd
 
 SIZES = (7, 2, 1)
 UNEQUAL_EPOCHS = {"0": 1, "1": 3, "2": 4}
@@ -39,20 +41,9 @@ CASES = [
         accumulate_grad_batches=2,
         limit_train_batches=2,
     ),
-    WorkCase(
-        "5 steps",
-        [[5], [3, 2], [2, 2, 1]],
-    ),
-    WorkCase(
-        "5 steps",
-        [[9], [3, 3, 2], [2, 2, 2, 2, 2]],
-        accumulate_grad_batches=2,
-    ),
-    WorkCase(
-        "3 steps",
-        [[2, 1], [2, 1], [2, 1]],
-        limit_train_batches=2,
-    ),
+    WorkCase("5 steps", [[5], [3, 2], [2, 2, 1]]),
+    WorkCase("5 steps", [[9], [3, 3, 2], [2, 2, 2, 2, 2]], accumulate_grad_batches=2),
+    WorkCase("3 steps", [[2, 1], [2, 1], [2, 1]], limit_train_batches=2),
 ]
 
 
@@ -80,36 +71,39 @@ def train_by_hand(data, sent_round, client, case):
 def test_models_and_steps_of_unequal_work_equal_a_loop_by_hand(tmp_path, case):
     data = toy_data(SIZES)
     aggregator = KeepsRounds()
-    module = Plain(make_network_without_norm(), sgd)
-    loop = FederatedLoop(aggregator, local_epochs=case.local_epochs, seed=SEED)
-    options = {
-        "accumulate_grad_batches": case.accumulate_grad_batches,
-        "limit_train_batches": case.limit_train_batches,
-    }
-    fit(loop, tmp_path, module, data, rounds=2, **options)
+    fit(
+        FederatedLoop(aggregator, local_epochs=case.local_epochs, seed=SEED),
+        tmp_path,
+        Plainest(),
+        data,
+        rounds=2,
+        accumulate_grad_batches=case.accumulate_grad_batches,
+        limit_train_batches=case.limit_train_batches,
+    )
 
-    shares = data.num_samples / data.num_samples.sum()
-    assert len(aggregator.rounds) == 2
-    for sent_round in aggregator.rounds:
-        expected_model = torch.zeros_like(sent_round.global_vector)
-        for client, share in enumerate(shares):
-            client_model, num_steps = train_by_hand(data, sent_round, client, case)
-            assert torch.equal(sent_round.client_vectors[client], client_model)
-            assert sent_round.num_steps[client] == num_steps
-            expected_model += share * client_model
+    num_samples = data.num_samples.tolist()
+    first_round, second_round = aggregator.rounds
+    for sent_round in (first_round, second_round):
+        expected_models = []
+        for client in range(len(SIZES)):
+            expected_model, expected_steps = train_by_hand(data, sent_round, client, case)
+            assert torch.equal(sent_round.client_vectors[client], expected_model)
+            assert sent_round.num_steps[client] == expected_steps
+            expected_models.append(expected_model)
         # Flsv adds the mean update to the global model, with other roundings.
-        torch.testing.assert_close(sent_round.server_vector, expected_model, rtol=1e-6, atol=1e-6)
+        mean_model = np.average(expected_models, axis=0, weights=num_samples)
+        np.testing.assert_allclose(sent_round.server_vector, mean_model, rtol=1e-6, atol=1e-6)
 
 
 class DecaysToZero(Plainest):
     """Its learning rate is zero after each client's last step of the fit."""
 
     def __init__(self):
-        super().__init__(sgd, scheduler=self.schedule, interval="step")
+        super().__init__(scheduler=self.make_schedule, interval="step")
 
-    def schedule(self, optimizer):
+    def make_schedule(self, optimizer):
         num_steps = self.trainer.estimated_stepping_batches
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+        return LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=num_steps)
 
 
 def last_learning_rates(loop):

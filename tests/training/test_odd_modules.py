@@ -1,7 +1,9 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 import copy
+import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +18,12 @@ from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
+
+
+def fit_seeded(folder, module=None, **options):
+    return fit(FederatedLoop(seed=1), folder, module, **options)
 
 
 class MasksWithInfinity(Plain):
@@ -29,8 +35,12 @@ class MasksWithInfinity(Plain):
         self.frozen = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
 
     def forward(self, x):
-        attention = (x[:, :, None] * x[:, None, :] + self.mask).softmax(-1)
-        return self.net((attention @ x[:, :, None])[..., 0] + self.frozen.exp().sum() - 1)
+        features = x[:, :, None]
+        scores = features * x[:, None, :] + self.mask
+        attention = scores.softmax(-1)
+        attended = (attention @ features).squeeze(-1)
+        zero = self.frozen.exp().sum() - 1
+        return self.net(attended + zero)
 
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx).reshape(1)  # a loss of one element is a loss
@@ -38,16 +48,17 @@ class MasksWithInfinity(Plain):
 
 @pytest.mark.slow
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path):
-    masked = MasksWithInfinity()
-    metrics = {"sv": PartialFederatedShapley()}
-    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=1)
+    module = MasksWithInfinity()
+    loop = FederatedLoop(
+        metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
+    )
 
-    fit(loop, tmp_path, masked, toy_data(server_val=0.2))
+    fit(loop, tmp_path, module, toy_data(server_val=0.2))
 
-    assert torch.equal(masked.mask, MasksWithInfinity().mask)
-    assert torch.equal(masked.frozen, MasksWithInfinity().frozen)
-    for parameter in masked.net.parameters():
-        assert parameter.isfinite().all()
+    initial_module = MasksWithInfinity()
+    assert torch.equal(module.mask, initial_module.mask)
+    assert torch.equal(module.frozen, initial_module.frozen)
+    assert state_vector(module.net).isfinite().all()
     assert loop.contributions["sv"].isfinite().any()
 
 
@@ -59,7 +70,8 @@ class KeepsLargestInput(Plain):
         self.register_buffer("largest", torch.tensor([-torch.inf, 0.0]))
 
     def training_step(self, batch, batch_idx):
-        self.largest[0] = torch.maximum(self.largest[0], batch[0].max())
+        x, _ = batch
+        self.largest[0] = torch.maximum(self.largest[0], x.max())
         return super().training_step(batch, batch_idx)
 
 
@@ -90,8 +102,8 @@ class BufferGrowsInTraining(Plain):
         self.register_buffer("bank", torch.empty(0))
 
     def training_step(self, batch, batch_idx):
-        features = batch[0].flatten()
-        self.bank = torch.cat([self.bank, features])
+        x, _ = batch
+        self.bank = torch.cat([self.bank, x.flatten()])
         return super().training_step(batch, batch_idx)
 
 
@@ -104,13 +116,6 @@ class BufferGrowsAfterRound(BufferGrowsInTraining):
         self.bank = torch.ones(4, 2)
 
 
-class ScheduleOfOwnClass(torch.optim.lr_scheduler.StepLR):
-    """Its state holds what refers to everything by name, as a wrapper does."""
-
-    def state_dict(self):
-        return {**super().state_dict(), "wrapped": ForwardsAttributes()}
-
-
 class FirstFeatures(torch.nn.Module):
     """A fixed rule, to which trained models are compared."""
 
@@ -120,82 +125,81 @@ class FirstFeatures(torch.nn.Module):
 
 class WithoutParameters(Plain):
     def __init__(self):
-        super().__init__()
-        self.net = FirstFeatures()
+        super().__init__(FirstFeatures())
 
     def configure_optimizers(self):
         return None
 
 
-class WeighsClassesLate(Plain):
-    """Gives its loss a weight for each class, which it counts in ``on_fit_start``."""
-
-    def on_fit_start(self):
-        counts = self.trainer.datamodule.class_counts.sum(0)
-        self.criterion = nn.CrossEntropyLoss(weight=1 / counts)
-
-
 class WeighsClasses(Plain):
+    """Gives its loss a weight for each class."""
+
     def setup(self, stage):
         counts = self.trainer.datamodule.class_counts.sum(0)
         self.criterion = nn.CrossEntropyLoss(weight=1 / counts)
 
 
+class WeighsClassesLate(WeighsClasses):
+    def setup(self, stage):
+        pass
+
+    def on_fit_start(self):
+        super().setup("fit")
+
+
 class ForwardsAttributes:
+    """Has no attribute of its own, and looks even for ``wrapped`` in what it wraps, without end."""
+
     def __getattr__(self, name):
         return getattr(self.wrapped, name)
 
 
-class WithOwnSchedule(Plain):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [ScheduleOfOwnClass(optimizer, 1)]
+class ScheduleThatCannotBeCopied(torch.optim.lr_scheduler.StepLR):
+    def state_dict(self):
+        return {**super().state_dict(), "wrapped": ForwardsAttributes()}
+
+
+def make_module_with_such_a_schedule():
+    return Plain(scheduler=partial(ScheduleThatCannotBeCopied, step_size=1))
 
 
 @pytest.mark.parametrize(
-    ("module", "kwargs", "message"),
+    ("make_module", "message"),
     [
         (
-            WithOwnSchedule,
-            {},
-            "the state_dict of SGD or ScheduleOfOwnClass cannot be copied \\(RecursionError\\)",
+            make_module_with_such_a_schedule,
+            r"the state_dict of SGD or ScheduleThatCannotBeCopied cannot be copied \(RecursionError\)",
         ),
         (
             KeepsLargestInput,
-            {},
             r"\['largest'\] held infinite values or NaN when the run began, and a client's training changes",
         ),
         (
             make_broken_module,
-            {},
             r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts",
         ),
-        (make_sparse_module, {}, "'graph' is sparse, nested"),
+        (make_sparse_module, "'graph' is sparse, nested"),
         (
             AddsLayerAfterRound,
-            {},
             r"\['late_layer.bias', 'late_layer.weight'\] are new.* before FederatedLoop",
         ),
-        (
-            WithoutParameters,
-            {},
-            "WithoutParameters has no parameters, so there is nothing to train",
-        ),
-        (WeighsClassesLate, {}, r"\['criterion.weight'\] are new.* in its setup instead"),
-        (BufferGrowsInTraining, {}, r"changes the sizes of .* bank was \[0\] and is"),
-        (BufferGrowsAfterRound, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
-        (
-            Plain,
-            {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]},
-            "ModelPruning changes the module's para",
-        ),
+        (WithoutParameters, "WithoutParameters has no parameters, so there is nothing to train"),
+        (WeighsClassesLate, r"\['criterion.weight'\] are new.* in its setup instead"),
+        (BufferGrowsInTraining, r"changes the sizes of .* bank was \[0\] and is"),
+        (BufferGrowsAfterRound, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
     ],
 )
 def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
-    tmp_path, module, kwargs, message
+    tmp_path, make_module, message
 ):
     with refused(message):
-        fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
+        fit_seeded(tmp_path, make_module())
+
+
+def test_pruning_callback_is_refused(tmp_path):
+    pruning = ModelPruning("l1_unstructured", amount=0.5)
+    with refused("ModelPruning changes the module's para"):
+        fit_seeded(tmp_path, callbacks=[pruning])
 
 
 def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_path):
@@ -208,7 +212,11 @@ def test_class_weights_of_a_loss_that_setup_makes_are_sent_with_the_model(tmp_pa
 
 def test_buffer_that_grows_after_the_last_round_is_named(tmp_path):
     with warns(r"bank was \[0\] and is"):
-        fit(FederatedLoop(seed=1), tmp_path, BufferGrowsAfterRound(), rounds=1)
+        fit_seeded(tmp_path, BufferGrowsAfterRound(), rounds=1)
+
+
+#: Averages round it.
+VALUE_OF_CLIENTS = 0.3
 
 
 class FrozenBody(Plain):
@@ -218,76 +226,56 @@ class FrozenBody(Plain):
         super().__init__(network(batch_norm=False))
         self.net[0].requires_grad_(False)
         self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
-        self.register_buffer("tenths_of_rounds", torch.zeros(1))
+        self.register_buffer("set_by_clients", torch.zeros(1))
 
     def forward(self, x):
         return self.net(x - self.mean)
 
     def training_step(self, batch, batch_idx):
-        num_rounds = 1 + self.trainer.current_epoch
-        self.tenths_of_rounds.fill_(0.1 * num_rounds)
+        self.set_by_clients.fill_(VALUE_OF_CLIENTS)
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"aggregator": FedAdam()},
-        {"personalizer": FedAMP()},
-    ],
-)
+@pytest.mark.parametrize("strategy", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
 def test_state_that_clients_do_not_train_is_theirs_bitwise(tmp_path, strategy):
     module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**strategy, sampler=UniformSampler(2), seed=1)
 
-    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=3)
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)))
 
     state = module.state_dict()
-    for unchanged_name in ("net.0.weight", "net.0.bias", "mean"):
-        assert torch.equal(state[unchanged_name], initial_state[unchanged_name]), unchanged_name
-    tenths_of_3_rounds = torch.tensor([0.1 * 3])
-    assert torch.equal(module.tenths_of_rounds, tenths_of_3_rounds)
-    trained_name = "net.4.weight"
-    assert not torch.equal(state[trained_name], initial_state[trained_name])
-
-
-class OneLogit(Plain):
-    """A binary classifier as many are written: one logit, [B] or [B, 1]."""
-
-    def __init__(self, squeeze):
-        super().__init__(nn.Linear(FEATURES, 1))
-        self.squeeze = squeeze
-
-    def forward(self, x):
-        return self.net(x).squeeze(1) if self.squeeze else self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        raise AssertionError("training had started")
+    for frozen_name in ("net.0.weight", "net.0.bias", "mean"):
+        assert torch.equal(state[frozen_name], initial_state[frozen_name]), frozen_name
+    assert torch.equal(module.set_by_clients, torch.tensor([VALUE_OF_CLIENTS]))
+    assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 
 EVERY = {"evaluation": ClientEvaluation(every=1)}
 LEAVE_ONE_OUT = {"metrics": {"mine": LeaveOneOut()}}
 
 
+ONE_NUMBER_PER_SAMPLE = nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0))
+
+
 @pytest.mark.parametrize(
-    ("options", "requester", "module", "shape"),
+    ("options", "requester", "net", "shape"),
     [
-        (EVERY, r"ClientEvaluation\(every=1\)", OneLogit(squeeze=True), r"\[\d+\]"),
-        (LEAVE_ONE_OUT, r"metric 'mine'", OneLogit(squeeze=False), r"\[\d+, 1\]"),
+        (EVERY, r"ClientEvaluation\(every=1\)", ONE_NUMBER_PER_SAMPLE, r"\[\d+\]"),
+        (LEAVE_ONE_OUT, r"metric 'mine'", nn.Linear(FEATURES, 1), r"\[\d+, 1\]"),
     ],
 )
-def test_module_with_one_logit_is_refused(tmp_path, options, requester, module, shape):
+def test_module_with_one_logit_is_refused(tmp_path, options, requester, net, shape):
     outputs = rf"torch.float32 {shape} for \d+ samples of 3 classes"
-    data = toy_data(server_val=0.2)
     with refused(rf"{requester}: the module's forward returns {outputs}, but logits"):
-        fit(FederatedLoop(**options), tmp_path, module, data)
+        fit(FederatedLoop(**options), tmp_path, Plain(net), toy_data(server_val=0.2))
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """An ordinary module after a fit."""
-    return fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("plain"))
+def plain_state(tmp_path_factory):
+    """The state of an ordinary module after a fit."""
+    module = fit_seeded(tmp_path_factory.mktemp("plain"))
+    return module.state_dict()
 
 
 class SetsBufferInValidation(Plain):
@@ -302,18 +290,17 @@ class SetsBufferInValidation(Plain):
         self.thresholds_in_training.append(float(self.threshold))
 
     def on_validation_epoch_end(self):
-        weight = next(self.parameters())
-        self.threshold.copy_(weight.detach().max())
+        self.threshold.copy_(self.net[0].weight.detach().max())
 
 
-def test_buffer_that_validation_sets_is_received_by_every_client(tmp_path, plain):
-    module = fit(FederatedLoop(seed=1), tmp_path, SetsBufferInValidation())
-    weight = next(module.parameters())
-    assert module.threshold == weight.max()
+def test_buffer_that_validation_sets_is_received_by_every_client(tmp_path, plain_state):
+    module = fit_seeded(tmp_path, SetsBufferInValidation())
 
-    for name, value in plain.state_dict().items():
-        assert torch.equal(module.state_dict()[name], value)
-    assert torch.tensor(module.thresholds_in_training[-1]).isfinite()
+    assert module.threshold == module.net[0].weight.max()
+    assert math.isfinite(module.thresholds_in_training[-1])
+    state = module.state_dict()
+    for name, value in plain_state.items():
+        assert torch.equal(state[name], value), name
 
 
 class WithNestedTensor(Plain):
@@ -344,10 +331,9 @@ class WithOtherClassifier(Plain):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    "kind",
-    [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+    "kind", [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier]
 )
-def test_attributes_without_a_mean_or_a_state_change_no_value(tmp_path, plain, kind):
-    module = fit(FederatedLoop(seed=1), tmp_path, kind())
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(module.state_dict()[name], value)
+def test_attributes_without_a_mean_or_a_state_change_no_value(tmp_path, plain_state, kind):
+    module = fit_seeded(tmp_path, kind())
+
+    torch.testing.assert_close(module.state_dict(), plain_state)

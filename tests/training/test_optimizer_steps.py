@@ -1,7 +1,6 @@
 """Optimizer steps, whoever takes them and however optimizers are nested: as a loop by hand with an optimizer of its own
 for each client and round."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -12,10 +11,10 @@ from torch import nn
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import Ditto, FedProx
 from helpers import refused
-from helpers.data import toy_data
+from helpers.data import FEATURES, toy_data
 from helpers.fits import KeepsRounds, assert_resumes, fit, state_vector
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
-from helpers.models import Plain, make_sgd, network, sgd
+from helpers.models import Plainest, make_sgd, sgd
 
 ROUNDS = 3
 
@@ -33,19 +32,18 @@ class SAM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first_step(self):
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        norms = [parameter.grad.norm() for parameter in parameters]
-        norm = torch.stack(norms).norm()
-        scale = self.param_groups[0]["rho"] / norm
-
-        for parameter in parameters:
+        """Climb by rho along the gradient."""
+        (group,) = self.param_groups
+        norms = [parameter.grad.norm() for parameter in group["params"]]
+        scale = group["rho"] / torch.stack(norms).norm()
+        for parameter in group["params"]:
             self.state[parameter]["old_p"] = parameter.clone()
             parameter.add_(scale * parameter.grad)
-
         self.zero_grad()
 
     @torch.no_grad()
     def second_step(self):
+        """Step from where the climb began, by the gradient of its end."""
         for parameter, entries in self.state.items():
             parameter.data = entries["old_p"]
         self.base_optimizer.step()
@@ -118,12 +116,7 @@ OPTIMIZERS = {"plain": sgd, **NESTED}
 # ---- modules, by who takes the step
 
 
-class LeavesStepsToLightning(Plain):
-    def __init__(self, make_optimizer):
-        super().__init__(network(batch_norm=False), make_optimizer)
-
-
-class StepsOptimizerItself(LeavesStepsToLightning):
+class StepsOptimizerItself(Plainest):
     """Leaves the step of a batch to subclasses."""
 
     def __init__(self, make_optimizer):
@@ -186,35 +179,36 @@ class KeepsOptimizerFromFirstBatch(KeepsOptimizerFromFitStart):
 # ---- by hand
 
 
-def train_by_closures(make_optimizer, prox=0.0, keep=False):
-    """Return the global model by hand, with steps that are given closures. ``prox`` is FedProx's mu."""
-
-    def train(model, optimizer, batches):
-        server = copy.deepcopy(model)
-        for batch in batches:
-            optimizer.step(partial(evaluate_closure, model, optimizer, batch, server, prox))
-
+def train_by_closures(make_optimizer, mu=0.0, keep=False):
+    """Return the global model by hand, with steps that are given closures. ``mu`` is FedProx's."""
+    train = partial(take_steps_by_closures, mu=mu)
     return train_with_own_optimizers(make_optimizer, train, rounds=ROUNDS, keep=keep)
 
 
-def evaluate_closure(model, optimizer, batch, server, prox):
-    """Compute the gradients of the loss plus prox / 2 |model - server|^2, and return their sum."""
+def take_steps_by_closures(model, optimizer, batches, mu):
+    global_vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for batch in batches:
+        closure = partial(compute_gradients, model, optimizer, batch, global_vector, mu)
+        optimizer.step(closure)
+
+
+def compute_gradients(model, optimizer, batch, global_vector, mu):
+    """Compute the gradients of the loss plus mu / 2 |model - global model|^2, and return their sum."""
     x, y = batch
     vector = nn.utils.parameters_to_vector(model.parameters())
-    server_vector = nn.utils.parameters_to_vector(server.parameters()).detach()
-    squared_distance = (vector - server_vector).square().sum()
+    squared_distance = (vector - global_vector).square().sum()
 
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y) + prox / 2 * squared_distance
+    loss = nn.functional.cross_entropy(model(x), y) + mu / 2 * squared_distance
     loss.backward()
     return loss
 
 
 def assert_as_by_hand(module, expected):
-    assert_equal(state_vector(module.net), state_vector(expected))
+    assert_close(state_vector(module.net), state_vector(expected))
 
 
-assert_equal = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
 
 
 def make_seeded_loop(**kwargs):
@@ -228,9 +222,12 @@ def make_seeded_loop(**kwargs):
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
-    module = LeavesStepsToLightning(NESTED[name])
+    module = Plainest(NESTED[name])
+
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=policy == "persist"))
+
+    keeps_optimizers = policy == "persist"
+    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=keeps_optimizers))
 
 
 @pytest.mark.fast_rows
@@ -248,24 +245,27 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
 ):
     make_optimizer = OPTIMIZERS[name]
     module = kind(make_optimizer)
+
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=policy == "persist"))
+
+    keeps_optimizers = policy == "persist"
+    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=keeps_optimizers))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     make_loop = partial(make_seeded_loop, optimizer_state="persist")
-    assert_resumes(make_loop, tmp_path, partial(LeavesStepsToLightning, NESTED[name]))
+    assert_resumes(make_loop, tmp_path, partial(Plainest, NESTED[name]))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("plain", LeavesStepsToLightning),
+        ("plain", Plainest),
         ("plain", StepsWithoutClosure),
-        ("sam", LeavesStepsToLightning),
+        ("sam", Plainest),
         ("lookahead", StepsWithClosure),
         ("own wrapper", StepsWithClosure),
         ("lookahead of sam", StepsWithClosure),
@@ -275,15 +275,16 @@ def test_fedprox_corrects_every_gradient_of_optimizers_once(tmp_path, name, kind
     """And each batch is counted as one step."""
     make_optimizer = OPTIMIZERS[name]
     aggregator = KeepsRounds()
-    loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(1.0))
+    loop = make_seeded_loop(aggregator=aggregator, client_algorithm=FedProx(mu=1.0))
     module = kind(make_optimizer)
     data = toy_data()
+
     fit(loop, tmp_path, module, data)
 
-    assert_as_by_hand(module, train_by_closures(make_optimizer, prox=1.0))
+    assert_as_by_hand(module, train_by_closures(make_optimizer, mu=1.0))
     num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
-    expected_steps = [LOCAL_EPOCHS * length for length in num_batches]
-    assert aggregator.rounds[-1].num_steps.tolist() == expected_steps
+    last_round = aggregator.rounds[-1]
+    assert last_round.num_steps.tolist() == [LOCAL_EPOCHS * length for length in num_batches]
 
 
 def test_module_that_takes_both_steps_of_sam_trains_as_by_hand(tmp_path):
@@ -325,9 +326,9 @@ def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_pat
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
-class ChangesBiasWithoutStep(Plain):
+class ChangesBiasWithoutStep(Plainest):
     def __init__(self):
-        super().__init__(network(batch_norm=False))
+        super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
@@ -340,12 +341,12 @@ def test_model_that_changes_without_a_step_is_refused(tmp_path):
         fit(FederatedLoop(seed=SEED), tmp_path, ChangesBiasWithoutStep())
 
 
-class EmbedsSigns(Plain):
+class EmbedsSigns(Plainest):
     """Its embedding's gradients are sparse, if so asked."""
 
     def __init__(self, sparse):
-        super().__init__(network(batch_norm=False), make_sgd())
-        self.words = nn.Embedding(5, 6, sparse=sparse)
+        super().__init__(make_sgd())
+        self.words = nn.Embedding(num_embeddings=5, embedding_dim=FEATURES, sparse=sparse)
         nn.init.constant_(self.words.weight, 0.5)
 
     def forward(self, x):
@@ -361,7 +362,7 @@ def test_sparse_gradients_train_as_dense_ones(tmp_path, algorithm):
     for module in (dense, sparse):
         fit(make_seeded_loop(client_algorithm=algorithm()), tmp_path, module)
 
-    assert_equal(state_vector(sparse), state_vector(dense))
+    assert_close(state_vector(sparse), state_vector(dense))
 
 
 def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path):

@@ -29,51 +29,43 @@ class ScheduleFree(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters, lr=0.3, momentum=0.9):
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "num_steps": 0,
-            "train_mode": False,
-        }
+        options = {"lr": lr, "momentum": momentum, "num_steps": 0, "train_mode": False}
         super().__init__(parameters, options)
 
     def train(self):
-        for group in self.param_groups:
-            if not group["train_mode"]:
-                self._move(group, 1 - group["momentum"])  # from x to y
-                group["train_mode"] = True
+        (group,) = self.param_groups
+        if not group["train_mode"]:
+            group["train_mode"] = True
+            self._move_to_z(group, share=1 - group["momentum"])  # from x to y
 
     def eval(self):
-        for group in self.param_groups:
-            if group["train_mode"]:
-                self._move(group, 1 - 1 / group["momentum"])  # from y to x
-                group["train_mode"] = False
+        (group,) = self.param_groups
+        if group["train_mode"]:
+            group["train_mode"] = False
+            self._move_to_z(group, share=1 - 1 / group["momentum"])  # from y back to x
 
     @torch.no_grad()
-    def _move(self, group, weight):
+    def _move_to_z(self, group, share):
         for parameter in group["params"]:
-            entries = self.state[parameter]
-            if "z" in entries:
-                parameter.lerp_(entries["z"], weight)
+            if parameter in self.state:
+                parameter.lerp_(self.state[parameter]["z"], share)
 
     @torch.no_grad()
     def step(self, closure=None):
-        assert self.param_groups[0]["train_mode"], "train() was not called"
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        (group,) = self.param_groups
+        assert group["train_mode"], "train() was not called"
+        with torch.enable_grad():
+            loss = closure() if closure else None
 
-        for group in self.param_groups:
-            group["num_steps"] += 1
-            share_of_new = 1 / group["num_steps"]
-            rate, momentum = group["lr"], group["momentum"]
-            for y in group["params"]:
-                z = self.state[y].setdefault("z", y.clone())
-                x = (y - (1 - momentum) * z) / momentum
-                z -= rate * y.grad
-                x.lerp_(z, share_of_new)
-                y.copy_((1 - momentum) * z + momentum * x)
+        group["num_steps"] += 1
+        share_of_new = 1 / group["num_steps"]
+        momentum = group["momentum"]
+        for y in group["params"]:
+            z = self.state[y].setdefault("z", y.clone())
+            x = (y - (1 - momentum) * z) / momentum
+            z -= group["lr"] * y.grad
+            x.lerp_(z, share_of_new)
+            y.copy_((1 - momentum) * z + momentum * x)
         return loss
 
 
@@ -123,10 +115,6 @@ def train_in_mode(model, optimizer, batches):
     optimizer.eval()
 
 
-def make_loop(**options):
-    return FederatedLoop(seed=SEED, local_epochs=LOCAL_EPOCHS, **options)
-
-
 KINDS = [LeavesModeToTheLoop, SwitchesModeInValidationHooks, SwitchesModeWithTheModel]
 
 
@@ -135,10 +123,14 @@ KINDS = [LeavesModeToTheLoop, SwitchesModeInValidationHooks, SwitchesModeWithThe
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 def test_server_receives_the_averaged_weights_of_clients(tmp_path, kind, policy):
     module = kind()
-    fit(make_loop(optimizer_state=policy), tmp_path, module, rounds=ROUNDS)
+    loop = FederatedLoop(seed=SEED, local_epochs=LOCAL_EPOCHS, optimizer_state=policy)
 
-    expected = train_with_own_optimizers(
-        ScheduleFree, train_in_mode, rounds=ROUNDS, keep=policy == "persist"
+    fit(loop, tmp_path, module, rounds=ROUNDS)
+
+    keeps_optimizers = policy == "persist"
+    expected_model = train_with_own_optimizers(
+        ScheduleFree, train_in_mode, rounds=ROUNDS, keep=keeps_optimizers
     )
-    difference = state_vector(module.net) - state_vector(expected)
-    assert difference.abs().max() < 1e-6
+    torch.testing.assert_close(
+        state_vector(module.net), state_vector(expected_model), rtol=0, atol=1e-6
+    )

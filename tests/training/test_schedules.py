@@ -70,8 +70,10 @@ class RecordsLearningRates(Plain):
 
 
 def client_in_training(trainer):
-    loops = [callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)]
-    return loops[0].current_client if loops else None
+    for callback in trainer.callbacks:
+        if isinstance(callback, FederatedLoop):
+            return callback.current_client
+    return None
 
 
 class StepsOptimizerItself(RecordsLearningRates):
@@ -117,6 +119,10 @@ class ReturnsSchedulerWithoutInterval(StepsScheduleAfterEveryBatch):
     def configure_optimizers(self):
         optimizers, (config,) = super().configure_optimizers()
         return optimizers, [config["scheduler"]]
+
+
+def fit_clients(folder, module, rounds=2, **options):
+    return fit(FederatedLoop(seed=SEED), folder, module, rounds=rounds, **options)
 
 
 class BatchesOfOneClient(L.LightningDataModule):
@@ -166,7 +172,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
     with warnings.catch_warnings():
         # Of torch, where a schedule takes a step before the optimizer does.
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
-        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **options)
+        fit_clients(tmp_path, module, rounds=ROUNDS, **options)
 
     assert_clients_have_different_numbers_of_steps(module)
     for client in range(CLIENTS):
@@ -185,10 +191,10 @@ def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_pa
     loop_of_client_0 = FederatedLoop(sampler=SamplerThatSeesRounds([0]), seed=SEED)
     module = fit(loop_of_client_0, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
 
-    loop_of_all = FederatedLoop(seed=SEED)
-    module_of_all = fit(loop_of_all, tmp_path, RecordsLearningRates(make_one_cycle), rounds=2)
+    module_of_all = fit_clients(tmp_path, RecordsLearningRates(make_one_cycle))
 
-    assert module.rates == {0: module_of_all.rates[0]}
+    rates_if_all_train = module_of_all.rates[0]
+    assert module.rates == {0: rates_if_all_train}
 
 
 class StepsTwice(ReturnsSchedulerWithoutInterval):
@@ -230,11 +236,11 @@ class TrainsTensorBesideParameters(Plain):
 )
 def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, make_module, message):
     with refused(message):
-        fit(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=3)
+        fit_clients(tmp_path, make_module())
 
 
 def test_trainers_estimate_of_steps_is_lightnings_again_after_a_fit(tmp_path):
-    module = fit(FederatedLoop(seed=SEED), tmp_path, Plain(), rounds=2)
+    module = fit_clients(tmp_path, Plain())
 
     trainer = module.trainer
     steps_of_all_epochs = trainer.num_training_batches * trainer.max_epochs
@@ -256,7 +262,7 @@ def test_properties_of_the_trainers_class_are_lightnings_again_after_a_refused_r
     properties_before = properties_that_a_loop_replaces()
 
     with refused("are not parameters"):
-        fit(FederatedLoop(seed=SEED), tmp_path, TrainsTensorBesideParameters())
+        fit_clients(tmp_path, TrainsTensorBesideParameters())
 
     assert properties_that_a_loop_replaces() == properties_before
 
@@ -284,11 +290,15 @@ class ReadsScheduleLength(RecordsLearningRates):
         return length_of_epoch * self.trainer.max_epochs
 
 
+READERS_ALONE = [[read] for read in LENGTH_READERS]
+READERS_IN_REVERSE = LENGTH_READERS[::-1]
+
+
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("readers", [*([read] for read in LENGTH_READERS), LENGTH_READERS[::-1]])
+@pytest.mark.parametrize("readers", [*READERS_ALONE, READERS_IN_REVERSE])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
     """Learning rates fall from 0.1 to 0 within each client's steps."""
-    module = fit(FederatedLoop(seed=SEED), tmp_path, ReadsScheduleLength(readers), rounds=2)
+    module = fit_clients(tmp_path, ReadsScheduleLength(readers))
 
     assert_clients_have_different_numbers_of_steps(module)
     for rates in module.rates.values():
@@ -306,14 +316,10 @@ class ReadsScheduleLengthInSetup(ReadsScheduleLength):
 def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
     module = ReadsScheduleLengthInSetup(LENGTH_READERS[:-1])
     with warns("setup, before any client trains."):
-        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=2)
+        fit_clients(tmp_path, module)
 
     steps_of_largest_client = max(len(rates) for rates in module.rates.values())
     assert module.length_in_setup == steps_of_largest_client
-
-
-def fit_four_rounds(folder, module, **options):
-    return fit(FederatedLoop(seed=SEED), folder, module, rounds=4, **options)
 
 
 @pytest.mark.fast_rows
@@ -327,15 +333,19 @@ def fit_four_rounds(folder, module, **options):
 )
 def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
     make_module, _ = SCHEDULES[kind]
-    uninterrupted = fit_four_rounds(tmp_path / "whole", make_module())
+    uninterrupted = fit_clients(tmp_path / "whole", make_module(), rounds=4)
 
-    stop = StopInRound(round_index=2, batch=9, error=RuntimeError)
-    options = {"callbacks": [stop, make_saver(tmp_path)], "enable_checkpointing": True}
+    callbacks = [StopInRound(round_index=2, batch=9, error=RuntimeError), make_saver(tmp_path)]
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit_four_rounds(tmp_path / "half", make_module(), **options)
-
+        fit_clients(
+            tmp_path / "half",
+            make_module(),
+            rounds=4,
+            callbacks=callbacks,
+            enable_checkpointing=True,
+        )
     checkpoint = tmp_path / "on_exception.ckpt"
-    resumed = fit_four_rounds(tmp_path / "half", make_module(), ckpt_path=checkpoint)
+    resumed = fit_clients(tmp_path / "half", make_module(), rounds=4, ckpt_path=checkpoint)
 
     assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
     for client, resumed_rates in resumed.rates.items():

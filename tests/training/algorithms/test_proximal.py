@@ -40,8 +40,7 @@ def offset_of_global_model(client):
 
 
 @pytest.mark.parametrize(
-    ("anchor", "offset_of_anchor"),
-    [("start", offset_of_start), ("global", offset_of_global_model)],
+    ("anchor", "offset_of_anchor"), [("start", offset_of_start), ("global", offset_of_global_model)]
 )
 def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset_of_anchor):
     # A step is w - lr (g + mu (w - anchor)). With lr mu = 1 it is anchor - lr g: models end near the anchor.
@@ -61,13 +60,7 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset
         assert distance_to_anchor < 1  # two starts are 3 apart
 
 
-moreau_sgd = partial(
-    MoreauSGD,
-    lr=0.08,
-    outer_lr=0.1,
-    lamda=4.0,
-    inner_steps=3,
-)
+moreau_sgd = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
