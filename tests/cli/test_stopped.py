@@ -100,6 +100,15 @@ def receive_in_del_method(signal_number):
     ObjectThatReceivesASignalInDel()
 
 
+@pytest.fixture
+def handler_of_terminal():
+    """Python's handler of Ctrl-C, which a process has not got that a shell has started in the background."""
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous_handler)
+
+
+@pytest.mark.usefixtures("handler_of_terminal")
 @pytest.mark.parametrize("receive", [signal.raise_signal, receive_in_del_method])
 @pytest.mark.parametrize(
     ("signal_number", "error"),
