@@ -331,7 +331,7 @@ class FedBary(ValidatedArguments, SampleFilter):
 
 @dataclass(frozen=True)
 class _Exchange:
-    """What the exchanges of a valuation with all clients have in common."""
+    """Key, seed and number of support points of a valuation, the same in the exchanges with all clients."""
 
     key: object
     seed: int

@@ -209,7 +209,15 @@ def usual_share_twice(nums_twice):
     return max(usual_num / SAMPLES_OF_CLIENT, SAMPLES_OF_CLIENT * usual_chance)
 
 
-@pytest.mark.parametrize(("num_clients", "num_unusual"), [(1, 0), (3, 0), (8, 2), (9, 2)])
+@pytest.mark.parametrize(
+    ("num_clients", "num_unusual"),
+    [
+        (1, 0),
+        (3, 0),
+        (8, 2),
+        (9, 2),
+    ],
+)
 def test_client_with_more_samples_twice_than_usual_among_the_others_is_found(
     num_clients, num_unusual
 ):

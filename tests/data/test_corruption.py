@@ -76,7 +76,13 @@ def corrupted_data():
 
 
 @pytest.mark.parametrize(
-    ("client", "label_shift", "noise_rate"), [(0, 1, 0.3), (1, 0, 0.0), (2, 0, 0.3), (3, 0, 0.0)]
+    ("client", "label_shift", "noise_rate"),
+    [
+        (0, 1, 0.3),
+        (1, 0, 0.0),
+        (2, 0, 0.3),
+        (3, 0, 0.0),
+    ],
 )
 def test_training_samples_of_the_chosen_clients_alone_change(
     client, label_shift, noise_rate, corrupted_data

@@ -87,7 +87,14 @@ def test_summary_warns_if_single_clients_have_no_class_in_common(
 
 
 @pytest.mark.parametrize(
-    ("num_rounds", "num_verified"), [(1, 1), (19, 1), (20, 2), (-1, 2), (None, 2)]
+    ("num_rounds", "num_verified"),
+    [
+        (1, 1),
+        (19, 1),
+        (20, 2),
+        (-1, 2),
+        (None, 2),
+    ],
 )
 def test_two_rounds_are_verified_if_they_are_at_most_a_tenth(num_rounds, num_verified):
     assert num_verified_rounds(num_rounds) == num_verified

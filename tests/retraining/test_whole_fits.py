@@ -12,7 +12,13 @@ from zoo.program import Base, fit_valued
 
 @pytest.mark.parametrize(
     ("max_runs", "num_clients", "num_runs"),
-    [(10, 4, 7), (10, 5, 9), (15, 5, 15), (10, 6, 6), (10, 12, 1)],
+    [
+        (10, 4, 7),
+        (10, 5, 9),
+        (15, 5, 15),
+        (10, 6, 6),
+        (10, 12, 1),
+    ],
 )
 def test_design_within_max_fits_has_the_expected_cost(max_runs, num_clients, num_runs):
     design = design_within(max_runs, num_clients)

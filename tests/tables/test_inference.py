@@ -216,7 +216,12 @@ def test_identifiers_are_asked_about_also_if_they_repeat(name, values):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("case", [0, 1]), ("humidity", range(20, 90)), ("paid", range(40))]
+    ("name", "values"),
+    [
+        ("case", [0, 1]),
+        ("humidity", range(20, 90)),
+        ("paid", range(40)),
+    ],
 )
 def test_other_columns_are_no_identifiers(name, values):
     assert not questions_of(list(values), name)

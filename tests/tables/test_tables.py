@@ -99,7 +99,9 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 
 SPELLINGS_OF_NUMBERS = np.zeros((40, 1)), ["0", "00", "1", "1.0"] * 10
 SPELLINGS_OF_WORDS = Frame(
-    x=[1.0, 2.0, 3.0, 4.0] * 10, ward=["True", "true", "TRUE", "no"] * 10, ill=[0, 1] * 20
+    x=[1.0, 2.0, 3.0, 4.0] * 10,
+    ward=["True", "true", "TRUE", "no"] * 10,
+    ill=[0, 1] * 20,
 )
 
 
