@@ -12,6 +12,7 @@ from flsv.core.responses import Numbers, RespondingClient, declare_response
 from flsv.core.round import Round, Start, request_initial_models
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
+from flsv.core.values import Values
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "State",
     "Strategy",
     "Traffic",
+    "Values",
     "declare_response",
     "map_clients",
     "opened",

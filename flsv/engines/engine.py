@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -44,8 +43,6 @@ from flsv.uploads.base import JointUpload
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames
 
-#: Module that is imported only if a run scores models.
-_SCORING_MODULE = "flsv.engines.scoring"
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
@@ -148,9 +145,9 @@ class Engine:
         if not any(readers):
             return None
 
-        # Imported late: a run that scores no models does not load the module.
-        scoring_module = resolve_name(_SCORING_MODULE)
-        scoring = scoring_module.ScoringOfARun(
+        from flsv.engines.scoring import ScoringOfARun  # a run that scores no models does not load it
+
+        scoring = ScoringOfARun(
             trainer=self.trainer,
             data=self.data,
             space=self.space,
@@ -384,14 +381,15 @@ class Engine:
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
 
-        scoring_module = resolve_name(_SCORING_MODULE)
-        module = scoring_module.copy_to_score(self._module, self.space)
+        from flsv.engines.scoring import class_scores, copy_to_score
+
+        module = copy_to_score(self._module, self.space)
         scores_of_clients = []
         for client in self._clients_of_process():
             model = own_models.get(client, self._state.model())
             self._write_own_model(module, client, model)
             test_loader = self.data.client_loader(client, "test")
-            client_scores = scoring_module.class_scores(
+            client_scores = class_scores(
                 self.trainer, module, test_loader, self.data.num_classes
             )
             scores_of_clients.append(client_scores)
@@ -486,7 +484,9 @@ def describe_place(client: int | None, round_index: int, names: Sequence[str] = 
 
 
 def _make_federated_strategy(**options: Any) -> Any:
-    return resolve_name("flsv.engines.ranks:FederatedStrategy")(**options)
+    from flsv.engines.ranks import FederatedStrategy
+
+    return FederatedStrategy(**options)
 
 
 # With this name a Trainer finds the strategy.

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from flsv.federation.run import FederationRun
-from flsv.metrics import ContributionMetric
 from flsv.scores.performance import ModelScore, title_of, undefined_untrained
 from flsv.utilities.errors import ConfigurationError
 
@@ -96,10 +95,10 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
 
 def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]) -> dict[str, Any]:
     """Return a metric's performance at the run's start and end, its sum of values, and its payment record."""
-    contributions = run.metrics.contributions
+    values = run.metrics.values.get(name)
     sum_of_values = None
-    if name in contributions and not contributions[name].isnan().all():
-        sum_of_values = float(contributions[name].nansum())
+    if values is not None and not values.value.isnan().all():
+        sum_of_values = float(values.value.nansum())
     record = {
         "by": performance["by"],
         "start": run.state.start.get(name),
@@ -108,8 +107,6 @@ def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]
         "cases": performance["cases"],
         "sum": sum_of_values,
     }
-    metric = run.metrics.metrics[name]
-    if isinstance(metric, ContributionMetric):
-        with run.metrics.keeping_run([name], "its record"):
-            record.update(metric.payment_record())
+    if values is not None:
+        record.update(values.record())
     return record

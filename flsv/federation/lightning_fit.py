@@ -7,8 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -27,8 +26,7 @@ from flsv._lightning.patches import (
 from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import changeable_settings_of
-from flsv.core import FederationState
-from flsv.core.extension import MeasuredRun, RunExtension
+from flsv.core import FederationState, Values
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import Engine, describe_place
 from flsv.federation.reports import RunReports
@@ -42,6 +40,9 @@ from flsv.training.training_step import is_type_error, note_on_types
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.wings import from_wing
+
+if TYPE_CHECKING:
+    from flsv.retraining.coalition_plan import CoalitionPlan
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
@@ -63,7 +64,7 @@ class LightningFit(Rounds):
         metrics: ContributionMetrics,
         state: FederationState,
         run_state: RunState,
-        extension: RunExtension,
+        coalitions: CoalitionPlan | None,
     ) -> None:
         self.trainer = trainer
         self.data = data
@@ -71,12 +72,12 @@ class LightningFit(Rounds):
         self.metrics = metrics
         self.state = state
         self.run_state = run_state
-        self.extension = extension
+        self.coalitions = coalitions
 
         self.is_fitting = True
         self._has_finished = False
         # Values and scores that are computed at the end of training and written with the final results.
-        self._late_values: Mapping[str, torch.Tensor] = {}
+        self._late_values: Mapping[str, Values] = {}
         self._late_scores: Mapping[str, torch.Tensor] = {}
         self._has_scored_untrained = False
         self.requested_seed = requested_seed(config.seed)
@@ -87,7 +88,8 @@ class LightningFit(Rounds):
 
         # What is undone when the fit ends, the last first.
         self._cleanup = ExitStack()
-        self._cleanup.callback(extension.close)
+        if coalitions is not None:
+            self._cleanup.callback(coalitions.close)
         self._writes_files = config.reporting.files and leaves_files(trainer)
         if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
@@ -139,7 +141,8 @@ class LightningFit(Rounds):
             num_classes=self.data.num_classes,
         )
         if self.config.privacy is not None:
-            warn_of_noise = resolve_name("flsv.privacy:warn_of_noise")
+            from flsv.privacy import warn_of_noise
+
             warn_of_noise(self.config.privacy, self.metrics.update_metrics)
 
     def _bind_metrics(self) -> None:
@@ -206,7 +209,9 @@ class LightningFit(Rounds):
             max_rounds=self.trainer.max_epochs,
         )
         self.federation = federation
-        self.extension.begin(self._measured_run())
+        if self.coalitions is not None:
+            folder = run_folder(self.trainer) if self._writes_files else None
+            self.coalitions.begin(federation, self.run_state, folder)
 
         self._batch_counts.restore()
         restore_loaders = self.loop.take_loaders_from(federation.loader)
@@ -238,7 +243,9 @@ class LightningFit(Rounds):
     @property
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
-        return self.state.round_index > 0 and bool(self.metrics.pending_names)
+        if self.coalitions is None or self.state.round_index == 0:
+            return False
+        return self.coalitions.awaits_training
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""
@@ -323,7 +330,8 @@ class LightningFit(Rounds):
         """Score the initial model, after the hooks at the start of training."""
         assert self.reports is not None
         self._has_scored_untrained = True
-        self.extension.begin_training(self._measured_run())
+        if self.coalitions is not None:
+            self.coalitions.begin_training()
         self.reports.evaluate_untrained()
 
     def run_round(self) -> None:
@@ -378,17 +386,17 @@ class LightningFit(Rounds):
         client_values = self.running.engine.local_training.state.values
         client_values.describe_once(module, self.loop.names_logged_in("on_train_epoch_end"))
 
-        if self.loop.is_in_round and not is_run_over:
+        if self.coalitions is None or (self.loop.is_in_round and not is_run_over):
             return  # an unfinished round is discarded
         # An error here does not end the run, unless these metrics have no values yet.
         with self.metrics.keeping_run(
             self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
         ):
             if is_run_over:  # the module holds the run's final model
-                self.extension.end_round(last_round, is_run_over=True)
+                self.coalitions.end_round(last_round, is_run_over=True)
             else:
                 with self.average.averaged_weights(self.trainer, module):
-                    self.extension.end_round(last_round, is_run_over=False)
+                    self.coalitions.end_round(last_round, is_run_over=False)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -488,32 +496,15 @@ class LightningFit(Rounds):
         assert self.reports is not None
         lines: list[str] = []
         if self.state.global_vector is not None:
-            values_by_round, lines = self.extension.train(self._measured_run())
+            values_by_round: dict[int, dict[str, Values]] = {}
+            if self.coalitions is not None:
+                values_by_round, lines = self.coalitions.train()
             if self._late_values or self._late_scores:
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})
                 values_by_round[last_round] = {**self._late_values, **trained_values}
             self.reports.write_late_rounds(values_by_round, self._late_scores)
         self.reports.finish(lines)
-
-    def _measured_run(self) -> MeasuredRun:
-        """Describe the run for the training of its coalitions."""
-        folder = run_folder(self.trainer) if self._writes_files else None
-        settings = self.run_state.identity.flat()
-        settings["seed"] = str(self.state.seed)
-        return MeasuredRun(
-            trainer=self.trainer,
-            federation=self.running,
-            data=self.data,
-            seed=self.state.seed,
-            folder=folder,
-            settings=settings,
-            resumed=self.run_state.resumed,
-            changes=self.run_state.changes,
-            weights=self.config.client_weights(self.data.num_samples),
-            games=self.running.server.games,
-            memory=self.run_state.coalitions,
-        )
 
     def end(self) -> None:
         """Finish a resumed run in which all rounds had been run before."""

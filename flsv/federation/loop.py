@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Mapping
 from functools import cached_property, partial
 from operator import attrgetter
-from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,8 @@ from torchmetrics import Metric
 from flsv._lightning.round_boundary import install_checkpoint_io
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity, fit_identity, settings_of
-from flsv.core import FederationState
-from flsv.core.extension import extension_of
+from flsv.core import FederationState, Values
 from flsv.core.strategy import Strategy
-from flsv.federation.contribution import Contribution, contribution, missing_contribution
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import current_table, events_of
 from flsv.federation.resume import (
@@ -47,6 +44,8 @@ from flsv.utilities.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pandas
+
+    from flsv.retraining.coalition_plan import CoalitionPlan
 
 
 _ARGUMENT_NAMES = tuple(inspect.signature(FederationConfig).parameters)
@@ -131,8 +130,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         metrics_of_run = {**config.metrics}
         if config.privacy is not None:
-            make_privacy_loss = resolve_name("flsv.metrics.costs:PrivacyLoss")
-            metrics_of_run["epsilon"] = make_privacy_loss(config.privacy)
+            from flsv.metrics.costs import PrivacyLoss
+
+            metrics_of_run["epsilon"] = PrivacyLoss(config.privacy)
         names_read = check_names(config.strategies)
         self.contribution_metrics = ContributionMetrics(metrics_of_run, names_read)
         for update_filter in config.filters:
@@ -156,7 +156,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
         self._last_model: ModelHash | None = None
-        self._extension = extension_of(self.config)
+        self._coalitions = self._coalition_plan()
+
+    def _coalition_plan(self) -> CoalitionPlan | None:
+        """Return the plan for training coalitions, if a metric needs them."""
+        if not self.contribution_metrics.trained_names:
+            return None
+        from flsv.retraining.coalition_plan import CoalitionPlan  # slow
+
+        return CoalitionPlan(self.config)
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.
@@ -208,12 +216,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
             # No metric waits for coalitions that are trained after the run.
-            has_values = not self.contribution_metrics.pending_names
+            has_values = self._coalitions is None or not self._coalitions.awaits_training
             if self.round_index == trainer.max_epochs and has_values:
                 self._has_rounds_left = False  # Lightning does not run a round, either
                 return
         self.run_state.identity = identity
-        self._extension.prepare(trainer, module)
+        if self._coalitions is not None:
+            self._coalitions.prepare(trainer, module)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         check_saved = partial(check_checkpoint, trainer, self.state_key, self.check_state)
@@ -233,7 +242,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             metrics=self.contribution_metrics,
             state=self.state,
             run_state=self.run_state,
-            extension=self._extension,
+            coalitions=self._coalitions,
         )
         self._lightning_fit.set_up()
 
@@ -361,21 +370,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self.config.strategies
 
     @property
-    def contributions(self) -> dict[str, Contribution]:
-        """Return the metrics' current values ``[n]`` by the metric's name.
+    def contributions(self) -> dict[str, Tensor]:
+        """Return the metrics' current values ``[n]`` by the metric's name."""
+        return {name: values.overall for name, values in self.values.items()}
 
-        Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
-        the high ends ``[n]`` of the values' intervals. An attribute is None if the metric has no such values.
-        """
-        names = list(self.contribution_metrics.contributions)
-        return {name: self._contribution(name) for name in names}
-
-    def _contribution(self, name: str) -> Contribution:
-        metrics = self.contribution_metrics
-        if name not in metrics.missing:
-            with metrics.keeping_run([name], "reading its values"):
-                return contribution(self.metrics[name], metrics.contributions[name])
-        return missing_contribution(metrics.contributions[name], metrics.missing[name])
+    @property
+    def values(self) -> Mapping[str, Values]:
+        """Return the metrics' current values by name, with their intervals, values per class, and the reason why there
+        are none: see :class:`flsv.core.Values`."""
+        return MappingProxyType(self.contribution_metrics.values)
 
     @property
     def round_index(self) -> int:
@@ -449,9 +452,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 "loop.history() reads contributions.csv, which this fit has not written. Set default_root_dir or a "
                 "logger of the Trainer, and keep Reporting(files=True)."
             )
-        read_run = resolve_name("flsv.results:read_run")  # needs pandas, which is slow to import
-        table: pandas.DataFrame = read_run(self.run_state.csv)
-        return table
+        from flsv.results import read_run  # pandas is slow to import
+
+        return read_run(self.run_state.csv)
 
     @property
     def _fit(self) -> LightningFit:

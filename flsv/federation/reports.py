@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -17,7 +15,7 @@ from flsv import scores
 from flsv.__about__ import __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
-from flsv.core import FederationState, Round
+from flsv.core import FederationState, Round, Values
 from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Module that is imported when a run scores models.
-_LEARNING_MODULE = "flsv.federation.learning"
 
 
 class RunReports:
@@ -69,8 +65,6 @@ class RunReports:
             self._metrics,
             self._data.client_names,
             self._data.class_names,
-            missing=federation.metrics.missing,
-            keeping_run=federation.metrics.keeping_run,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
         self._events_of_data = self._write_dictionary_and_check_data()
@@ -122,7 +116,8 @@ class RunReports:
         is_reported = self._writes_files or self._config.reporting.table
         if not is_reported:
             return []
-        data_events = import_module("flsv.federation.data_events")
+        from flsv.federation import data_events
+
         if self._writes_files:
             data_events.write_dictionary(self._data, self._folder)
         return [
@@ -165,7 +160,7 @@ class RunReports:
             path_of_last_fit = Path(earlier_csv)
         is_resumed = first_round > 0 and path_of_last_fit.is_file()
         if is_resumed:  # rows are written for values that differ from the last fit's
-            self.results.compare_with(self._federation.metrics.contributions)
+            self.results.compare_with(self._federation.metrics.values)
 
         if path_of_last_fit != path_of_this_fit:
             # In another folder the loggers start from zero, but the file gets copies of the earlier rows.
@@ -200,7 +195,8 @@ class RunReports:
         self, loggers: Sequence[Any], settings: Mapping[str, Any]
     ) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
-        logger_sinks = import_module("flsv.results.tensorboard")
+        from flsv.results.tensorboard import SummaryWriter, Trackers
+
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,
             **getattr(self._data, "hparams_initial", {}),
@@ -214,18 +210,19 @@ class RunReports:
             # In a resumed run, other loggers have the settings already, and may raise an error for new ones.
             if self._state.round_index == 0 or is_tensorboard:
                 logger.log_hyperparams(all_settings)
-            if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
+            if is_tensorboard and isinstance(logger.experiment, SummaryWriter):
                 sinks.append(self._open_tensorboard(logger, curves, all_settings))
             else:  # in a fast_dev_run a logger's experiment is a dummy
                 tracked_loggers.append(logger)
         if tracked_loggers:
-            sinks.append(logger_sinks.Trackers(tracked_loggers, curves))
+            sinks.append(Trackers(tracked_loggers, curves))
         return sinks
 
     def _open_tensorboard(self, logger: Any, curves: Curves, settings: Mapping[str, Any]) -> Sink:
+        from flsv.results.tensorboard import TensorBoard
+
         limits_drawing = self._config.reporting.figures is None
-        logger_sinks = import_module("flsv.results.tensorboard")
-        tensorboard = logger_sinks.TensorBoard(logger, curves, limits_drawing=limits_drawing)
+        tensorboard = TensorBoard(logger, curves, limits_drawing=limits_drawing)
         tensorboard.write_settings(self._state.round_index, settings, self._draw_partition)
         return tensorboard
 
@@ -238,7 +235,7 @@ class RunReports:
 
     def check_monitors(self) -> None:
         """Raise ConfigurationError if a callback monitors values that are computed after the run."""
-        late_metrics = self._federation.metrics.pending_names
+        late_metrics = self._federation.metrics.trained_names
         for callback in callbacks_of(self._trainer):
             monitor = getattr(callback, "monitor", None)
             metric_name, _, _ = str(monitor).partition("/")
@@ -261,7 +258,7 @@ class RunReports:
 
         result = self.results.round_result(
             state.round_index,
-            federation.metrics.contributions,
+            federation.metrics.values,
             state.weights,
             losses=losses,
             norms=federation.server.norms,
@@ -274,7 +271,7 @@ class RunReports:
             sink.write_round(result)
 
     def write_late_rounds(
-        self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
+        self, values_by_round: Mapping[int, Mapping[str, Values]], scores: Mapping[str, Tensor]
     ) -> None:
         """Write metrics' values that were computed after the last round, ``{round: {metric: values}}``, and the
         ``scores`` of clients' own models after the last round, if they were computed then.
@@ -291,10 +288,10 @@ class RunReports:
                 sink.write_late_rounds(results)
             sink.flush()
         for index in sorted(values_by_round):
-            self._federation.metrics.contributions.update(values_by_round[index])
+            self._federation.metrics.values.update(values_by_round[index])
 
     def _late_results(
-        self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
+        self, values_by_round: Mapping[int, Mapping[str, Values]], scores: Mapping[str, Tensor]
     ) -> list[RoundResult]:
         self.results.begin_late_results()
         last_round = self._state.round_index - 1
@@ -346,7 +343,9 @@ class RunReports:
             return
 
         # This raises an error if a measure is not defined.
-        initial_scores = resolve_name(_LEARNING_MODULE).untrained_scores(self._federation)
+        from flsv.federation.learning import untrained_scores
+
+        initial_scores = untrained_scores(self._federation)
         if self._reports_learning:
             self._state.start.update(initial_scores)
 
@@ -356,7 +355,9 @@ class RunReports:
             return
         learning: dict[str, Any] = {}
         if self._reports_learning:
-            learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
+            from flsv.federation.learning import learning_record
+
+            learning = learning_record(self._federation)
         if lines_on_coalitions:
             learning["coalitions"] = list(lines_on_coalitions)
         learning["ended"] = now()
@@ -386,7 +387,7 @@ class RunReports:
     def _result(self, further_items: Mapping[str, Any]) -> RunResult:
         """Return the run's result, with ``further_items`` of its record."""
         state = self._state
-        values = self._federation.metrics.contributions
+        values = self._federation.metrics.values
         last_round = max(state.round_index - 1, 0)
 
         rows = self.results.rows(
@@ -455,14 +456,10 @@ def current_table(
     metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
-    results = ResultBuilder(
-        metrics.metrics, client_names or _client_names(metrics, state), missing=metrics.missing
-    )
+    results = ResultBuilder(metrics.metrics, client_names or _client_names(metrics, state))
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
-    rows = results.rows(
-        last_round, metrics.contributions, weight=state.weights, **state.client_scores
-    )
+    rows = results.rows(last_round, metrics.values, weight=state.weights, **state.client_scores)
     return tidy(frame(rows))
 
 

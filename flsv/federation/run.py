@@ -405,7 +405,7 @@ class RunState:
     changeable: dict[str, str] = field(default_factory=dict)
     #: Descriptions of those that have changed in the course of the run.
     changes: list[str] = field(default_factory=list)
-    #: State of the loop's extension, see :class:`flsv.core.extension.MeasuredRun`.
+    #: State of the training of coalitions, see :class:`flsv.retraining.measured_run.MeasuredRun`.
     coalitions: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:

@@ -6,15 +6,14 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import VOCABULARY, Client, ClientMatrix
+from flsv.core import VOCABULARY, Client, ClientMatrix, Values
 from flsv.metrics.guide import needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -114,9 +113,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     evaluates = False
     """Whether each client evaluates models for the metric on validation samples of its own."""
 
-    extension: ClassVar[str] = ""
-    """Name of the :class:`flsv.core.extension.RunExtension` that the metric adds to a run, ``"package.module:Class"``.
-    Empty: none."""
+    trains_coalitions = False
+    """Whether the values need models that coalitions train after the run, as :class:`flsv.metrics.ShadowShapley`."""
 
     claims: Claims = ()
     """Properties of the values, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have larger
@@ -161,6 +159,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             self._create_states()
         # The states of torchmetrics, its defaults, may change.
         self._read_only = frozenset(self._stored_arguments() - self._defaults.keys())
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("intervals", "payment_record"):  # methods of flsv 3.0
+            if hasattr(cls, name):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name} is not called: values, intervals and evidence are one flsv.core.Values. "
+                    "Define the method result() in its place."
+                )
 
     def _stored_arguments(self) -> set[str]:
         """Return the names of the constructors' arguments that are attributes."""
@@ -240,10 +247,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         compute_values()
         return True
 
-    def payment_record(self) -> dict[str, Any]:
-        """Return facts on the latest values that matter for a payment, for ``run.json``. By default there are none."""
-        return {}
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without :attr:`compute_at_run_end`, which holds the fit's models."""
         return {**super().__getstate__(), "compute_at_run_end": None}
@@ -287,25 +290,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         return {}
 
-    def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the ends ``[num_clients]`` of 90 % intervals for the mean values over many seeds. By default
-        None: the spread over the rounds of one run does not show how far another seed's values are.
-
-        Args:
-            value: the clients' values ``[num_clients]``. By default the current values.
-        """
-        return None
-
-    def error_bars(self, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the ends ``[num_clients]`` of error bars for a picture: of :meth:`intervals` or, without these, of one
-        standard error. None for values per class, or if neither is known."""
-        if value.ndim != 1:
-            return None
-        intervals = self.intervals(value=value)
-        stderr = self.diagnostics().get("stderr")
-        if intervals is None and stderr is not None:
-            return value - stderr, value + stderr
-        return intervals
+    def result(self) -> Values:
+        """Return the current values with all that is known about them: ``compute``, :meth:`per_client` and
+        :meth:`diagnostics`. By default without intervals: the spread over the rounds of one run does not show how far
+        another seed's values are."""
+        value = self.compute()
+        return Values(value, self.per_client(value), diagnostics=self.diagnostics())
 
     def columns(self) -> list[str] | None:
         """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``. None if the
@@ -359,8 +349,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 ``compute()``.
             ax: a matplotlib axis to draw into. By default that of a new figure.
             limits: lowest and highest value of the scale. By default the lowest and highest of ``val``.
-            intervals: the ends ``[num_clients]`` of intervals, drawn on the bars. By default :meth:`error_bars` if
-                ``val`` is None, otherwise none.
+            intervals: the ends ``[num_clients]`` of intervals, drawn on the bars. By default the error bars of
+                :meth:`result` if ``val`` is None, otherwise none.
             kind: how one value per client is drawn. ``"bars"``: from 0. ``"waterfall"``: as steps from the score of the
                 untrained model to that of the model of all clients.
             initial_score: the score of the untrained model, for a waterfall. By default that from which the values add
@@ -370,17 +360,18 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
-            current_value = self.compute()
-            val = current_value
+            current = self.result()
+            val = current.value
             if intervals is None:
-                intervals = self.error_bars(current_value)
+                intervals = current.error_bars
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round
         waterfall_from = None
         if kind == "waterfall":
             waterfall_from = self._score_of_untrained(values, initial_score)
-        plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
+        from flsv.metrics.plot import plot_contributions  # matplotlib is slow to import
+
         options = self._options_of_plot()
         return plot_contributions(
             values, ax, limits=limits, intervals=intervals, waterfall_from=waterfall_from, **options
@@ -409,7 +400,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
         if initial_score is not None:
             return initial_score
-        score_of_all = self.payment_record().get("together")
+        score_of_all = (self.result().evidence or {}).get("together")
         if score_of_all is None:
             return 0.0
         return float(score_of_all - values.nansum())

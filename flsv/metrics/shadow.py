@@ -16,7 +16,7 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional.intervals import t_quantile
+from flsv.core import Values
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.games.output_score import OutputScore
 from flsv.metrics.base import last_values, latest
@@ -30,17 +30,19 @@ from flsv.metrics.coalitions.design import (
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.declared import Count
-from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.values.coalition_files import measure_name, outputs_name
 from flsv.values.query import (
     NUM_RECENT_ROUNDS,
     Game,
-    RoundValues,
     SeedScores,
     are_singles_only,
     value_after_round,
     values_by_round,
 )
+
+
+#: Why there are no values in a run.
+BEFORE_TRAINING = "there are no values before the coalitions are trained"
 
 
 class ShadowShapley(MeasuredMetric):
@@ -123,14 +125,14 @@ class ShadowShapley(MeasuredMetric):
         tensor([1., 2., 4.], dtype=torch.float64)
     """
 
-    extension = "flsv.retraining.coalition_plan:CoalitionPlan"
+    trains_coalitions = True
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "by default one more fit, and validations of a model for each client."
     values: Tensor
-    errors: Tensor
+    half_widths: Tensor
+    evaluations: Tensor
     recent: Tensor
     participations: Tensor
-    evaluations: Tensor
 
     averages = False
     """Whether values are means over the last rounds, as with a sampler."""
@@ -138,10 +140,9 @@ class ShadowShapley(MeasuredMetric):
     """The largest number of rounds with values, if ``every`` is None. It depends on how much is scored."""
 
     _num_rounds: int | None = None  # None: not known yet
-    _pending: str | None = None
     # Each client's score of the federation's own model, if clients score models.
     _client_scores: Tensor | None = None
-    _round_values: RoundValues | None = None
+    _latest: Values  # as they were computed
 
     def __init__(
         self,
@@ -167,7 +168,6 @@ class ShadowShapley(MeasuredMetric):
         self.max_fits = max_fits
         self.every = every
         self._rounds_per_value = every or 1
-        self._why_missing: dict[str, Any] = {}
         # The argument num_classes alone has the same effect.
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
@@ -180,11 +180,6 @@ class ShadowShapley(MeasuredMetric):
         "coalitions": None,
         "utility": None,
     }
-
-    @property
-    def trains(self) -> Coalitions:
-        """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
-        return self.coalitions
 
     def next_coalitions(
         self, masks: Tensor, outputs: Tensor, logits: bool, names: Sequence[str], seed: int
@@ -206,27 +201,6 @@ class ShadowShapley(MeasuredMetric):
         clients = masks[is_single].int().argmax(1)
         outputs_by_client = outputs[is_single][clients.argsort()]
         return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
-
-    @property
-    def pending(self) -> str | None:
-        """Message that there are no values before the coalitions are trained after the run. None otherwise."""
-        return self._pending
-
-    def await_training(self) -> None:
-        """Before a fit's first round, remove all values until :meth:`complete` is called."""
-        self._pending = "there are no values before the coalitions are trained"
-        # A checkpoint has the values of an earlier round.
-        self.values = torch.full_like(self.values, torch.nan)
-        self.errors = torch.full_like(self.errors, torch.nan)
-        self._computed = None
-
-    def explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        """Store for :meth:`payment_record` why there are no values."""
-        self._why_missing = {
-            "why_no_values": reason,
-            "unfinished": True,
-            "interrupted": interrupted,
-        }
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds
@@ -251,9 +225,10 @@ class ShadowShapley(MeasuredMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
-        for name in ("values", "errors"):
+        for name in ("values", "half_widths"):
             no_values = torch.full((num_clients, width), torch.nan).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
+        self._latest = Values(no_values, evidence={})
         # The values after each of the last rounds. NaN if they are not known.
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
         self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
@@ -284,14 +259,14 @@ class ShadowShapley(MeasuredMetric):
         utilities = utility(masks).detach().cpu().double()
         recent_values = self.recent.cpu()  # [rounds, n, M]
         is_known = recent_values.isfinite().flatten(1).all(1)
-        round_values = value_after_round(
+        values, estimate = value_after_round(
             self.game(masks, rounds=[0]),
             utilities.view(len(masks), -1),
             recent_estimates=list(recent_values[is_known]),
         )
-        latest_values = round_values.estimate[None].to(self.recent)
-        self.recent = torch.cat([self.recent[1:], latest_values])
-        self._show(round_values)
+        self.recent = torch.cat([self.recent[1:], estimate[None].to(self.recent)])
+        self.take(values)
+        _warn_of_missing(values)
         self.evaluations = self.evaluations + len(masks)
 
     def _check_width(self, coalitions: Tensor) -> None:
@@ -327,43 +302,26 @@ class ShadowShapley(MeasuredMetric):
             design=f"{self.coalitions}",
         )
 
-    def _show(self, round_values: RoundValues) -> None:
-        self.values = round_values.values.to(self.values)
-        self.errors = round_values.stderr.to(self.errors)
-        self._round_values = round_values
-        self._why_missing = {}
+    def await_training(self) -> None:
+        """Before a fit's first round, remove all values until :meth:`complete` is called."""
+        # A checkpoint has the values of an earlier round.
+        no_values = torch.full_like(self.values, torch.nan)
+        self.take(Values(no_values, evidence={}, missing=BEFORE_TRAINING))
+
+    def take(self, values: Values) -> None:
+        """Let :meth:`result` return these values from now on."""
+        self.values = self._as_state(values.value)
+        self.half_widths = self._as_state(values.half_width)
+        self._latest = values
         self._computed = None
-        reason = round_values.evidence.get("why_no_values")
-        if reason is not None:
-            warnings.warn(f"ShadowShapley: there are no values. {reason}", stacklevel=2)
 
-    @property
-    def evidence(self) -> Mapping[str, Any]:
-        """Facts on the latest values, see :meth:`flsv.values.query.Game.evidence`."""
-        if self._why_missing or self._round_values is None:
-            return self._why_missing
-        return self._round_values.evidence
+    def _as_state(self, numbers: Tensor | None) -> Tensor:
+        """Return numbers as a state ``[n, 1]`` or ``[n, M]``."""
+        if numbers is None:
+            return torch.full_like(self.values, torch.nan)
+        return numbers.reshape(self.values.shape).to(self.values)
 
-    @property
-    def round_values(self) -> RoundValues | None:
-        """The latest values with their standard errors and evidence. None before the first ones."""
-        return self._round_values
-
-    def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, and the values on each validation sample if they are known."""
-        case_values = None
-        if self._round_values is not None and self._round_values.case_values is not None:
-            case_values = self._round_values.case_values()
-        return {**self.evidence, "case_values": case_values}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle or copy, without the outputs of coalitions' models."""
-        state = super().__getstate__()
-        if self._round_values is not None:
-            state["_round_values"] = replace(self._round_values, case_values=None)
-        return state
-
-    def complete(self, scores: SeedScores, game: Game) -> dict[int, Tensor]:
+    def complete(self, scores: SeedScores, game: Game) -> dict[int, Values]:
         """Compute the values from coalitions that were trained after the run.
 
         Args:
@@ -371,20 +329,20 @@ class ShadowShapley(MeasuredMetric):
             game: the game, as :meth:`game` returns it.
 
         Returns:
-            ``{round's index: values}``, the values after each of the game's rounds, in the shape of ``compute``'s
-            result. ``compute`` returns the last of them from now on.
+            ``{round's index: values}``, the result after each of the game's rounds. :meth:`result` returns the last of
+            them from now on.
         """
-        self._pending = None
-        shown_values = {}
-        for round_index, round_values in values_by_round(scores, game).items():
-            self._show(round_values)
-            shown_values[round_index] = self.compute()
         num_evaluations = len(game.masks) * len(game.rounds)
         self.evaluations = torch.full_like(self.evaluations, num_evaluations)
         if self.evaluators == "clients":
             utilities = scores.utilities(game, game.rounds[-1])
             self._client_scores = utilities[game.masks.all(1)].mean()
-        return shown_values
+        results = {}
+        for round_index, values in values_by_round(scores, game).items():
+            self.take(values)
+            _warn_of_missing(values)
+            results[round_index] = self.result()
+        return results
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""
@@ -392,38 +350,39 @@ class ShadowShapley(MeasuredMetric):
         value = self.values.masked_fill(never_took_part[:, None], torch.nan)
         return value if self.per_class else value.squeeze(-1)
 
-    def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Compute the ends ``[num_clients]`` of 90 % intervals for the mean values over many seeds.
-
-        None for values per class, or if ``value`` is not the current value. See :mod:`flsv.functional.intervals`.
-
-        Args:
-            value: the clients' values ``[num_clients]``. By default the current values.
+    def result(self) -> Values:
+        """Return the latest values, their 90 % intervals for the means over many seeds if they are not per class (see
+        :mod:`flsv.functional.intervals`), and their evidence (see :meth:`flsv.values.query.Game.evidence`).
 
         Example:
             >>> from flsv.functional import few_coalitions
             >>> metric = ShadowShapley(num_clients=2)
             >>> metric.update(torch.arange(2), few_coalitions(2, "all"), lambda masks: masks.sum(1).double())
-            >>> metric.intervals()
-            (tensor([0.8520, 0.8520], dtype=torch.float64), tensor([1.1480, 1.1480], dtype=torch.float64))
+            >>> metric.result().low
+            tensor([0.8520, 0.8520], dtype=torch.float64)
         """
-        if self.per_class:
-            return None
-        current_value = self.compute()
-        if value is None:
-            value = current_value
-        # The standard errors belong to the current values; for values of another round they are not known.
-        if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
-            return None
-        half_width = t_quantile(INTERVAL_LEVEL) * self.errors.squeeze(-1).to(value)
-        return value - half_width, value + half_width
+        values = super().result()
+        half_width = None if self.per_class else self.half_widths.squeeze(-1)
+        latest = self._latest
+        return replace(
+            values,
+            half_width=half_width,
+            evidence=latest.evidence,
+            missing=latest.missing,
+            case_values=latest.case_values,
+        )
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
         score the models, also ``client_scores``, each client's last score of the federation's own model."""
         numbers = {}
-        if self._pending is None:
+        if self._latest.missing != BEFORE_TRAINING:
             numbers["evaluations"] = self.evaluations.clone()
         if self._client_scores is not None:
             numbers["client_scores"] = self._client_scores
         return numbers
+
+
+def _warn_of_missing(values: Values) -> None:
+    if values.missing is not None:
+        warnings.warn(f"ShadowShapley: there are no values. {values.missing}", stacklevel=3)

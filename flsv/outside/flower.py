@@ -286,7 +286,7 @@ def _value_by_metric_and_client(
     value_by_key = {}
     for metric, values in round_values.values.items():
         for name, client_id in id_by_name.items():
-            value_by_key[metric, name] = values[client_id].item()
+            value_by_key[metric, name] = values.overall[client_id].item()
     return value_by_key
 
 
@@ -367,8 +367,7 @@ class _Files:
 
         weights = self._weights(samples, num_clients)
         self._samples |= {client: count or 0 for client, count in samples.items()}
-        values = {**round_values.values, **round_values.per_class}
-        result = self._results.round_result(index, values, weights)
+        result = self._results.round_result(index, round_values.values, weights)
         self._csv.write_round(result)
         tensorboard.write_round(result)
         tensorboard.flush()

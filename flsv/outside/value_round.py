@@ -15,14 +15,14 @@ from torchmetrics import MetricCollection
 
 from flsv._lightning.private import unwrapped
 from flsv.configuration.federation_config import named_head
-from flsv.core import VOCABULARY, Round
+from flsv.core import VOCABULARY, Round, Values
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
 from flsv.games.module_copies import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
-from flsv.results.rows import ResultBuilder, overall
+from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import frame, tidy
 from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
@@ -40,22 +40,19 @@ class RoundValues:
     """Values of all n clients after a round. They are NaN for clients that have not taken part yet.
 
     Attributes:
-        values: ``{metric: values [n]}``, one number per client.
-        per_class: ``{metric: values [n, M]}`` of the metrics that have a value per class (in some metrics the columns
-            are not classes).
+        values: ``{metric: values}``, each metric's :class:`flsv.core.Values`.
         evaluations: the number of models evaluated in this round.
         names: the clients' names, in the order of ``values``.
         table: the same values and the metrics' diagnostics, as :meth:`to_frame` returns them.
     """
 
-    values: Mapping[str, Tensor]
-    per_class: Mapping[str, Tensor]
+    values: Mapping[str, Values]
     evaluations: int
     names: Sequence[str]
     table: pandas.DataFrame
 
     def __getitem__(self, metric: str) -> Tensor:
-        return self.values[metric]
+        return self.values[metric].overall
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row per metric, client and class, with the columns of :func:`flsv.read_run`."""
@@ -185,8 +182,8 @@ def value_round(
         seed=seed,
         games=_games(contribution_metrics, module, val_loader, loss, num_classes),
     )
-    contributions = _update(contribution_metrics, round, shares.to(device))
-    return _round_values(contribution_metrics, round, contributions, names)
+    results = _update(contribution_metrics, round, shares.to(device))
+    return _round_values(contribution_metrics, round, results, names)
 
 
 @dataclass(frozen=True)
@@ -347,7 +344,7 @@ def _update(
     contribution_metrics: ContributionMetrics,
     round: Round,
     weights: Tensor,
-) -> dict[str, Tensor]:
+) -> dict[str, Values]:
     """Update all metrics with the round, aggregated by ``weights``, and return the clients' contributions."""
     games: Any = round.games
     if games is not None:
@@ -356,21 +353,20 @@ def _update(
     weights = weights.to(round.client_vectors)  # the type and device that aggregators return
     aggregated_round = round.aggregated(round.combine(weights), weights)
     contribution_metrics.update(aggregated_round, "aggregation")
-    return {name: value.cpu() for name, value in contribution_metrics.contributions.items()}
+    return {name: values.map(Tensor.cpu) for name, values in contribution_metrics.values.items()}
 
 
 def _round_values(
     contribution_metrics: ContributionMetrics,
     round: Round,
-    contributions: Mapping[str, Tensor],
+    results: Mapping[str, Values],
     names: list[str],
 ) -> RoundValues:
     metrics = contribution_metrics.metrics
     games: Any = round.games
-    rows = ResultBuilder(metrics, names).rows(round.round_index, contributions)
+    rows = ResultBuilder(metrics, names).rows(round.round_index, results)
     return RoundValues(
-        values={name: overall(metrics[name], value) for name, value in contributions.items()},
-        per_class={name: value for name, value in contributions.items() if value.ndim == 2},
+        values=results,
         evaluations=0 if games is None else games.evaluations,
         names=names,
         table=tidy(frame(rows)),

@@ -60,7 +60,7 @@ def _columns_of_run(
     estimates = mean_with_interval(seeds_and_rows)
     columns = {
         "mean": numbers.mean(axis=1),
-        **estimates._asdict(),
+        **estimates.columns(),
     }
     return DataFrame(columns, index=numbers.index)
 

@@ -350,7 +350,7 @@ def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
         evidence = [run.performances.get(metric, {}) for run in runs]
     estimates = mean_with_interval(torch.tensor(values), evidence)
     columns = {}
-    for name, column in estimates._asdict().items():
+    for name, column in estimates.columns().items():
         columns[name] = column.tolist()
     return DataFrame(columns)
 

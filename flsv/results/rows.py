@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,39 +13,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.core.values import Values, on_cpu
 from flsv.metrics import ContributionMetric
 from flsv.results.round_result import TRAIN_LOSS, Event, RoundResult, Row
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL, label_text
-from flsv.utilities.host_copies import to_host
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-#: A metric's or diagnostic's name, and the part of its values that a tensor holds.
-TensorKey = tuple[str, str]
-#: One number for each client, `[n]`, or for all of them, `[]`.
-OVERALL = "overall"
-#: The ends of the clients' intervals, `[n, 2]`.
-ENDS = "ends"
-#: A number for each client and column, `[n, M]`.
-COLUMNS = "columns"
-#: A function of metrics' names and of a text that says what is done with them. It returns a context in which an error
-#: of a metric does not end the run.
-KeepingRun = Callable[[Sequence[str], str], AbstractContextManager[None]]
-
-
-def overall(metric: Metric, value: Tensor) -> Tensor:
-    """Reduce a metric's value, ``[n]`` or ``[n, M]``, to one number per client, ``[n]``.
-
-    The metric's method ``per_client`` does so. Other metrics of torchmetrics are averaged over the M columns.
-    """
-    if isinstance(metric, ContributionMetric):
-        return metric.per_client(value)
-    if value.ndim == 2:
-        return value.mean(-1)
-    return value
 
 
 def column_names(metric: Metric) -> list[str] | None:
@@ -93,39 +68,36 @@ def client_rows(
 
 
 def changed_numbers(
-    tensors: Mapping[TensorKey, Tensor],
-    earlier_tensors: Mapping[TensorKey, Tensor],
-) -> dict[TensorKey, Tensor]:
-    """Return the ``tensors`` with NaN for each client's number that is the same in ``earlier_tensors``.
+    numbers: Mapping[str, Values], earlier: Mapping[str, Values]
+) -> dict[str, Values]:
+    """Return the ``numbers`` with NaN for each client's number that is the same in ``earlier``.
 
     A number with another interval than before has changed. Numbers of the whole federation are always new.
     """
-    changed_tensors = {}
-    for (name, part), tensor in tensors.items():
-        earlier_tensor = earlier_tensors.get((name, part))
-        is_whole = part == ENDS or tensor.ndim == 0
-        if is_whole or earlier_tensor is None:
-            changed_tensors[name, part] = tensor
-            continue
-        is_changed = tensor != earlier_tensor
-        if part == OVERALL and (name, ENDS) in tensors:
-            bounds = tensors[name, ENDS]
-            is_changed |= _have_other_ends(bounds, earlier_tensors.get((name, ENDS)))
-        changed_tensors[name, part] = tensor.where(is_changed, NAN)
-    return changed_tensors
+    return {
+        name: values
+        if values.overall.ndim == 0 or name not in earlier
+        else _changed(values, earlier[name])
+        for name, values in numbers.items()
+    }
 
 
-def _have_other_ends(bounds: Tensor, earlier_bounds: Tensor | None) -> Tensor:
-    """Return which clients have an interval, and another than before. Intervals are ``[n, 2]``."""
-    if earlier_bounds is None:
-        earlier_bounds = torch.full_like(bounds, NAN)
-    has_interval = ~bounds.isnan().any(1)
-    has_other_end = (bounds != earlier_bounds).any(1)
-    return has_interval & has_other_end
+def _changed(values: Values, earlier: Values) -> Values:
+    is_changed = (values.overall != earlier.overall) | _has_other_interval(values, earlier)
+    by_column = values.value
+    if by_column.shape == earlier.value.shape:
+        by_column = by_column.where(by_column != earlier.value, NAN)
+    return replace(values, value=by_column, overall=values.overall.where(is_changed, NAN))
 
 
-def _names_of_federation_numbers(tensors: Mapping[TensorKey, Tensor]) -> set[str]:
-    return {name for (name, _part), tensor in tensors.items() if tensor.ndim == 0}
+def _has_other_interval(values: Values, earlier: Values) -> Tensor:
+    """Return which clients have an interval, and another than before."""
+    if values.low is None or values.high is None:
+        return torch.zeros_like(values.overall, dtype=torch.bool)
+    has_interval = ~values.low.isnan()
+    if earlier.low is None or earlier.high is None:
+        return has_interval
+    return has_interval & ((values.low != earlier.low) | (values.high != earlier.high))
 
 
 def _federation_row(index: int, metric: str, number: float) -> Row:
@@ -140,12 +112,8 @@ class ResultBuilder:
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
-        missing: Collection[str] = (),
-        keeping_run: KeepingRun = lambda names, action: nullcontext(),  # errors are raised
     ) -> None:
         self._metrics = metrics
-        self._missing = missing
-        self._keeping_run = keeping_run
         self._client_names = client_names
         # By metric: the names of its columns, None if they are classes, and the names of the classes, which are those
         # of the data or, without these, the metric's.
@@ -154,7 +122,7 @@ class ResultBuilder:
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
-        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}  # after the round before
+        self._earlier_numbers: Mapping[str, Values] = {}  # after the round before
         # Names of numbers of the whole federation: all, and those that late results do not repeat.
         self._federation_numbers: set[str] = set()
         self._written_numbers: set[str] = set()
@@ -162,11 +130,11 @@ class ResultBuilder:
     def rows(
         self,
         index: int,
-        values: Mapping[str, Tensor],
+        values: Mapping[str, Values],
         **of_round: Tensor | None,
     ) -> list[Row]:
         """Return the clients' rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        metric_rows = self._metric_rows(index, self._metric_tensors(values))
+        metric_rows = self._metric_rows(index, _numbers(values))
         rows = [row for row in metric_rows if row.client is not None]
         for name, vector in of_round.items():
             if vector is not None:
@@ -174,9 +142,9 @@ class ResultBuilder:
                 rows += client_rows(index, name, numbers, self._client_names)
         return rows
 
-    def compare_with(self, values: Mapping[str, Tensor]) -> None:
+    def compare_with(self, values: Mapping[str, Values]) -> None:
         """Store the metrics' values before a resumed run's first round, with which new values are compared."""
-        self._earlier_tensors = self._metric_tensors(values)
+        self._earlier_numbers = _numbers(values)
 
     def begin_late_results(self) -> None:
         """From now on, build results of earlier rounds, whose values became known after the last round.
@@ -184,40 +152,28 @@ class ResultBuilder:
         They do not repeat numbers of the whole federation that the earlier results of these rounds have.
         """
         self._written_numbers = set(self._federation_numbers)
-        self._earlier_tensors = {}
-
-    def _metric_tensors(self, values: Mapping[str, Tensor]) -> dict[TensorKey, Tensor]:
-        """Return the metrics' values ``[n]`` or ``[n, M]`` and diagnostics, on the host."""
-        tensors: dict[TensorKey, Tensor] = {}
-        for tensors_of in (self._values_of, self._diagnostics_of):
-            for name, value in values.items():
-                with self._keeping_run([name], "making its rows"):
-                    tensors |= tensors_of(name, value)
-        # All tensors are copied to the host at once, since each copy waits for the device.
-        host_tensors = dict(zip(tensors, to_host(tensors.values())))
-        # Copies, because metrics change their states in place.
-        return {key: tensor.to(torch.float64, copy=True) for key, tensor in host_tensors.items()}
+        self._earlier_numbers = {}
 
     def _metric_rows(
         self,
         index: int,
-        tensors: Mapping[TensorKey, Tensor],
+        numbers: Mapping[str, Values],
+        has_columns: bool = True,
     ) -> list[Row]:
         """Return the rows of the metrics' numbers. A number of the whole federation has one row, without a client."""
         rows = []
-        for (name, part), tensor in tensors.items():
-            if tensor.ndim == 0:
-                rows.append(_federation_row(index, name, tensor.item()))
-            elif part == OVERALL:
-                interval_ends = tensors.get((name, ENDS))
-                intervals = {}
-                if interval_ends is not None:
-                    intervals = by_client(interval_ends)
-                rows += client_rows(
-                    index, name, by_client(tensor), self._client_names, intervals=intervals
-                )
-            elif part == COLUMNS:
-                rows += self._column_rows(index, name, tensor)
+        for name, values in numbers.items():
+            if values.overall.ndim == 0:
+                rows.append(_federation_row(index, name, values.overall.item()))
+                continue
+            intervals = {}
+            if values.low is not None and values.high is not None:
+                intervals = by_client(torch.stack([values.low, values.high], dim=1))
+            rows += client_rows(
+                index, name, by_client(values.overall), self._client_names, intervals=intervals
+            )
+            if has_columns and values.by_class is not None:
+                rows += self._column_rows(index, name, values.by_class)
         return rows
 
     def _column_rows(self, index: int, metric: str, values: Tensor) -> list[Row]:
@@ -245,33 +201,6 @@ class ResultBuilder:
         names = self._class_names[name] or class_numbers
         return dict(zip(class_numbers, map(str, names)))
 
-    def _values_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
-        """Return a metric's overall values, the ends of their intervals, and its values by column, as far as it has
-        any."""
-        if name in self._missing:  # the metric's intervals and columns are not known
-            client_values = value if value.ndim == 1 else value.mean(-1)
-            return {(name, OVERALL): client_values}
-        metric = self._metrics[name]
-        client_values = overall(metric, value)
-        tensors = {(name, OVERALL): client_values}
-        if client_values.ndim == 0:
-            return tensors
-        if isinstance(metric, ContributionMetric):
-            intervals = metric.intervals(value=client_values)
-            if intervals is not None:
-                tensors[name, ENDS] = torch.stack(intervals, dim=1)
-        if value.ndim == 2:
-            tensors[name, COLUMNS] = value
-        return tensors
-
-    def _diagnostics_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
-        """Return a metric's diagnostics, under ``"<metric>/<diagnostic>"``."""
-        metric = self._metrics[name]
-        if name in self._missing or not isinstance(metric, ContributionMetric):
-            return {}
-        diagnostics = metric.diagnostics().items()
-        return {(f"{name}/{diagnostic}", OVERALL): tensor for diagnostic, tensor in diagnostics}
-
     def _score_rows(
         self,
         index: int,
@@ -289,7 +218,7 @@ class ResultBuilder:
     def round_result(
         self,
         index: int,
-        values: Mapping[str, Tensor],
+        values: Mapping[str, Values],
         weights: Tensor | None = None,
         losses: Mapping[int, float] = {},
         norms: Mapping[int, float] = {},
@@ -299,19 +228,18 @@ class ResultBuilder:
         draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        all_tensors = self._metric_tensors(values)
-        tensors = self._without_written_numbers(all_tensors)
-        self._federation_numbers |= _names_of_federation_numbers(all_tensors)
-        changed_tensors = changed_numbers(tensors, self._earlier_tensors)
-        self._earlier_tensors = tensors
-
-        tensors_without_columns = {
-            (name, part): tensor for (name, part), tensor in tensors.items() if part != COLUMNS
+        all_numbers = _numbers(values)
+        numbers = self._without_written_numbers(all_numbers)
+        self._federation_numbers |= {
+            name for name, of_metric in all_numbers.items() if of_metric.overall.ndim == 0
         }
-        metric_rows = self._metric_rows(index, tensors_without_columns)
+        changed = changed_numbers(numbers, self._earlier_numbers)
+        self._earlier_numbers = numbers
+
+        metric_rows = self._metric_rows(index, numbers, has_columns=False)
         rows_of_round = self._rows_of_round(index, weights, norms, losses)
         score_rows = self._score_rows(index, scores)
-        changes = [*self._metric_rows(index, changed_tensors), *rows_of_round]
+        changes = [*self._metric_rows(index, changed), *rows_of_round]
         if has_new_scores:  # scores of an earlier round are no change
             changes += score_rows
         return RoundResult(
@@ -337,26 +265,33 @@ class ResultBuilder:
             *client_rows(index, TRAIN_LOSS, losses, self._client_names),
         ]
 
-    def _without_written_numbers(
-        self, tensors: Mapping[TensorKey, Tensor]
-    ) -> dict[TensorKey, Tensor]:
+    def _without_written_numbers(self, numbers: Mapping[str, Values]) -> dict[str, Values]:
         return {
-            (name, part): tensor
-            for (name, part), tensor in tensors.items()
-            if tensor.ndim > 0 or name not in self._written_numbers
+            name: values
+            for name, values in numbers.items()
+            if values.overall.ndim > 0 or name not in self._written_numbers
         }
 
     def pictures(
         self,
         index: int,
-        values: Mapping[str, Tensor],
+        values: Mapping[str, Values],
     ) -> dict[str, Callable[[], Figure]]:
         """Return ``{metric: function that draws its value}`` for the values after a round, if it has any then."""
         return {
-            name: partial(draw_metric, self._metrics[name], name, value, index)
-            for name, value in values.items()
-            if not value.isnan().all()
+            name: partial(draw_metric, self._metrics[name], name, of_metric, index)
+            for name, of_metric in values.items()
+            if not of_metric.value.isnan().all()
         }
+
+
+def _numbers(values: Mapping[str, Values]) -> dict[str, Values]:
+    """Return metrics' values on the host, and then their diagnostics as ``"<metric>/<diagnostic>"``."""
+    numbers = on_cpu(values)
+    for name, of_metric in list(numbers.items()):
+        for diagnostic, tensor in of_metric.diagnostics.items():
+            numbers[f"{name}/{diagnostic}"] = Values(tensor)
+    return numbers
 
 
 def by_client(numbers: Tensor) -> dict[int, Any]:
@@ -392,15 +327,15 @@ def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
 def draw_metric(
     metric: Metric,
     name: str,
-    value: Tensor,
+    values: Values,
     round_index: int,
 ) -> Figure:
     """Draw a metric's values by its method ``plot``, with bounds and error bars, if any."""
     title = f"{label_text(name)}, round {round_index + 1}"
     options: dict[str, Any] = {}
     if isinstance(metric, ContributionMetric):
-        options["intervals"] = metric.error_bars(value)
-        if value.ndim == 1 and metric.intervals(value=value) is not None:
+        options["intervals"] = values.error_bars
+        if values.half_width is not None:
             title += f", {100 * INTERVAL_LEVEL:.0f} % intervals over seeds"
     if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
         options["limits"] = (metric.plot_lower_bound, metric.plot_upper_bound)
@@ -408,6 +343,6 @@ def draw_metric(
     # The method of a metric of torchmetrics, or of the user, may have neither parameter.
     parameters = inspect.signature(metric.plot).parameters
     options_taken = {option: options[option] for option in options if option in parameters}
-    figure, axis = metric.plot(value, **options_taken)
+    figure, axis = metric.plot(values.value, **options_taken)
     axis.set_title(title)
     return figure

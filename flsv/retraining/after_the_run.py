@@ -13,7 +13,6 @@ from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.rounding import MAX_ROUNDING
-from flsv.core.extension import MeasuredRun
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import favors_nobody
@@ -26,6 +25,7 @@ from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
+from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from flsv._lightning.data_source import data_of
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import FederationState
-from flsv.core.extension import MeasuredRun, RunExtension
+from flsv.core import FederationState, Values
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
@@ -36,7 +35,7 @@ from flsv.metrics.coalitions.design import (
     num_valued_rounds,
     with_any_halves,
 )
-from flsv.metrics.shadow import ShadowShapley
+from flsv.metrics.shadow import BEFORE_TRAINING, ShadowShapley
 from flsv.retraining.after_the_run import (
     NoValues,
     TrainingAfterTheRun,
@@ -56,6 +55,7 @@ from flsv.retraining.coalition_refusals import (
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
+from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
@@ -85,22 +85,21 @@ _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 
 #: Values of metrics, ``{round: {metric: values}}``.
-MetricValues = dict[int, dict[str, Tensor]]
+MetricValues = dict[int, dict[str, Values]]
 
 
-class CoalitionsElsewhere(Protocol):
-    """Coalitions that are trained beside the run, as by sites."""
+class CoalitionPlan:
+    """A run's plan for training the coalitions that its metrics need.
 
-    @property
-    def masks(self) -> Tensor:
-        """The coalitions, bool ``[K, n]``."""
+    The loop calls the methods in the order below, if it has a metric with ``trains_coalitions``.
 
-    def models(self) -> Mapping[Members, Tensor]:
-        """Return the coalitions' models ``[P]`` of the last round, by members."""
+    Args:
+        config: the run's :class:`FederationConfig`.
 
-
-class CoalitionPlan(RunExtension):
-    """A run's plan for training the coalitions that its metrics need."""
+    Raises:
+        ConfigurationError: coalitions cannot be trained in this run. All methods except :meth:`end_round` and
+            :meth:`train` may raise it, too.
+    """
 
     # The copy from before the fit, and the result of its dry run.
     _run_copy: CopyOfRun | None = None
@@ -108,48 +107,54 @@ class CoalitionPlan(RunExtension):
     # The error of copy or dry run, which is raised later.
     _failure: ConfigurationError | None = None
     _why_no_values = ""
+    _awaits_training = False
     _mean_cohort_size: float | None = None
     # Whether no two clients have a class in common. False if the server must not know it.
     _shares_no_class = False
     # The run, and the scoring of its models, from :meth:`begin` on.
-    _federation: Any = None
+    _run: MeasuredRun
     _scoring: ModelScoring | None = None
     # The seconds that the scoring of the untrained model has taken.
     _seconds_per_score = 0.0
     # The coalitions' utilities, from the run's first round on.
     _store: CoalitionStore | None = None
-    _sites: CoalitionsElsewhere | None = None
+    # The CoalitionsAtSites of flsv.sites, if sites train them beside the run.
+    _sites: Any = None
 
     def __init__(self, config: FederationConfig) -> None:
-        super().__init__(config)
+        self.config = config
         self._metrics = _metrics_with_training(config.metrics)
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
         metrics = list(self._metrics.values())
         self._max_fits = min(metric.max_fits for metric in metrics)
-        self._design = metrics[0].trains
+        self._design = metrics[0].coalitions
         self._halvings = metrics[0].halvings
         for metric in metrics:
-            if metric.trains != self._design or metric.halvings != self._halvings:
+            if metric.coalitions != self._design or metric.halvings != self._halvings:
                 raise ConfigurationError(
                     f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of "
                     "coalitions. Give these metrics the same coalitions, or keep only one of them."
                 )
         # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
-        # The part of the run's checkpoints that belongs to this object.
-        self._memory: dict[str, Any] = {}
         self._untrained_outputs: Outputs = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the parts that belong to the present fit."""
         return {
             **vars(self),
-            "_federation": None,
+            "_run": None,
             "_scoring": None,
             "_sites": None,
             "_untrained_outputs": {},
+            "_awaits_training": False,
         }
+
+    @property
+    def awaits_training(self) -> bool:
+        """Whether coalitions are still to be trained for values of the fit's rounds."""
+        return self._awaits_training and bool(self._valued_metrics)
 
     # ---- before the first round
 
@@ -179,20 +184,22 @@ class CoalitionPlan(RunExtension):
         except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
-    def begin(self, run: MeasuredRun) -> None:
-        """Check the run. If sites train coalitions, add the strategy that requests this from them."""
-        self._federation = run.federation
+    def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
+        """Check the run before its first round. If sites train coalitions, add the strategy that requests this from
+        them."""
+        self._run = run = MeasuredRun(federation, run_state, folder)
         self._scoring = None
-        self._memory = run.memory
+        self._awaits_training = True
         may_count_classes = not self._trains_at_sites and not self.config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(run.data.class_counts)
         for metric in self._metrics.values():
             metric.await_training()
             metric.averages = not isinstance(self.config.sampler, FullParticipation)
         if self._trains_at_sites:
-            self._begin_at_sites(run)
+            self._begin_at_sites()
 
-    def _begin_at_sites(self, run: MeasuredRun) -> None:
+    def _begin_at_sites(self) -> None:
+        run = self._run
         federation = run.federation
         module = run.trainer.lightning_module
         check_shared(self.config, module)
@@ -225,23 +232,23 @@ class CoalitionPlan(RunExtension):
 
     # ---- messages, scores of the run's own models
 
-    def begin_training(self, run: MeasuredRun) -> None:
+    def begin_training(self) -> None:
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
-        self._check_outputs(run.games)
-        self._open_store(run)
+        self._check_outputs(self._run.games)
+        self._open_store()
         if self._why_no_values:
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there will be no values. {self._why_no_values}"
             )
             return
-        masks = self._planned_masks(run.data.num_clients)
+        masks = self._planned_masks(self._run.data.num_clients)
         plan = self._plan_in_words(masks)
-        estimation = self._estimation_in_words(masks, run.games)
-        duration = self._duration_in_words(masks, run)
+        estimation = self._estimation_in_words(masks, self._run.games)
+        duration = self._duration_in_words(masks)
         self._untrained_outputs = {}
         rank_zero_info(f"flsv: {plan}{estimation}{duration}")
 
-    def _duration_in_words(self, masks: Tensor, run: MeasuredRun) -> str:
+    def _duration_in_words(self, masks: Tensor) -> str:
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
@@ -249,70 +256,70 @@ class CoalitionPlan(RunExtension):
         scoring = 0.0
         estimation = 0.0
         for metric in self._metrics.values():
-            num_rounds = len(metric.rounds_to_value(run.trainer.max_epochs or 1))
+            num_rounds = len(metric.rounds_to_value(self._run.trainer.max_epochs or 1))
             scoring = max(scoring, len(masks) * num_rounds * self._seconds_per_score)
-            score = output_score(metric, run.games)
-            game = metric.game(masks, range(num_rounds), score=score, weights=run.weights)
+            score = output_score(metric, self._run.games)
+            game = metric.game(masks, range(num_rounds), score=score, weights=self._run.weights)
             estimation += seconds_of_values(game, self._untrained_outputs)
         if scoring + estimation < LONG_SECONDS:
             return ""
         return f" Scoring these models takes about {scoring:.0f} s, and computing the values {estimation:.0f} s."
 
-    def _open_store(self, run: MeasuredRun) -> None:
+    def _open_store(self) -> None:
         """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
-        is_new_run = not run.resumed
-        scored_module = self._score_module(run)
+        is_new_run = not self._run.resumed
+        scored_module = self._score_module()
         if self._failure is not None:
             raise self._failure
         if is_new_run:
-            self._memory["start"] = hash_of_start(run.trainer.lightning_module)
-            if run.trainer.is_global_zero and run.folder is not None:
-                remove_coalitions(run.folder)
-        self._copy_from_earlier_folder(run)
+            self._run.memory["start"] = hash_of_start(self._run.trainer.lightning_module)
+            if self._run.trainer.is_global_zero and self._run.folder is not None:
+                remove_coalitions(self._run.folder)
+        self._copy_from_earlier_folder()
         self._store = open_store(
-            run,
+            self._run,
             self._metrics,
-            self.masks(run.data.num_clients),
-            start_hash=self._memory["start"],
+            self.masks(self._run.data.num_clients),
+            start_hash=self._run.memory["start"],
             outputs=scored_module.outputs,
         )
         for outputs in scored_module.outputs.values():  # none if clients score models
-            self._limit_valued_rounds(run, num_validation_samples=len(outputs))
-        self._score_untrained(run)
+            self._limit_valued_rounds(num_validation_samples=len(outputs))
+        self._score_untrained()
 
-        num_rounds = self._federation.state.round_index
+        num_rounds = self._run.federation.state.round_index
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: scored_module})
         elif self._trains_at_sites and num_rounds > 0:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(num_rounds - 1, is_run_over=True)
 
-    def _score_module(self, run: MeasuredRun) -> ScoredModel:
+    def _score_module(self) -> ScoredModel:
         """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
         measures = {}
         for name, metric in self._metrics.items():
-            evaluator = run.games.evaluator_of(metric.measured_by)
+            evaluator = self._run.games.evaluator_of(metric.measured_by)
             check_scored(f"metric {name!r}", self.config.share, evaluator)
             measures[f"metric {name!r}"] = metric.measured_by
-        self._scoring = ModelScoring(measures_of(self._metrics.values()), run.games.evaluator_of)
-        measures_to_check = None if run.resumed else measures
+        self._scoring = ModelScoring(measures_of(self._metrics.values()), self._run.games.evaluator_of)
+        measures_to_check = None if self._run.resumed else measures
         start_time = time.monotonic()
-        model = self._scoring.score(run.trainer.lightning_module, untrained=measures_to_check)
+        model = self._scoring.score(self._run.trainer.lightning_module, untrained=measures_to_check)
         self._seconds_per_score = time.monotonic() - start_time
         self._untrained_outputs = model.outputs
         return model
 
-    def _limit_valued_rounds(self, run: MeasuredRun, num_validation_samples: int) -> None:
+    def _limit_valued_rounds(self, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
-        masks = self._planned_masks(run.data.num_clients)
-        num_trained = self._num_trained_samples(masks, run)
+        masks = self._planned_masks(self._run.data.num_clients)
+        num_trained = self._num_trained_samples(masks)
         num_scored = len(masks) * num_validation_samples
         for metric in self._metrics.values():
             metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
 
-    def _num_trained_samples(self, masks: Tensor, run: MeasuredRun) -> float:
+    def _num_trained_samples(self, masks: Tensor) -> float:
         """Return about how many samples the training of the coalitions ``masks`` passes through the module."""
-        data = run.data
+        data = self._run.data
         sizes = masks.sum(1)
         # The empty coalition and that of all clients are not trained.
         trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
@@ -322,24 +329,24 @@ class CoalitionPlan(RunExtension):
         # A local training of a number of steps counts as an epoch.
         num_epochs = [self.config.work_of(name).epochs or 1 for name in data.client_names]
         samples_per_training = (data.num_samples * torch.tensor(num_epochs)).double().mean()
-        num_rounds = run.trainer.max_epochs or 0
+        num_rounds = self._run.trainer.max_epochs or 0
         return float(num_rounds * trainings_per_round * samples_per_training)
 
-    def _score_untrained(self, run: MeasuredRun) -> None:
+    def _score_untrained(self) -> None:
         """Before the first round, score models with other initial weights, unless clients score models."""
         assert self._store is not None
-        if not run.resumed:
-            self._memory["untrained"] = {}
-            module = run.trainer.lightning_module
-            build = untrained_models(module, self._federation.space, run.seed)
+        if not self._run.resumed:
+            self._run.memory["untrained"] = {}
+            module = self._run.trainer.lightning_module
+            build = untrained_models(module, self._run.federation.space, self._run.seed)
             for metric in self._metrics.values():
                 if build is not None and metric.evaluators == "server":
-                    evaluator = run.games.evaluator_of(metric.measured_by)
+                    evaluator = self._run.games.evaluator_of(metric.measured_by)
                     scores = evaluator.evaluate(build, NUM_UNTRAINED_MODELS)
                     utilities = utility_of(scores, metric.measured_by).cpu().double()
                     name = measure_name(metric.measured_by)
-                    self._memory["untrained"][name] = utilities.view(NUM_UNTRAINED_MODELS, -1)
-        self._store.add_untrained(self._memory.get("untrained", {}))
+                    self._run.memory["untrained"][name] = utilities.view(NUM_UNTRAINED_MODELS, -1)
+        self._store.add_untrained(self._run.memory.get("untrained", {}))
 
     def _check_outputs(self, games: Any) -> None:
         if self._design != "halves":
@@ -348,17 +355,17 @@ class CoalitionPlan(RunExtension):
             if output_score(metric, games) is None:
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
 
-    def _copy_from_earlier_folder(self, run: MeasuredRun) -> None:
+    def _copy_from_earlier_folder(self) -> None:
         """If a resumed run has a new folder, copy the coalitions from its earlier folder."""
-        if run.folder is None:
+        if self._run.folder is None:
             return
-        earlier_folder = self._memory.get("folder")
-        self._memory["folder"] = str(run.folder.absolute())
-        if earlier_folder is None or not run.trainer.is_global_zero:
+        earlier_folder = self._run.memory.get("folder")
+        self._run.memory["folder"] = str(self._run.folder.absolute())
+        if earlier_folder is None or not self._run.trainer.is_global_zero:
             return
-        has_coalitions = (run.folder / COALITIONS_FOLDER).exists()
+        has_coalitions = (self._run.folder / COALITIONS_FOLDER).exists()
         if not has_coalitions:
-            copy_coalitions(Path(earlier_folder), run.folder)
+            copy_coalitions(Path(earlier_folder), self._run.folder)
 
     def _plan_in_words(self, masks: Tensor) -> str:
         coalitions = f"{', '.join(self._metrics)}: {self._coalitions_in_words(masks)} trained"
@@ -399,13 +406,8 @@ class CoalitionPlan(RunExtension):
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
-        pending_lines = [
-            f"{name}: {metric.pending}"
-            for name, metric in metrics.items()
-            if metric.pending is not None
-        ]
-        if pending_lines or not metrics:
-            return pending_lines
+        if self.awaits_training or not metrics:
+            return [f"{name}: {BEFORE_TRAINING}" for name in metrics]
 
         lines = [self._plan_in_words(masks)]
         trains_singles_only = are_singles_only(masks) and not _are_all(masks)
@@ -424,11 +426,11 @@ class CoalitionPlan(RunExtension):
         """
         if self._scoring is None or not self._valued_metrics:
             return
-        state: FederationState = self._federation.state
-        trainer = self._federation.engine.trainer
+        state: FederationState = self._run.federation.state
+        trainer = self._run.federation.engine.trainer
         if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
-            self._memory["checked_round"] = index
-            self._memory["first"] = state.model().cpu().clone()  # the model after the checked round
+            self._run.memory["checked_round"] = index
+            self._run.memory["first"] = state.model().cpu().clone()  # the model after the checked round
 
         # The last round's model is scored at the end of the run, after all hooks.
         is_last = index + 1 == trainer.max_epochs
@@ -436,7 +438,7 @@ class CoalitionPlan(RunExtension):
             self._add_scores_of_round(index, self._scoring, trainer.lightning_module)
 
     def _add_scores_of_round(self, index: int, scoring: ModelScoring, module: Any) -> None:
-        state = self._federation.state
+        state = self._run.federation.state
         all_clients = tuple(range(state.num_clients))
         if self._sites is None:
             self._add(all_clients, {index: scoring.score(module)})
@@ -456,86 +458,88 @@ class CoalitionPlan(RunExtension):
 
     def _add(self, members: Members, models: Models) -> None:
         assert self._store is not None
-        self._store.add(self._federation.state.seed, members, models)
+        self._store.add(self._run.federation.state.seed, members, models)
 
     # ---- after the last round
 
     @property
     def _valued_metrics(self) -> dict[str, ShadowShapley]:
         """Return the metrics whose updates have not failed in the run."""
-        missing = self._federation.metrics.missing
+        missing = self._run.federation.metrics.missing
         return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
-    def train(self, run: MeasuredRun) -> tuple[MetricValues, list[str]]:
+    def train(self) -> tuple[MetricValues, list[str]]:
         """Train the coalitions if metrics need them, and return the metrics' values and lines to print."""
         values: MetricValues = {}
-        pending_names = set(self._federation.metrics.pending_names)
-        if pending_names.intersection(self._metrics):
+        if self.awaits_training:
             try:
-                values = self._values(run)
+                values = self._values()
+                self._awaits_training = False
             except NoValues as reason:
                 self._explain_missing(f"{reason}", reason.interrupted)
             except Exception as error:  # the run's other results are written in any case
-                if ranks_of(run.trainer).size > 1:
+                if ranks_of(self._run.trainer).size > 1:
                     raise  # the other ranks would wait for this one
                 self._explain_missing(_error_in_words(error))
         if self._store is not None:
-            self._store.write_table(run.data.client_names)
-        return values, self._lines(self._planned_masks(run.data.num_clients))
+            self._store.write_table(self._run.data.client_names)
+        return values, self._lines(self._planned_masks(self._run.data.num_clients))
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
         metrics = self._valued_metrics
-        for metric in metrics.values():
-            metric.explain_missing(reason, interrupted)
+        evidence = {"unfinished": True, "interrupted": interrupted}
+        for name, metric in metrics.items():
+            metric.take(replace(metric.result().without(reason), evidence=evidence))
+            self._run.federation.metrics.values[name] = metric.result()
         rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
 
-    def _values(self, run: MeasuredRun) -> MetricValues:
+    def _values(self) -> MetricValues:
         metrics = self._valued_metrics
         if self._scoring is None:  # a resumed run in which no round was left
-            self._open_store(run)
+            self._open_store()
         assert self._store is not None
-        num_rounds = self._federation.state.round_index
+        num_rounds = self._run.federation.state.round_index
         rounds_of_metrics = [metric.rounds_to_value(num_rounds) for metric in metrics.values()]
         self._store.rounds = sorted(set(chain.from_iterable(rounds_of_metrics)))
         if self._sites is None:
-            masks = self._train(run)
+            masks = self._train()
         else:
             masks = self._sites.masks
-            self._exclude_rounds(masks, run.seed)
+            self._exclude_rounds(masks, self._run.seed)
 
         values: MetricValues = {index: {} for index in self._store.rounds}
-        scores = self._store.scores(run.seed)
+        scores = self._store.scores(self._run.seed)
         for name, metric in metrics.items():
-            game = showing_progress(game_of(metric, masks, self._store, run), run.trainer)
-            values_by_round = metric.complete(scores, game)
-            for round_index, values_of_round in values_by_round.items():
+            game = showing_progress(game_of(metric, masks, self._store, self._run), self._run.trainer)
+            for round_index, values_of_round in metric.complete(scores, game).items():
                 values[round_index][name] = values_of_round
         return values
 
-    def _train(self, run: MeasuredRun) -> Tensor:
+    def _train(self) -> Tensor:
         """Train the coalitions that are missing in the store. Return all coalitions, bool ``[K, n]``."""
         if self._why_no_values:
             raise NoValues(self._why_no_values)
         assert self._run_copy is not None
         assert self._dry_run_result is not None
         assert self._store is not None
-        start_hash = self._memory["start"] if run.resumed else None
+        start_hash = self._run.memory["start"] if self._run.resumed else None
         training = TrainingAfterTheRun(
             self._valued_metrics,
-            self.masks(run.data.num_clients),
+            self.masks(self._run.data.num_clients),
             store=self._store,
             run_copy=self._run_copy,
             dry_run_result=self._dry_run_result,
             start_hash=start_hash,
-            checked_round=self._memory.get("checked_round", 0),
-            checked_model=self._memory.get("first"),
-            space=self._federation.space,
+            checked_round=self._run.memory.get("checked_round", 0),
+            checked_model=self._run.memory.get("first"),
+            space=self._run.federation.space,
         )
-        masks = training.train(run)
-        self._federation.coalition_differences += training.consistency_warnings
+        masks = training.train(self._run)
+        self._run.federation.coalition_differences += training.consistency_warnings
         return masks
 
     def close(self) -> None:
+        """Undo what :meth:`prepare` has changed in the process. This is called when the fit has ended or failed."""
         if self._run_copy is not None:
             self._run_copy.folder.end_run()
 
@@ -559,7 +563,7 @@ def _metrics_with_training(metrics: Mapping[str, Any]) -> dict[str, ShadowShaple
     return {
         name: metric
         for name, metric in metrics.items()
-        if attribute_of(metric, "trains") is not None
+        if attribute_of(metric, "trains_coalitions")
     }
 
 

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import Reporting
+from flsv.core import Values
 from flsv.data import FederatedDataModule
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
@@ -36,7 +37,7 @@ from flsv.utilities.seeding import (
     restore_global_rngs,
     seed_or_default,
 )
-from flsv.values.query import RoundValues, mean_over_seeds
+from flsv.values.query import mean_over_seeds
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -137,27 +138,29 @@ def _check_is_new(trainer: L.Trainer) -> None:
 
 def _table_of_values(games: list[ShadowShapley], data: FederatedDataModule) -> DataFrame:
     """Return the table of values, means over the ``games`` with one seed each. They are NaN for absent clients."""
-    estimates = mean_over_seeds([_values_of(game) for game in games])
+    values_of_seeds = [_values_of(game) for game in games]
+    estimates = mean_over_seeds(values_of_seeds)
     has_taken_part = torch.stack([game.participations.cpu() > 0 for game in games]).all(0)
+    columns = estimates.columns()
     mean_values = estimates.value.where(has_taken_part, torch.nan).tolist()
-    ranks_only = games[0].evidence["ranks_only"]
+    ranks_only = values_of_seeds[0].evidence["ranks_only"]
     return DataFrame(
         {
             "client": range(data.num_clients),
             "client_name": data.client_names,
             "value": mean_values,
-            "low_over_seeds": estimates.low.tolist(),
-            "high_over_seeds": estimates.high.tolist(),
+            "low_over_seeds": columns["low"].tolist(),
+            "high_over_seeds": columns["high"].tolist(),
             "share": [NAN] * len(mean_values) if ranks_only else shares_in(mean_values),
         }
     )
 
 
-def _values_of(game: ShadowShapley) -> RoundValues:
-    if "why_no_values" in game.evidence:
-        raise ConfigurationError(game.evidence["why_no_values"])
-    assert game.round_values is not None
-    return game.round_values
+def _values_of(game: ShadowShapley) -> Values:
+    values = game.result()
+    if values.missing is not None:
+        raise ConfigurationError(values.missing)
+    return values
 
 
 def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:

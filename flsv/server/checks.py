@@ -32,7 +32,6 @@ from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.uploads.base import Upload
-from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, check_lightning, need_classes
 
 
@@ -330,11 +329,7 @@ def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
     if not unshared_names:
         return
     # Metrics that train coalitions are allowed, since their scores may not depend on the unshared tensors.
-    refused_names = [
-        name
-        for name in metrics.game_metrics
-        if attribute_of(metrics.metrics[name], "trains") is None
-    ]
+    refused_names = [name for name in metrics.game_metrics if name not in metrics.trained_names]
     if refused_names:
         raise ConfigurationError(
             f"metrics {refused_names} evaluate models on the server's validation set, but the server does not have the "

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from flsv.core import VOCABULARY, Round, Stage, stage_of
+from flsv.core import VOCABULARY, Round, Stage, Values, stage_of
 from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
 from flsv.core.vocabulary import ARGUMENTS
 from flsv.metrics import ContributionMetric
@@ -35,8 +36,8 @@ class ContributionMetrics:
         num_clients: n, the number of clients, if the metrics are bound already. :meth:`bind` sets it, too.
 
     Attributes:
-        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes. A metric is
-            missing before its first update. All values of a metric that has failed after its first round are NaN.
+        values: ``{name: values}``, each metric's current :class:`flsv.core.Values`. A metric is missing before its
+            first update. All values of a metric that has failed after its first round are NaN.
         missing: ``{name: reason}`` of each metric that has failed after its first round.
 
     Raises:
@@ -48,7 +49,7 @@ class ContributionMetrics:
         self, metrics: Mapping[str, Metric], reported: Iterable[str] = (), num_clients: int = 0
     ) -> None:
         self.metrics = dict(metrics)
-        self.contributions: dict[str, Tensor] = {}
+        self.values: dict[str, Values] = {}
         self.missing: dict[str, str] = {}
         # The values of missing metrics before they failed.
         self._last_values: dict[str, Tensor] = {}
@@ -114,19 +115,16 @@ class ContributionMetrics:
     @cached_property
     def trained_names(self) -> list[str]:
         """Return the names of the metrics whose values need trained coalitions."""
-        return [name for name, metric in self.metrics.items() if attribute_of(metric, "extension")]
+        return [
+            name
+            for name, metric in self.metrics.items()
+            if attribute_of(metric, "trains_coalitions")
+        ]
 
     @property
-    def pending_names(self) -> list[str]:
-        """Return the names of the metrics whose values are computed after the run."""
-        return [name for name in self.metrics if self._attribute(name, "pending") is not None]
-
-    def _attribute(self, name: str, attribute: str) -> Any:
-        """Return a metric's attribute. None: the metric has failed before, or fails now."""
-        if name not in self.missing:
-            with self.keeping_run([name], f"reading {attribute}"):
-                return attribute_of(self.metrics[name], attribute)
-        return None
+    def contributions(self) -> dict[str, Tensor]:
+        """Return the metrics' current values as strategies get them, ``[n]`` or ``[n, M]`` for M classes, by name."""
+        return {name: values.value for name, values in self.values.items()}
 
     @property
     def update_metrics(self) -> list[str]:
@@ -195,7 +193,7 @@ class ContributionMetrics:
         _ = self.trained_names
 
     def reset(self) -> None:
-        self.contributions.clear()
+        self.values.clear()
         self.missing.clear()
         self._last_values.clear()
         for metric in self.metrics.values():
@@ -204,8 +202,9 @@ class ContributionMetrics:
     def to(self, device: torch.device) -> None:
         for metric in self.metrics.values():
             metric.to(device)
-        self.contributions = _moved(self.contributions, device)
-        self._last_values = _moved(self._last_values, device)
+        move = methodcaller("to", device)
+        self.values = {name: values.map(move) for name, values in self.values.items()}
+        self._last_values = {name: move(value) for name, value in self._last_values.items()}
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
@@ -232,7 +231,7 @@ class ContributionMetrics:
         try:
             yield
         except Exception as error:
-            have_values = all(name in self.contributions for name in names)
+            have_values = all(name in self.values for name in names)
             if not names or not have_values:
                 raise
             for name in names:
@@ -243,8 +242,8 @@ class ContributionMetrics:
             return
         message = f"{reason.rstrip('.')}. The run continues without it."
         self.missing[name] = message
-        self._last_values[name] = self.contributions[name]
-        self.contributions[name] = torch.full_like(self._last_values[name], torch.nan)
+        self._last_values[name] = self.values[name].value
+        self.values[name] = self.values[name].without(message)
         warnings.warn(f"the metric {name!r} has failed: {message}", stacklevel=2)
 
     def _update(
@@ -263,9 +262,9 @@ class ContributionMetrics:
                 arguments[argument] = round.get(field)
         metric.update(**arguments)
 
-        value = metric.compute()
-        self._check_rows(name, value)
-        self.contributions[name] = value.detach()
+        values = result_of(metric)
+        self._check_rows(name, values.value)
+        self.values[name] = values.map(Tensor.detach)
 
     def _check_rows(self, name: str, value: Any) -> None:
         """Raise ValueError unless a metric's value is a vector or matrix with one row per client."""
@@ -281,23 +280,25 @@ class ContributionMetrics:
         )
 
     @torch.no_grad()
-    def end_run(self) -> dict[str, Tensor]:
+    def end_run(self) -> dict[str, Values]:
         """Let the metrics compute the values that they have deferred to the run's end. Return these values."""
-        values: dict[str, Tensor] = {}
+        values: dict[str, Values] = {}
         for name, metric in self.metrics.items():
             if not isinstance(metric, ContributionMetric) or name in self.missing:
                 continue
             with self.keeping_run([name], "the end of the run"):
                 if metric.end_run():
-                    values[name] = metric.compute().detach()
-        self.contributions |= values
+                    values[name] = metric.result()
+        self.values |= values
         return values
 
     def outdated_names(self) -> list[str]:
         """Return the names of the metrics whose values are not those of the last round."""
-        return [
-            name for name in self.metrics if self._attribute(name, "compute_at_run_end") is not None
-        ]
+        names = []
+        for name, metric in self.metrics.items():
+            if name not in self.missing and attribute_of(metric, "compute_at_run_end") is not None:
+                names.append(name)
+        return names
 
     def state_dict(self) -> dict[str, Any]:
         states = {}
@@ -308,7 +309,7 @@ class ContributionMetrics:
                 states[name] = _checked_state(metric)
         return {
             "metrics": states,
-            "contributions": dict(self.contributions),
+            "values": {name: values.state_dict() for name, values in self.values.items()},
             "missing": dict(self.missing),
             "last_values": dict(self._last_values),
         }
@@ -317,14 +318,18 @@ class ContributionMetrics:
         for name, metric in self.metrics.items():
             if name not in state["missing"]:
                 metric.load_state_dict(state["metrics"][name])
-        self.contributions = dict(state["contributions"])
+        self.values = {name: Values(**saved) for name, saved in state["values"].items()}
         self.missing.clear()  # in place, since others hold this dictionary
         self.missing.update(state["missing"])
         self._last_values = dict(state["last_values"])
 
 
-def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+def result_of(metric: Metric) -> Values:
+    """Return the current values of a metric: the result of a contribution metric, or what another metric of
+    torchmetrics computes, whose overall values are means over the columns."""
+    if isinstance(metric, ContributionMetric):
+        return metric.result()
+    return Values(metric.compute())
 
 
 def _checked_state(metric: Metric) -> dict[str, Any]:

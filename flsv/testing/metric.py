@@ -15,6 +15,7 @@ from flsv.core import Round
 from flsv.core.needs import needs_of
 from flsv.metrics import ContributionMetric
 from flsv.server import ContributionMetrics
+from flsv.server.contribution_metrics import result_of
 from flsv.testing import fits
 from flsv.testing.checks import (
     Check,
@@ -130,21 +131,14 @@ class MetricCase(fits.FitCase):
         return overall[list(LEARNERS)]
 
 
-def results_of(
-    metric: Any,
-    value: Tensor | None = None,
-) -> dict[str, Any]:
-    """Return a metric's value, overall values, intervals and diagnostics, by name."""
-    if value is None:
-        value = metric.compute()
-    if not isinstance(metric, ContributionMetric):
-        return {"value": value}
-    overall = metric.per_client(value)
+def results_of(metric: Any) -> dict[str, Any]:
+    """Return the tensors of a metric's :class:`flsv.core.Values`, by name."""
+    values = result_of(metric)
     return {
-        "value": value,
-        "overall": overall,
-        "intervals": metric.intervals(value=overall),
-        **metric.diagnostics(),
+        "value": values.value,
+        "overall": values.overall,
+        "half_width": values.half_width,
+        **values.diagnostics,
     }
 
 

@@ -1,6 +1,5 @@
 from .query import (
     Game as Game,
-    RoundValues as RoundValues,
     SeedScores as SeedScores,
     mean_over_seeds as mean_over_seeds,
     read_scores as read_scores,

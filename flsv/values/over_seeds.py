@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flsv.core import Values
 from flsv.functional.intervals import half_width, interval_over_seeds, prediction_stderr
 from flsv.utilities.display import INTERVAL_LEVEL
 
@@ -15,18 +16,10 @@ from flsv.utilities.display import INTERVAL_LEVEL
 Evidence = Sequence[Mapping[str, Any]]
 
 
-class Estimates(NamedTuple):
-    """Values ``[n]`` and the ends of their 90 % intervals."""
-
-    value: Tensor
-    low: Tensor
-    high: Tensor
-
-
 def mean_with_interval(
     values: Tensor,
     evidence: Evidence | None = None,
-) -> Estimates:
+) -> Values:
     """Compute mean values over several seeds.
 
     Args:
@@ -43,7 +36,7 @@ def mean_with_interval(
     else:  # a coalition of some seed has no finite performance
         mean = torch.full_like(mean, torch.nan)
         half_widths = mean
-    return Estimates(mean, mean - half_widths, mean + half_widths)
+    return Values(mean, half_width=half_widths)
 
 
 def _half_widths_by_evidence(values: Tensor, evidence: Evidence) -> Tensor:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flsv.core import Values
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
@@ -34,7 +35,7 @@ from flsv.values.coalition_files import (
     read_untrained,
     rounds_of,
 )
-from flsv.values.over_seeds import Estimates, mean_with_interval
+from flsv.values.over_seeds import mean_with_interval
 
 if TYPE_CHECKING:  # pandas is slow to import
     from pandas import DataFrame
@@ -147,39 +148,15 @@ class SeedScores:
         return models
 
 
-@dataclass(frozen=True, eq=False)
-class RoundValues:
-    """The values of one seed's game after one round.
-
-    Attributes:
-        values: float64 ``[n, 1]`` or by class ``[n, M]``. NaN if a coalition has no finite performance.
-        stderr: their standard errors as estimates of the mean over many seeds.
-        estimate: the values of this round alone, if ``values`` are means over rounds.
-        evidence: facts on the values, see :meth:`Game.evidence`.
-        case_values: function that returns the values on each validation sample, None if they are not known.
-    """
-
-    values: Tensor
-    stderr: Tensor
-    estimate: Tensor
-    evidence: Mapping[str, Any]
-    case_values: Callable[[], CaseValues | None] | None = None
-
-    @property
-    def half_width(self) -> Tensor:
-        """Return half the widths of the 90 % intervals for the means over many seeds."""
-        return t_quantile(INTERVAL_LEVEL) * self.stderr
-
-
-def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
+def values_by_round(scores: SeedScores, game: Game) -> dict[int, Values]:
     """Compute the values of one seed's game after each of its rounds."""
     predictions = _predicted_values(scores, game)
-    values: dict[int, RoundValues] = {}
+    values: dict[int, Values] = {}
     recent_estimates: list[Tensor] = []
     for round_index in game.rounds:
         if round_index - 1 not in values:  # rounds without values lie between
             recent_estimates = []
-        round_values = value_after_round(
+        values[round_index], estimate = value_after_round(
             game,
             scores.utilities(game, round_index),
             outputs=scores.outputs(game, round_index) if game.has_outputs else None,
@@ -187,8 +164,7 @@ def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
             untrained=scores.untrained.get(game.measure),
             recent_estimates=recent_estimates,
         )
-        recent_estimates = [*recent_estimates, round_values.estimate][-NUM_RECENT_ROUNDS:]
-        values[round_index] = round_values
+        recent_estimates = [*recent_estimates, estimate][-NUM_RECENT_ROUNDS:]
     return values
 
 
@@ -234,8 +210,9 @@ def value_after_round(
     predicted: PredictedValues | None = None,
     untrained: Tensor | None = None,
     recent_estimates: Sequence[Tensor] = (),
-) -> RoundValues:
-    """Compute the values after one round.
+) -> tuple[Values, Tensor]:
+    """Compute the values after one round, and those of this round alone, float64 ``[n, 1]`` or ``[n, M]``. All are NaN
+    if a coalition has no finite performance.
 
     Args:
         game: the game.
@@ -251,7 +228,8 @@ def value_after_round(
     if broken_coalitions:
         no_values = torch.full(shape, torch.nan).double()
         reason = f"The coalitions {broken_coalitions} come to no finite performance."
-        return RoundValues(no_values, no_values, no_values, {"why_no_values": reason})
+        nothing = game.without_class_axis(no_values)
+        return Values(nothing, half_width=nothing, evidence={}, missing=reason), no_values
 
     flat_estimate, flat_stderr, evidence = _estimate(
         game, game.without_class_axis(utilities), predicted
@@ -269,7 +247,13 @@ def value_after_round(
         untrained_utilities=untrained if _is_finite(untrained) else None,
         recent_values=recent_values if has_spread else None,
     )
-    return RoundValues(values, stderr, estimate, evidence, _case_values(game, outputs))
+    after_round = Values(
+        game.without_class_axis(values),
+        half_width=game.without_class_axis(t_quantile(INTERVAL_LEVEL) * stderr),
+        evidence=evidence,
+        case_values=_case_values(game, outputs),
+    )
+    return after_round, estimate
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
@@ -311,15 +295,12 @@ def _estimate(
     return estimate.values, estimate.stderr, evidence
 
 
-def mean_over_seeds(seeds: Sequence[RoundValues]) -> Estimates:
-    """Return the mean values ``[n]`` over seeds, and both ends of their 90 % intervals."""
-    values_by_seed = [seed.values.squeeze(1) for seed in seeds]
-    if len(seeds) > 1:
-        evidence = [seed.evidence for seed in seeds]
-        return mean_with_interval(torch.stack(values_by_seed), evidence)
-    values = values_by_seed[0]
-    half_width = seeds[0].half_width.squeeze(1)
-    return Estimates(values, values - half_width, values + half_width)
+def mean_over_seeds(seeds: Sequence[Values]) -> Values:
+    """Return the mean values ``[n]`` over seeds, with their 90 % intervals."""
+    if len(seeds) == 1:
+        return seeds[0]
+    evidence = [seed.evidence or {} for seed in seeds]
+    return mean_with_interval(torch.stack([seed.value for seed in seeds]), evidence)
 
 
 def read_scores(run_folder: Path) -> dict[int, SeedScores]:
@@ -385,17 +366,17 @@ def values(
 
 def _table_of_round(
     round_index: int,
-    seeds: Sequence[RoundValues],
+    seeds: Sequence[Values],
     per_class: bool,
 ) -> DataFrame:
     from pandas import DataFrame  # slow
 
     if per_class:
-        values_by_seed = torch.stack([seed.values for seed in seeds])  # [S, n, M]
+        values_by_seed = torch.stack([seed.value for seed in seeds])  # [S, n, M]
         means = values_by_seed.mean(0)
         columns = {str(label): means[:, label] for label in range(means.shape[1])}
     else:
-        columns = mean_over_seeds(seeds)._asdict()
+        columns = mean_over_seeds(seeds).columns()
     table = DataFrame({name: column.numpy() for name, column in columns.items()})
     table.insert(0, "round", round_index)
     table.insert(1, "client", range(len(table)))

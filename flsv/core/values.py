@@ -1,0 +1,124 @@
+"""Values: a metric's values of the clients after a round, with all that is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.utilities.host_copies import to_host
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """A metric's values of n clients after a round. They are NaN for clients without a value.
+
+    Example:
+        >>> values = Values(torch.tensor([0.5, 1.0]), half_width=torch.tensor([0.25, 0.5]))
+        >>> values.low, values.high
+        (tensor([0.2500, 0.5000]), tensor([0.7500, 1.5000]))
+    """
+
+    #: ``[n]``, or ``[n, M]`` by class or column.
+    value: Tensor
+    #: One number per client, ``[n]``. By default ``value``, or its mean over the columns.
+    overall: Tensor = None  # type: ignore[assignment]  # __post_init__ sets it
+    #: Half the widths ``[n]`` of 90 % intervals for the mean values over many seeds. None: they are not known.
+    half_width: Tensor | None = None
+    #: Further numbers, ``[n]`` or of the whole federation ``[]``, by name.
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    #: Facts that matter for a payment, such as where utilities come from. None: the metric has none.
+    evidence: Mapping[str, Any] | None = None
+    #: Why there are no values. None: there are.
+    missing: str | None = None
+    #: Function that returns the values on each validation sample. None: they are not known. It is not pickled.
+    case_values: Callable[[], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.overall is None:
+            overall = self.value.mean(-1) if self.value.ndim == 2 else self.value
+            object.__setattr__(self, "overall", overall)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle or copy, without the outputs that ``case_values`` holds."""
+        return {**vars(self), "case_values": None}
+
+    @property
+    def by_class(self) -> Tensor | None:
+        """The values by class or column, ``[n, M]``. None: there is one value per client."""
+        return self.value if self.value.ndim == 2 else None
+
+    @property
+    def low(self) -> Tensor | None:
+        """The lower ends ``[n]`` of the intervals."""
+        return None if self.half_width is None else self.overall - self.half_width
+
+    @property
+    def high(self) -> Tensor | None:
+        """The upper ends ``[n]`` of the intervals."""
+        return None if self.half_width is None else self.overall + self.half_width
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the columns of a table: the values ``[n]`` and both ends of their intervals, which are known."""
+        assert self.low is not None
+        assert self.high is not None
+        return {"value": self.overall, "low": self.low, "high": self.high}
+
+    @property
+    def error_bars(self) -> tuple[Tensor, Tensor] | None:
+        """Both ends ``[n]`` of error bars for a picture: those of the intervals or, without these, of one standard
+        error. None for values by class, or if neither is known."""
+        half_length = self.diagnostics.get("stderr") if self.half_width is None else self.half_width
+        if half_length is None or self.value.ndim != 1:
+            return None
+        return self.value - half_length, self.value + half_length
+
+    def without(self, reason: str) -> Values:
+        """Return NaN in place of the values, with the reason."""
+        return Values(torch.full_like(self.value, torch.nan), missing=reason)
+
+    def record(self) -> dict[str, Any]:
+        """Return the facts for ``run.json``, with the values on each validation sample."""
+        if self.evidence is None:
+            return {}
+        reason = {} if self.missing is None else {"why_no_values": self.missing}
+        case_values = None if self.case_values is None else self.case_values()
+        return {**reason, **self.evidence, "case_values": case_values}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arguments of equal values without evidence, for a checkpoint."""
+        arguments = {**vars(self), "diagnostics": dict(self.diagnostics)}
+        return {**arguments, "evidence": None, "case_values": None}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Values:
+        """Return the same with the function's result for each tensor."""
+        half_width = None if self.half_width is None else function(self.half_width)
+        return replace(
+            self,
+            value=function(self.value),
+            overall=function(self.overall),
+            half_width=half_width,
+            diagnostics={name: function(number) for name, number in self.diagnostics.items()},
+        )
+
+
+def on_cpu(values: Mapping[str, Values]) -> dict[str, Values]:
+    """Return copies of values by name, as float64 on the host. All are copied at once, since each copy waits for the
+    device."""
+    tensors: list[Tensor] = []
+
+    def collected(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    for of_metric in values.values():
+        of_metric.map(collected)
+    copies = iter(to_host(tensors))
+    return {
+        # Copies, because metrics change their states in place.
+        name: of_metric.map(lambda _: next(copies).to(torch.float64, copy=True))
+        for name, of_metric in values.items()
+    }
