@@ -300,8 +300,9 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     # By metric name. The loop has read those of contribution metrics.
     performances = {}
     for metric_name, metric in loop.metrics.items():
-        if hasattr(metric, "performance"):
-            performances[metric_name] = metric.performance
+        measure = getattr(metric, "measure", None)
+        if measure is not None:
+            performances[metric_name] = measure
     performances |= loop.contribution_metrics.performances
 
     repeated = map(_performance_and_mode, performances.values())
@@ -316,10 +317,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 
 def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
-    if isinstance(performance, str):
-        name = performance
-    else:
-        name = performance.called  # the name that the user gave, may be empty
+    name = performance.called
     if name == "per_class_accuracy":
         return "balanced_accuracy", None
     if name:

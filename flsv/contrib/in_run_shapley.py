@@ -44,7 +44,7 @@ from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.gradient import client_in_run_values, step_weights
 from flsv.metrics.base import ContributionMetric
-from flsv.scores.performance import loss_measure
+from flsv.scores.performance import classifier_measure, loss_measure
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -145,7 +145,7 @@ class InRunShapley(ContributionMetric):
     ) -> None:
         self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.game`.
-        self.measured_by = loss_measure(self, loss)
+        self.measure = loss_measure(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -160,7 +160,7 @@ class InRunShapley(ContributionMetric):
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
         return {
-            "gradient_products": lambda round: round.slopes(loss=self.measured_by),
+            "gradient_products": lambda round: round.slopes(loss=self.measure),
             "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
         }
 
@@ -260,7 +260,7 @@ class InRunValues(ClientAlgorithm):
     def __init__(self, every: Count = 1) -> None:
         self.every = every
         self._evaluator: Any = None
-        self._loss: Any = "negative_loss"
+        self._loss = classifier_measure("negative_loss")
         # The gradient of the last global model, which all clients of a round are sent.
         self._model_of_gradient: Tensor | None = None
         self._gradient: Tensor | None = None
@@ -290,12 +290,12 @@ class InRunValues(ClientAlgorithm):
         """Return the loss whose gradient the InRunShapley metrics use."""
         in_run_metrics = []
         for metric in metrics:
-            # The metric derives its measure, `measured_by`, from its argument `loss`.
-            has_loss = hasattr(metric, "measured_by")
+            # The metric derives its `measure` from its argument `loss`.
+            has_loss = getattr(metric, "measure", None) is not None
             if has_loss and IN_RUN_VALUES in fields_of(metric).values():
                 in_run_metrics.append(metric)
         if not in_run_metrics:
-            return "negative_loss"
+            return classifier_measure("negative_loss")
 
         losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
         if len(losses) > 1:
@@ -303,7 +303,7 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} computes the gradient of one loss, but the InRunShapley metrics have the losses "
                 f"{list(losses)} (None: the classifier's cross-entropy). Give all of them the same loss."
             )
-        return in_run_metrics[0].measured_by
+        return in_run_metrics[0].measure
 
     def bind_evaluator(self, games: Any) -> None:
         self._evaluator = games
@@ -371,7 +371,7 @@ class InRunValues(ClientAlgorithm):
         labels = batch_labels(batch)
         if labels is not None:
             return labels.clone()
-        if self._loss == "negative_loss":
+        if self._loss.is_of_classifier:
             raise ConfigurationError(
                 f"{self!r} needs batches (x, y) with the class of every sample in y, int64 [B], but this batch, a "
                 f"{type(batch).__name__}, has no classes. If the module logs its validation loss, set "
@@ -448,7 +448,7 @@ class InRunValues(ClientAlgorithm):
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
         # Data without classes: all samples count as class 0.
-        if self._loss != "negative_loss" and local.num_classes == 1:
+        if self._loss.is_logged and local.num_classes == 1:
             self._watched_classes = torch.zeros_like(self._watched_classes)
         self._check_watched_classes(local.num_classes)
         # The values of samples stay at the client. The server gets their sums over classes.

@@ -90,7 +90,7 @@ class LocalData:
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
             new dictionary.
         guarded: whether data can be read only inside :meth:`Client.request`. False for the server's own validation set.
-        score_evaluator: function from a split and a :class:`flsv.scores.ModelScore` to an :data:`Evaluator` of this
+        score_evaluator: function from a split and a :class:`flsv.scores.Measure` to an :data:`Evaluator` of this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
@@ -268,11 +268,10 @@ class LocalData:
             return evaluate(vectors, keep=True)
         return evaluate(vectors)
 
-    def score_outputs(self, outputs: Tensor) -> ModelScores:
-        """Compute the scores of c models from their outputs ``[c, V, M]`` on the V validation samples."""
-        scorer = self._classifiers("val").output_scorer()
-        scores: ModelScores = scorer.score(outputs[:, scorer.order], losses=False)
-        return scores
+    def output_measure(self, measure: str) -> Any:
+        """Return a classifier's measure as a function of models' outputs ``[c, V, M]`` for the validation samples, see
+        :class:`flsv.functional.shapley.predicted_outputs.OutputMeasure`."""
+        return self._classifiers("val").output_measure(measure)
 
     def _classifiers(self, split: Split) -> Any:
         self._check_is_open()
@@ -286,14 +285,14 @@ class LocalData:
 
         Args:
             vectors: ``[K, P]``, the K models.
-            performance: the name of a classifier's score, or a :class:`flsv.scores.ModelScore`.
+            performance: the name of a classifier's score, or a :class:`flsv.scores.Measure`.
 
         Returns:
             The utilities, float64 ``[K]``.
         """
-        if isinstance(performance, str):
-            scores = self.evaluate(vectors)
-            return scores.value(performance)
+        name = performance if isinstance(performance, str) else performance.request
+        if isinstance(name, str):
+            return self.evaluate(vectors).value(name)
 
         self._check_is_open()
         key: tuple[Split, Any] = ("val", performance)

@@ -23,7 +23,7 @@ SCORE_RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def range_of_score(performance: Any) -> tuple[float, float]:
-    """Return the lowest and the highest value of a score, given its name or a :class:`flsv.scores.ModelScore`."""
+    """Return the lowest and the highest value of a score, given its name or a :class:`flsv.scores.Measure`."""
     if isinstance(performance, str):
         return SCORE_RANGES.get(performance, (-LARGEST_NUMBER, LARGEST_NUMBER))
     return -LARGEST_NUMBER, LARGEST_NUMBER

@@ -140,6 +140,9 @@ class Strategy(Component):
     metric: str | None = None
     #: Whether clients evaluate models for this strategy. This requires a module that can be copied.
     evaluates: ClassVar[bool] = False
+    #: The performance measure by which models are scored for this strategy, see :mod:`flsv.scores.performance`. None:
+    #: accuracy, if it reads utilities.
+    measure: Any = None
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     #: Whether the aggregator reads the metric's values of the round that it aggregates, not of the previous round.
     metric_of_round: ClassVar[bool] = False

@@ -23,7 +23,7 @@ from flsv.utilities.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from flsv.games import ModelEvaluator, VectorEvaluator
-    from flsv.scores import ModelScore
+    from flsv.scores import Measure
 
 #: Function that returns those parameters and buffers of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]
@@ -58,7 +58,7 @@ class ClientManager:
             class_counts = _pad_classes(class_counts, num_classes)
         self._federation_class_counts = class_counts.sum(0)
         self._model_evaluator: ModelEvaluator | None = None
-        self._evaluators_by_score: dict[ModelScore, VectorEvaluator] = {}
+        self._evaluators_by_score: dict[Measure, VectorEvaluator] = {}
 
         self.channel = Channel()
         self.locals = []
@@ -121,7 +121,7 @@ class ClientManager:
         return self._model_evaluator.with_batches(same_batches, private)
 
     def client_evaluator(
-        self, client: int, split: Split, performance: ModelScore
+        self, client: int, split: Split, performance: Measure
     ) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)
@@ -139,11 +139,11 @@ class ClientManager:
             owner = client_called(client, self._data.client_names)
             raise ConfigurationError(f"{owner}: {error}") from error
 
-    def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
-        evaluators = games.make_evaluators.make_evaluators(
+    def _make_evaluator(self, loader: Any, performance: Measure) -> VectorEvaluator:
+        (evaluator,) = games.make_evaluators.make_evaluators(
             self._trainer, self._space, loader, {"the requested score": performance}
         )
-        return evaluators[performance.evaluator_key]
+        return evaluator
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""

@@ -88,8 +88,8 @@ class Engine:
         self.trainer = trainer
         self.data = data
         self.store = store
-        self._state = state
-        self._config = config
+        self.state = state
+        self.config = config
         self._steps = steps
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
@@ -141,32 +141,22 @@ class Engine:
         models are scored. Run each evaluation once that clients will run for the metrics ``evaluating``."""
         self.space.check(self._module)
         is_scored_by_strategy = any(map(_scores_models, self._strategies.values()))
-        readers = (measures, evaluating, self._config.evaluation.every, is_scored_by_strategy)
+        readers = (measures, evaluating, self.config.evaluation.every, is_scored_by_strategy)
         if not any(readers):
             return None
 
-        from flsv.engines.scoring import ScoringOfARun  # a run that scores no models does not load it
+        from flsv.engines.scoring import coalition_games  # a run that scores no models does not load it
 
-        scoring = ScoringOfARun(
-            trainer=self.trainer,
-            data=self.data,
-            space=self.space,
-            manager=self.manager,
-            config=self._config,
-            state=self._state,
-            ranks=self.ranks,
-            clients_here=self.clients_here,
-        )
-        return scoring.games(measures, evaluating)
+        return coalition_games(self, measures, evaluating)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
         """Prepare for clients' training, and restore the counters and masks ``buffers`` of a checkpoint."""
         self.local_training = LocalTraining(
             self.trainer,
             self.space,
-            parts=self._config,
+            parts=self.config,
             store=self.store,
-            num_clients=self._state.num_clients,
+            num_clients=self.state.num_clients,
             steps=self._steps,
         )
         if buffers is not None:
@@ -179,9 +169,9 @@ class Engine:
 
     def loader(self) -> Any:
         """Return the train dataloader of the current round. Each call in a round returns the same one."""
-        if self._loader is None or self._loader.round_index != self._state.round_index:
+        if self._loader is None or self._loader.round_index != self.state.round_index:
             self.data.warn_of_growth()
-            self._loader = self._load(self._state.cohort)
+            self._loader = self._load(self.state.cohort)
         return self._loader
 
     def train(self, instructions: dict[int, Instruction]) -> bool:
@@ -202,7 +192,7 @@ class Engine:
         if not self.is_complete:
             return False
         self.local_training.state.end_clients()
-        for attack in self._config.uploads:
+        for attack in self.config.uploads:
             if isinstance(attack, JointUpload):
                 self._replace_updates(attack)
         return True
@@ -247,8 +237,8 @@ class Engine:
         false_updates = attack.sent(
             [update.client_id for update in self.updates],
             honest_updates,
-            num_clients=self._state.num_clients,
-            round_index=self._state.round_index,
+            num_clients=self.state.num_clients,
+            round_index=self.state.round_index,
         )
         if not false_updates:
             return
@@ -378,15 +368,15 @@ class Engine:
         # SeveralRanks overrides this method to collect the models of all processes, but only those of this process are
         # needed. Clients without a model of their own have the global model.
         own_models = Engine.received_models(self, instruct)
-        if self._config.evaluation.models == "trained":
-            own_models |= self._state.trained
+        if self.config.evaluation.models == "trained":
+            own_models |= self.state.trained
 
         from flsv.engines.scoring import class_scores, copy_to_score
 
         module = copy_to_score(self._module, self.space)
         scores_of_clients = []
         for client in self._clients_of_process():
-            model = own_models.get(client, self._state.model())
+            model = own_models.get(client, self.state.model())
             self._write_own_model(module, client, model)
             test_loader = self.data.client_loader(client, "test")
             client_scores = class_scores(
@@ -415,7 +405,7 @@ class Engine:
         for client, instruction in instructions.items():
             with opened(self.manager.locals[client]) as client_data:
                 model = used_model(client_data, instruction, self._strategies)
-            if model is not None and model is not self._state.model():
+            if model is not None and model is not self.state.model():
                 own_models[client] = model
         return own_models
 
@@ -448,7 +438,7 @@ class Engine:
         """Prepare for training, before Lightning's hooks are patched."""
 
     def _clients_of_process(self) -> Sequence[int]:
-        return range(self._state.num_clients)
+        return range(self.state.num_clients)
 
     def _batches(self) -> Any:
         return self.loader()
@@ -457,14 +447,14 @@ class Engine:
         return CohortLoader(
             self.data,
             clients,
-            seed=self._state.seed,
-            round_index=self._state.round_index,
+            seed=self.state.seed,
+            round_index=self.state.round_index,
             lengths=self._steps.lengths,
         )
 
 
 def _scores_models(strategy: Any) -> bool:
-    return strategy.evaluates or getattr(strategy, "performance", None) is not None
+    return strategy.evaluates or strategy.measure is not None
 
 
 def describe_place(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

@@ -106,8 +106,8 @@ class SeveralRanks(Engine):
         loader_of_one_batch = CohortLoader(
             self.data,
             clients[:1],
-            seed=self._state.seed,
-            round_index=self._state.round_index,
+            seed=self.state.seed,
+            round_index=self.state.round_index,
             lengths=lambda *_: [1],
         )
         loader_of_one_batch.batches_of_clients = []  # no client trains on this rank
@@ -151,11 +151,11 @@ class SeveralRanks(Engine):
 
     def _exchange(self) -> None:
         """Exchange what the ranks have trained in the round, so that each rank has the updates of all clients."""
-        exchange_name = f"the updates of round {self._state.round_index}"
+        exchange_name = f"the updates of round {self.state.round_index}"
         counts = self._counts_of_round()
         trainings = self.ranks.all_gather(self._rank_training(counts), exchange_name)
         self._gather_updates(trainings, exchange_name)
-        if self._config.evaluation.keeps:
+        if self.config.evaluation.keeps:
             self._all_trained = self._sent_vectors()
             for training in trainings:
                 self._all_trained |= training.unsent_models
@@ -168,7 +168,7 @@ class SeveralRanks(Engine):
 
     def _rank_training(self, counts: TrainingCounts) -> RankTraining:
         """Describe what this rank has trained in the round, for the other ranks."""
-        unsent_models = self._models_unlike_sent() if self._config.evaluation.keeps else {}
+        unsent_models = self._models_unlike_sent() if self.config.evaluation.keeps else {}
         generator_states = None
         is_idle = self._is_idle()
         has_last_client = not is_idle and self._client_batches[-1].client == self._clients[-1]
@@ -247,7 +247,7 @@ class SeveralRanks(Engine):
 
     def discard(self) -> bool:
         # The other ranks would wait for this rank at the end of the round.
-        self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
+        self.ranks.abort(f"its round {self.state.round_index + 1} ended before the last batch")
         return super().discard()
 
     def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
@@ -270,7 +270,7 @@ class SeveralRanks(Engine):
         parts = self.ranks.all_gather((clients_of_rank, scores_of_rank), "the clients' tests")
         all_scores = {}  # name: [n]
         for name in scores_of_rank:
-            all_scores[name] = torch.full((self._state.num_clients,), float("nan"))
+            all_scores[name] = torch.full((self.state.num_clients,), float("nan"))
         for clients, scores in parts:
             for name, scores_of_clients in scores.items():
                 all_scores[name][clients] = scores_of_clients
@@ -319,7 +319,7 @@ class SeveralRanks(Engine):
             model.copy_(self.ranks.broadcast(0, model, "the global model"))
 
     def _clients_of_process(self) -> list[int]:
-        return self.placement.mine(range(self._state.num_clients))
+        return self.placement.mine(range(self.state.num_clients))
 
     def _gather_states(self) -> None:
         self._states: dict[int, Any] = super().client_states()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.federation.run import FederationRun
-from flsv.scores.performance import ModelScore, title_of, undefined_untrained
+from flsv.scores.performance import Measure, title_of, undefined_untrained
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -44,19 +44,14 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     scores_by_evaluator: dict[Any, Any] = {}
     performance_by_metric = {}
     for metric_name, measure in run.metrics.performances.items():
-        evaluator_key = None  # the evaluator of a classifier's scores
-        score_name = measure
-        if isinstance(measure, ModelScore):
-            evaluator_key = measure.evaluator_key
-            score_name = measure.name
-        if evaluator_key not in scores_by_evaluator:
-            assert run.server.games is not None
-            evaluate = run.server.games.evaluator_of(measure)
+        assert run.server.games is not None
+        evaluate = run.server.games.evaluator_of(measure)
+        if evaluate not in scores_by_evaluator:
             models = run.state.model()[None]  # one model, [1, P]
-            scores_by_evaluator[evaluator_key] = evaluate(models)
+            scores_by_evaluator[evaluate] = evaluate(models)
 
-        scores = scores_by_evaluator[evaluator_key]
-        value = float(scores.value(score_name).mean())
+        scores = scores_by_evaluator[evaluate]
+        value = float(scores.value(measure.name).mean())
         performance_by_metric[metric_name] = {
             "by": title_of(measure, run.engine.data.positive_class),
             "value": value if math.isfinite(value) else None,
@@ -65,10 +60,10 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     return performance_by_metric
 
 
-def _majority(measure: ModelScore | str, support: Tensor | None) -> dict[str, Any]:
+def _majority(measure: Measure, support: Tensor | None) -> dict[str, Any]:
     """Return the accuracy of always predicting the most frequent class, and the number of samples, None for other
     measures."""
-    if measure != "accuracy" or support is None:
+    if measure.called != "accuracy" or support is None:
         return {"majority": None, "cases": None}
     return {"majority": float(support.max() / support.sum()), "cases": int(support.sum())}
 

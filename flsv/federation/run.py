@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import Tensor
 
+from flsv import scores
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round, Split
@@ -30,7 +31,6 @@ from flsv.server.checks import check_head_is_trained, check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
 from flsv.training.store import ClientStore
-from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from flsv.utilities.host_copies import on_host
@@ -145,7 +145,7 @@ class FederationRun:
             # A strategy may also read utilities of coalitions.
             needs_utilities = any(VOCABULARY[name].needs_utilities for name in reads_of(strategy))
             if needs_utilities:
-                measure = attribute_of(strategy, "measured_by", "accuracy")
+                measure = scores.performance.as_measure(strategy.measure or "accuracy")
                 measures[f"{role} {strategy!r}"] = measure
 
         games = self.engine.games(measures, self.metrics.evaluating)

@@ -16,7 +16,7 @@ classes is taken.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -41,10 +41,11 @@ from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import (
     MAX_PREDICTED_PLAYERS,
     PredictedGame,
-    PredictionScore,
+    PredictedValues,
+    values_of_tables,
 )
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
-from flsv.scores.performance import ModelScore, performance_of
+from flsv.scores.performance import Measure, performance_of
 from flsv.utilities.errors import ConfigurationError
 
 #: The largest number of bytes of models that are sent to a client at a time.
@@ -55,7 +56,7 @@ MAX_ENTRIES_TO_PREDICT = 2**22
 
 
 @cache
-def _performance_called(name: str, mode: Any) -> str | ModelScore:
+def _performance_called(name: str, mode: Any) -> Measure:
     return performance_of("score_models", name, mode)
 
 
@@ -106,7 +107,7 @@ def _are_within_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
 def score_models(
     local: LocalData,
     models: Tensor,
-    performance: str | ModelScore | None = None,
+    performance: Measure | None = None,
     mode: str | None = None,
 ) -> Tensor:
     """Score models on a client's held-out (validation) samples.
@@ -173,7 +174,7 @@ def score_coalitions(
         utilities=trained_scores.values["correct"],  # [T, M]
         outputs=trained_scores.outputs,
         weights=weights.cpu(),
-        scoring=PredictionScore(partial(_correct_by_class, local), logits=True),
+        measure=local.output_measure("correct"),
     )
     masks = all_coalitions(num_players=trained.shape[1])
     predicted_counts = game(masks).round().long()  # [2^n, 2 * M]
@@ -186,11 +187,6 @@ def score_coalitions(
         _without_rare_classes(support, by_ensemble),
     ]
     return torch.stack(responses)  # [2, 1 + 2^n, M + 1]
-
-
-def _correct_by_class(local: LocalData, outputs: Tensor) -> Tensor:
-    scores: Any = local.score_outputs(outputs)
-    return scores.values["correct"].double()
 
 
 declare_response(score_coalitions, _form_of_coalition_scores, _numbers_of_coalitions)
@@ -273,7 +269,7 @@ class ClientEvaluator(VectorEvaluator):
         clients: Sequence[Client],
         data: FederatedDataModule,
         device: torch.device,
-        measure: ModelScore,
+        measure: Measure,
     ) -> None:
         self.space = space
         self._measure = measure
@@ -334,6 +330,36 @@ class ClientEvaluator(VectorEvaluator):
             self.space.size <= MAX_ENTRIES_TO_PREDICT and num_clients <= MAX_PREDICTED_PLAYERS
         )
         return self._measure.by_class and is_cheap
+
+    def computes(self, measure: Measure) -> bool:
+        """Return whether clients score models by this measure, or count by class."""
+        if not measure.at_clients:
+            return False
+        if measure.by_class or self._measure.by_class:
+            return measure.by_class and self._measure.by_class
+        if isinstance(measure.of, str) and isinstance(self._measure.of, str):
+            return measure.of == self._measure.of
+        return measure.of is self._measure.of
+
+    def output_measure(self, measure: Any) -> ClientEvaluator | None:
+        """Return this evaluator if the clients can predict outputs, and score them themselves."""
+        return self if self.can_predict else None
+
+    def shapley(
+        self,
+        trained: Tensor,
+        utilities: Sequence[Tensor],
+        outputs: Iterable[Tensor],
+        weights: Tensor,
+    ) -> list[PredictedValues]:
+        """Compute Shapley values after several rounds, as :meth:`OutputMeasure.shapley` does. The "outputs" of each
+        round are the trained coalitions' models ``[T, P]``.
+        """
+        values = []
+        for utilities_of_round, models in zip(utilities, outputs):
+            tables = self.predict(models, trained, weights)
+            values.append(_values_with_trained(tables, trained, utilities_of_round))
+        return values
 
     def predict(
         self,
@@ -449,7 +475,19 @@ class ClientEvaluator(VectorEvaluator):
         return Scores({self._measure.name: values})
 
 
-def _function_arguments(measure: ModelScore) -> dict[str, Any]:
+def _values_with_trained(tables: Tensor, trained: Tensor, utilities: Tensor) -> PredictedValues:
+    """Compute Shapley values from all coalitions' predicted utilities ``[2^n, 2]`` or ``[2^n, 2, M]``, by interpolation
+    and by an ensemble. The ``trained`` coalitions get their own ``utilities`` in both games.
+    """
+    tables = tables.view(tables.shape[:2] + utilities.shape[1:])
+    # The number of a coalition's row has the mask as its binary digits. Client 0 is the lowest digit.
+    place_values = 2 ** torch.arange(trained.shape[1])
+    coalition_numbers = (trained * place_values).sum(1)
+    tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
+    return values_of_tables(tables)
+
+
+def _function_arguments(measure: Measure) -> dict[str, Any]:
     """Return the arguments of :func:`score_models` with which the server requests a measure from clients."""
     if measure.by_class:
         return {}

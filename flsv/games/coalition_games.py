@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weigh
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore, PerformanceMeasure, evaluator_key
+from flsv.scores.performance import Measure, as_measure
 
 
 class CoalitionGames:
@@ -21,8 +21,7 @@ class CoalitionGames:
     :meth:`begin` sets the round, whose clients are the players.
 
     Args:
-        evaluators: ``{key: evaluator}`` on the server's validation set, with the keys of
-            :func:`flsv.scores.performance.evaluator_key`. That of the evaluator of classifiers is None.
+        evaluators: the evaluators of models. The first that computes a measure is taken.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
@@ -36,7 +35,7 @@ class CoalitionGames:
         >>> space = ParameterSpace(module)
         >>> from flsv.games import ModelEvaluator
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
-        >>> games = CoalitionGames({None: ModelEvaluator(module, space, batches, num_classes=2)})
+        >>> games = CoalitionGames([ModelEvaluator(module, space, batches, num_classes=2)])
         >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
         >>> games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
         >>> masks = torch.tensor([[False, False], [True, False]])
@@ -51,7 +50,7 @@ class CoalitionGames:
 
     def __init__(
         self,
-        evaluators: Mapping[Hashable, VectorEvaluator],
+        evaluators: Iterable[VectorEvaluator],
         *,
         server_lr: float = 1.0,
         ranks: Ranks = ALONE,
@@ -59,14 +58,14 @@ class CoalitionGames:
     ) -> None:
         self.own_validation = own_validation
         self.server_lr = server_lr
-        self._evaluators_by_key = evaluators
+        self._evaluators = list(evaluators)
         self._ranks = ranks
         # {name of the loss: (model, gradient of the loss at the model)}
         self._gradient_by_loss: dict[str, tuple[Tensor, Tensor]] = {}
         # {name of the loss: its slopes along the round's updates}
         self._slopes_by_loss: dict[str, Tensor] = {}
-        # {key of the evaluator: scores of the round's coalitions}
-        self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
+        # {evaluator: scores of the round's coalitions}
+        self._tables_by_evaluator: dict[object, CoalitionTable] = {}
 
     @property
     def round(self) -> Round:
@@ -102,8 +101,7 @@ class CoalitionGames:
             copies.end_round()
 
     def _copies(self) -> list[ScoringCopies]:
-        evaluators = self._evaluators_by_key.values()
-        return [evaluator.copies for evaluator in evaluators if evaluator.copies is not None]
+        return [evaluator.copies for evaluator in self._evaluators if evaluator.copies is not None]
 
     def _change_round(self, round: Round | None) -> None:
         self._evaluations_of_earlier_rounds = self.total_evaluations
@@ -111,37 +109,44 @@ class CoalitionGames:
         self._tables_by_evaluator = {}
         self._slopes_by_loss = {}
 
-    def evaluator_of(self, metric: PerformanceMeasure) -> Any:
+    def evaluator_of(self, metric: str | Measure) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
-        key = evaluator_key(metric)
-        if key not in self._evaluators_by_key:
-            raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
-        return self._evaluators_by_key[key]
+        measure = as_measure(metric)
+        for evaluator in self._evaluators:
+            if evaluator.computes(measure):
+                return evaluator
+        raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
+
+    def output_measure(self, measure: Measure) -> Any:
+        """Return a performance measure as a function of models' outputs, see :meth:`VectorEvaluator.output_measure`.
+        None: it is not computed from outputs.
+        """
+        return self.evaluator_of(measure).output_measure(measure)
 
     def utility(
         self,
-        metric: UtilityMetric | PerformanceMeasure = "accuracy",
+        metric: UtilityMetric | Measure = "accuracy",
         weighting: Weighting = "uniform",
     ) -> CoalitionUtility:
         """Make a game of the current round, with the arguments of :class:`CoalitionUtility`.
 
         The games of a round share their evaluations.
         """
-        key = evaluator_key(metric)
         evaluator = self.evaluator_of(metric)
         # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
-        if key not in self._tables_by_evaluator:
-            self._tables_by_evaluator[key] = CoalitionTable(self.round, evaluator, self._ranks)
+        if evaluator not in self._tables_by_evaluator:
+            table = CoalitionTable(self.round, evaluator, self._ranks)
+            self._tables_by_evaluator[evaluator] = table
         return CoalitionUtility(
             self.round,
             evaluator,
             metric=metric,
             weighting=weighting,
             server_lr=self.server_lr,
-            table=self._tables_by_evaluator[key],
+            table=self._tables_by_evaluator[evaluator],
         )
 
-    def table_of(self, round: Round, metric: PerformanceMeasure) -> CoalitionTable:
+    def table_of(self, round: Round, metric: Measure) -> CoalitionTable:
         """Make a table of coalitions' scores by ``metric`` for a round other than the current one.
 
         The table's evaluations count in :attr:`evaluations`.
@@ -150,7 +155,7 @@ class CoalitionGames:
         self._tables_by_evaluator[object()] = table
         return table
 
-    def gradient(self, vector: Tensor, loss: PerformanceMeasure = "negative_loss") -> Tensor:
+    def gradient(self, vector: Tensor, loss: str | Measure = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model.
 
         The last gradient of each loss is cached as long as ``vector`` is the same tensor object.
@@ -162,7 +167,7 @@ class CoalitionGames:
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
-        name = _loss_name(loss)
+        name = as_measure(loss).name
         if name in self._gradient_by_loss:
             last_vector, last_gradient = self._gradient_by_loss[name]
             if last_vector is vector:
@@ -172,16 +177,12 @@ class CoalitionGames:
         self._gradient_by_loss[name] = vector, gradient
         return gradient
 
-    def slopes(self, loss: PerformanceMeasure = "negative_loss") -> Tensor:
+    def slopes(self, loss: str | Measure = "negative_loss") -> Tensor:
         """Compute the validation loss's slopes along the k updates, once per round. They are the dot products ``[k]``
         of the updates with the :meth:`gradient` at the global model.
         """
-        name = _loss_name(loss)
+        name = as_measure(loss).name
         if name not in self._slopes_by_loss:
             gradient = self.gradient(self.round.global_vector, loss)
             self._slopes_by_loss[name] = self.round.matrix.dot(gradient).cpu()
         return self._slopes_by_loss[name]
-
-
-def _loss_name(loss: PerformanceMeasure) -> str:
-    return loss.name if isinstance(loss, ModelScore) else loss

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.games.vector_evaluator import Build, Scores, UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore, PerformanceMeasure, undefined_untrained
+from flsv.scores.performance import Measure, as_measure, undefined_untrained
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -257,7 +257,7 @@ class CoalitionUtility:
         metric: the performance measure, see :mod:`flsv.scores.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
-            Any other measure is a :class:`flsv.scores.ModelScore`.
+            Any other measure is a :class:`flsv.scores.Measure`.
         weighting: the weights w_i(S): ``"uniform"`` for 1/|S|, ``"samples"`` for n_i / sum_{j in S} n_j, with n_i the
             samples of client i, a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S, or
             ``Renormalized(weights)`` for w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
@@ -294,7 +294,7 @@ class CoalitionUtility:
         round: Round,
         evaluator: VectorEvaluator,
         *,
-        metric: UtilityMetric | PerformanceMeasure = "accuracy",
+        metric: UtilityMetric | Measure = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: Positive = 1.0,
         table: CoalitionTable | None = None,
@@ -332,16 +332,15 @@ class CoalitionUtility:
         return utility_of(scores, self.metric)
 
 
-def utility_of(scores: Scores, metric: PerformanceMeasure) -> Tensor:
+def utility_of(scores: Scores, metric: str | Measure) -> Tensor:
     """Convert the scores of K models to utilities, of which more is better, ``[K]``, or ``[K, M]`` for a score per
     class.
     """
-    if isinstance(metric, ModelScore):
-        return metric.utility(scores.value(metric.name))
-    return scores.value(metric)
+    measure = as_measure(metric)
+    return measure.utility(scores.value(measure.name))
 
 
-def check_untrained(requester: str, measure: PerformanceMeasure, scores: Scores) -> None:
+def check_untrained(requester: str, measure: Measure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite. All values would be NaN."""
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:

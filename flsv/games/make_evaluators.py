@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import Measures, ModelScore
+from flsv.scores.performance import Measures, Measure
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -45,8 +45,8 @@ def make_evaluators(
     num_classes: int | None = None,
     seed: int = 0,
     effects: ScoringEffects | None = None,
-    make_client_evaluator: Callable[[ModelScore], ClientEvaluator] | None = None,
-) -> dict[Hashable, VectorEvaluator]:
+    make_client_evaluator: Callable[[Measure], ClientEvaluator] | None = None,
+) -> list[VectorEvaluator]:
     """Create the evaluators of all measures, and run each once to find errors.
 
     Args:
@@ -60,27 +60,28 @@ def make_evaluators(
         make_client_evaluator: function that creates the evaluator by which clients score models.
 
     Returns:
-        ``{key: evaluator}``, see :func:`flsv.scores.performance.evaluator_key`.
+        The evaluators, of which one :meth:`computes` each measure.
     """
-    evaluators: dict[Hashable, VectorEvaluator] = {}
+    evaluators: list[VectorEvaluator] = []
     model_scores = _scores_at_server(measures)
     if model_scores:
-        evaluators |= _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
+        evaluators += _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
     for measure in measures.values():
-        if isinstance(measure, ModelScore) and measure.at_clients:
+        if measure.at_clients and not any(evaluator.computes(measure) for evaluator in evaluators):
             assert make_client_evaluator is not None
             client_evaluator = make_client_evaluator(measure)
             client_evaluator.check(space.read(trainer.lightning_module))
-            evaluators[measure.evaluator_key] = client_evaluator
-    evaluators |= _evaluators_of_names(trainer, space, loaders, measures, num_classes, effects)
-    return evaluators
+            evaluators.append(client_evaluator)
+    return evaluators + _evaluators_of_names(
+        trainer, space, loaders, measures, num_classes, effects
+    )
 
 
-def _scores_at_server(measures: Measures) -> dict[str, ModelScore]:
+def _scores_at_server(measures: Measures) -> dict[str, Measure]:
     return {
         name: measure
         for name, measure in measures.items()
-        if isinstance(measure, ModelScore) and not measure.at_clients
+        if not measure.is_of_classifier and not measure.at_clients
     }
 
 
@@ -91,40 +92,44 @@ def _evaluators_of_names(
     measures: Measures,
     num_classes: int | None,
     effects: ScoringEffects | None,
-) -> dict[Hashable, VectorEvaluator]:
+) -> list[VectorEvaluator]:
     """Return the evaluator of a classifier if there are measures that are names, such as accuracy."""
-    requesters = [name for name, measure in measures.items() if isinstance(measure, str)]
-    if not requesters:
-        return {}
-    names = ", ".join(requesters)
+    classifier_measures = {
+        name: measure.name
+        for name, measure in measures.items()
+        if measure.is_of_classifier and not measure.at_clients
+    }
+    if not classifier_measures:
+        return []
+    names = ", ".join(classifier_measures)
     batches = all_on_device(trainer, loaders)
     try:
         classifier = classifier_evaluator(trainer, space, batches, num_classes, effects)
     except ConfigurationError as error:
         raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
-    if effects is None and "negative_loss" in measures.values():
+    if effects is None and "negative_loss" in classifier_measures.values():
         classifier.check_logits(names)
-    return {None: classifier}  # the key of all measures of classifiers
+    return [classifier]
 
 
 def _evaluators_of_scores(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
-    model_scores: Mapping[str, ModelScore],
+    model_scores: Mapping[str, Measure],
     seed: int,
     effects: ScoringEffects | None,
-) -> dict[Hashable, VectorEvaluator]:
+) -> list[VectorEvaluator]:
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
-    evaluators: dict[Hashable, VectorEvaluator] = {}
+    evaluators: list[VectorEvaluator] = []
     if any(isinstance(measure.of, str) for measure in model_scores.values()):  # a logged value
-        evaluators["logged"] = _validated_models(
-            trainer, space, batches, model_scores, seed, effects
+        evaluators.append(
+            _validated_models(trainer, space, batches, model_scores, seed, effects)
         )
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
-            evaluators[measure.evaluator_key] = _model_evaluator(
+            evaluator = _model_evaluator(
                 trainer,
                 space,
                 _inputs_and_labels(trainer, batches, name),
@@ -134,6 +139,7 @@ def _evaluators_of_scores(
                 seed=seed,
                 requester=name,
             )
+            evaluators.append(evaluator)
     return evaluators
 
 
@@ -158,7 +164,7 @@ def _validated_models(
     trainer: L.Trainer,
     space: ParameterSpace,
     batches: list[StoredBatches],
-    model_scores: Mapping[str, ModelScore],
+    model_scores: Mapping[str, Measure],
     seed: int,
     effects: ScoringEffects | None,
 ) -> ValidatedModels:

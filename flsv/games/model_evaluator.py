@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games.classification import Classification
 from flsv.games.copy_evaluator import CopyEvaluator
 from flsv.games.module_copies import (
@@ -32,16 +33,15 @@ from flsv.games.module_copies import (
     other_weights,
     put_private,
 )
-from flsv.games.output_form import KeptOutputs, OutputForm, are_whole, have_bound
+from flsv.games.output_form import OutputForm, are_whole, have_bound
+from flsv.games.output_measure import measure_by_metric, measure_of_classes
 from flsv.games.output_metric import (
-    ModelMetrics,
     OutputMetric,
     are_probabilities,
     check_two_classes,
     gives_logits,
     wants_probabilities,
 )
-from flsv.games.output_scorer import OutputScorer
 from flsv.games.validation_batches import (
     checked_logits,
     free_cached_memory,
@@ -52,6 +52,7 @@ from flsv.games.validation_batches import (
 )
 from flsv.games.vector_evaluator import Build, Scores, row_builder
 from flsv.scores.class_scores import ClassScore
+from flsv.scores.performance import Measure, as_measure
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
@@ -69,16 +70,6 @@ _NUM_RANDOM_MODELS = 8
 _SMALL_SCALE = 0.3
 _SCALE = 3.0
 _LARGE_SCALE = 30.0
-
-
-class Measure(Protocol):
-    """Interface of a measure that scores c models at once, on batches that are added one by one."""
-
-    def update(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return numbers of each model ``[c, ...]`` by name, on the CPU."""
 
 
 @checked
@@ -161,6 +152,7 @@ class ModelEvaluator(CopyEvaluator):
         self._context = context or nullcontext
         self._requester = requester
         self._logits = logits
+        self._given_metric = metric
         self._dtype_by_name = named_dtypes(module)
         if metric is not None:
             self._use_metric(metric)
@@ -177,7 +169,7 @@ class ModelEvaluator(CopyEvaluator):
     @torch.inference_mode(False)  # tensors made in inference mode can only be changed in it
     def _use_metric(self, metric: Metric) -> None:
         self._metric = OutputMetric(metric, self._requester, self.device)
-        self._metrics_of_models = ModelMetrics(self._metric)
+        self._metrics = [self._metric]
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
@@ -213,7 +205,7 @@ class ModelEvaluator(CopyEvaluator):
             count: K, the number of models.
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
-        parts = [self._scores_of(self._measures(num_models=0))]
+        parts = [self._measured(0, outputs_by_batch=())]
         copies = self.copies.take()
         if self.backend == "vmap":
             parts += self._score_in_chunks(copies, build, count, keep)
@@ -274,11 +266,27 @@ class ModelEvaluator(CopyEvaluator):
                 return None
             raise
 
-    def output_scorer(self) -> OutputScorer:
-        """Return the scoring of outputs that :meth:`evaluate` keeps, by the same scores."""
-        assert self.form is not None
+    def computes(self, measure: Measure) -> bool:
+        """Return whether this is a measure of classifiers, or by this evaluator's metric."""
+        if measure.at_clients:
+            return False
+        if measure.is_of_classifier:
+            return self._support is not None
+        return measure.of is self._given_metric
+
+    def output_measure(self, measure: str | Measure) -> OutputMeasure | None:
+        """Return ``measure`` as a function of the outputs that :meth:`evaluate` keeps. None if it keeps none."""
+        if self.form is None:
+            return None
         labels = [labels for _, labels in self._batches]
-        return OutputScorer(self.form, labels, self._support, self._metric)
+        measure = as_measure(measure)
+        if measure.is_of_classifier:
+            all_labels = torch.cat([batch_labels.cpu() for batch_labels in labels])
+            return measure_of_classes(measure.name, all_labels, self.support)
+        assert self._metric is not None
+        return measure_by_metric(
+            measure, self.form, labels, self._metric.clone(torch.device("cpu"))
+        )
 
     @torch.inference_mode(False)
     def gradient(self, vector: Tensor, loss: str = "negative_loss") -> Tensor:
@@ -371,41 +379,60 @@ class ModelEvaluator(CopyEvaluator):
             stacked_state[name] = tensor.to(self._dtype_by_name[name])
         return partial(outputs_of_stacked, module, stacked_state)
 
-    def _measures(self, num_models: int) -> list[Measure]:
-        """Return new measures of ``num_models`` models, to which no batch was added."""
-        measures: list[Measure] = []
-        if self._support is not None:
-            measures.append(Classification(num_models, self._support, self.device))
-        if self._metric is not None:
-            self._metrics_of_models.begin(num_models)
-            measures.append(self._metrics_of_models)
-        return measures
-
-    def _scores_of(self, measures: Iterable[Measure], outputs: Tensor | None = None) -> Scores:
-        values: dict[str, Tensor] = {}
-        for measure in measures:
-            values |= measure.compute()
-        return Scores(values, self._support, outputs)
-
     def _score(
         self, num_models: int, compute_outputs: Callable[[Any], Any], keep: bool = False
     ) -> Scores:
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
-        measures = self._measures(num_models)
-        kept_outputs = None
-        if keep and self.form is not None:
-            kept_outputs = KeptOutputs(self.form)
+        return self._measured(num_models, self._outputs_by_batch(compute_outputs), keep)
+
+    def _outputs_by_batch(
+        self, compute_outputs: Callable[[Any], Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield models' outputs ``[c, B, ...]`` for each batch, and its labels."""
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:
             with self._context():
                 outputs = compute_outputs(x)
-            for measure in measures:
-                measure.update(outputs, y)
-            if kept_outputs is not None:
-                kept_outputs.update(outputs, y)
-        if kept_outputs is None:
-            return self._scores_of(measures)
-        return self._scores_of(measures, kept_outputs.compute())
+            yield outputs, y
+
+    def _measured(
+        self, num_models: int, outputs_by_batch: Iterable[tuple[Any, Any]], keep: bool = False
+    ) -> Scores:
+        """Measure the outputs of c models."""
+        classification = None
+        if self._support is not None:
+            classification = Classification(num_models, self._support, self.device)
+        metrics = self._new_metrics(num_models)
+        form = self.form if keep else None
+        stored_outputs = []  # of each batch
+        for outputs, y in outputs_by_batch:
+            if classification is not None:
+                classification.update(outputs, y)
+            for metric, model_outputs in zip(metrics, outputs):
+                metric.update(model_outputs, y)
+            if form is not None:
+                stored_outputs.append(form.logits(outputs, y).float().cpu())
+
+        values: dict[str, Tensor] = {}
+        if classification is not None:
+            values |= classification.compute()
+        if self._metric is not None:
+            values["metric"] = torch.tensor(
+                [metric.compute() for metric in metrics], dtype=torch.float64
+            )
+        all_outputs = torch.cat(stored_outputs, dim=1) if stored_outputs else None
+        return Scores(values, self._support, all_outputs)
+
+    def _new_metrics(self, num_models: int) -> list[OutputMetric]:
+        """Return a metric without batches for each of c models. None are returned without a metric."""
+        if self._metric is None:
+            return []
+        while len(self._metrics) < num_models:  # copies are slow to make
+            self._metrics.append(self._metric.clone())
+        metrics = self._metrics[:num_models]
+        for metric in metrics:
+            metric.metric.reset()
+        return metrics
 
     def _check_forward(self, knows_effects: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""

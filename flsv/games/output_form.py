@@ -90,23 +90,6 @@ class OutputForm:
         return logits.movedim(-1, 2)  # [c, B, M, ...]
 
 
-class KeptOutputs:
-    """Storage of the outputs of c models in an :class:`OutputForm`, to which batches are added one by one."""
-
-    def __init__(self, form: OutputForm) -> None:
-        self._form = form
-        self._parts: list[Tensor] = []
-
-    def update(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
-        logits = self._form.logits(outputs, labels)
-        self._parts.append(logits.float().cpu())
-
-    def compute(self) -> Tensor:
-        """Return the outputs for all V samples, float32 ``[c, V, ...]``, on the CPU."""
-        return torch.cat(self._parts, dim=1)
-
-
 def are_whole(numbers: Tensor) -> bool:
     """Return whether all outputs are whole numbers, so that predictions must not be fractions."""
     # Large floating-point numbers are always whole, so only small ones are examined. The distance of neighbouring

@@ -107,6 +107,14 @@ class OutputMetric:
             f"{type(self.metric).__name__} returns {form}, but a performance must be one number per model. {advice}"
         )
 
+    def value(self, outputs: Tensor, labels: Tensor, batch_sizes: list[int] | None = None) -> float:
+        """Compute the metric of one model's ``outputs [V, ...]`` for V labels, by batches of these sizes, or at once."""
+        self.metric.reset()
+        sizes = batch_sizes or [len(labels)]
+        for batch_outputs, batch_labels in zip(outputs.split(sizes), labels.split(sizes)):
+            self.update(batch_outputs, batch_labels)
+        return self.compute()
+
     def _refused(self, error: Exception) -> ConfigurationError:
         reason = str(error).rstrip(".")
         return ConfigurationError(
@@ -114,33 +122,6 @@ class OutputMetric:
             f"{self._last_batch}: {reason}. Pass a metric for such outputs, or log the value in validation_step and "
             "pass its name as the performance."
         )
-
-
-class ModelMetrics:
-    """A measure of several models at once, with one :class:`OutputMetric` for each model."""
-
-    _num_models = 0
-
-    def __init__(self, metric: OutputMetric) -> None:
-        self._metrics = [metric]
-
-    def begin(self, num_models: int) -> None:
-        """Remove all batches, and measure c = ``num_models`` models from now on."""
-        self._num_models = num_models
-        while len(self._metrics) < num_models:
-            self._metrics.append(self._metrics[0].clone())
-        for metric in self._metrics:
-            metric.metric.reset()
-
-    def update(self, outputs: Any, labels: Any) -> None:
-        """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
-        for metric, model_outputs in zip(self._metrics, outputs):
-            metric.update(model_outputs, labels)
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return ``"metric"``, float64 ``[c]``."""
-        values = [metric.compute() for metric in self._metrics[: self._num_models]]
-        return {"metric": torch.tensor(values, dtype=torch.float64)}
 
 
 def wants_probabilities(metric: Metric) -> bool:

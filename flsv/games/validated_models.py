@@ -25,6 +25,7 @@ from flsv.games.module_copies import (
     other_weights,
 )
 from flsv.games.vector_evaluator import Build, Scores
+from flsv.scores.performance import Measure
 from flsv.utilities.errors import ConfigurationError, nearest
 
 _SIGNATURE_OF_LOG = inspect.signature(L.LightningModule.log)
@@ -112,6 +113,11 @@ class ValidatedModels(CopyEvaluator):
             for name, value in self._named_values(logged_values).items()
         }
         return Scores(scores)
+
+    def computes(self, measure: Measure) -> bool:
+        """Return whether this is one of the logged values."""
+        is_at_server = measure.is_logged and not measure.at_clients
+        return is_at_server and measure.name in self._value_names
 
     @property
     def has_all_batches(self) -> bool:

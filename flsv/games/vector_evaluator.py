@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ScoringCopies, ScoringEffects
+from flsv.scores.performance import Measure
 
 #: Names of classifiers' scores that :meth:`Scores.value` takes.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
@@ -144,6 +145,16 @@ class VectorEvaluator(ABC):
         One model or one chunk of models is in memory at a time. With ``keep`` the scores also contain the models'
         outputs, if possible, from which other coalitions' outputs are predicted.
         """
+
+    @abstractmethod
+    def computes(self, measure: Measure) -> bool:
+        """Return whether the scores have a performance measure."""
+
+    def output_measure(self, measure: Any) -> Any:
+        """Return a performance measure as a function of the outputs that :meth:`evaluate` keeps, see
+        :class:`flsv.functional.shapley.predicted_outputs.OutputMeasure`. None: it keeps no outputs.
+        """
+        return None
 
     def score_module(self, module: nn.Module) -> Scores:
         """Compute the scores of the fit's ``module`` in its present state, with all changes that hooks have made. The

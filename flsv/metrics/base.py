@@ -110,6 +110,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     rows_of_clients: Sequence[str] = ()
     """Names of arguments of ``update``, other than a round's attributes, that are tensors with a row per client."""
 
+    measure: Any = None
+    """The performance measure by which the metric scores models, see :mod:`flsv.scores.performance`. None: accuracy, if
+    it scores any."""
+
     evaluates = False
     """Whether each client evaluates models for the metric on validation samples of its own."""
 

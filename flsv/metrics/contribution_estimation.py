@@ -34,7 +34,7 @@ from flsv.functional.fedce import (
 )
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
-from flsv.scores.performance import Mode, ModelScore, performance_of
+from flsv.scores.performance import Mode, Measure, performance_of
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
@@ -49,7 +49,7 @@ def _expected_score(
 
 
 def leave_self_out(
-    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy"
+    local: LocalData, aggregate: Tensor, weight: float, performance: str | Measure = "accuracy"
 ) -> Tensor:
     """At a client, score the average of all other clients' models on the client's validation samples. If the others
     have no weight, score the model from which the client started training.
@@ -71,7 +71,7 @@ def scores_without_own(
     clients: Sequence[Client],
     aggregate: Tensor,
     weights: Tensor,
-    performance: str | ModelScore,
+    performance: str | Measure,
 ) -> tuple[Tensor, Tensor]:
     """Request from k clients their scores of the other clients' average model (:func:`leave_self_out`). Return the
     scores ``[r]`` of the r clients that reply, and a mask ``[k]`` of these clients.
@@ -228,9 +228,9 @@ class ContributionEstimation(ContributionMetric):
         cap: Positive | None = None,
         **kwargs: Any,
     ) -> None:
-        self.performance = performance_of(self, performance, mode)
-        mode_of_measure = getattr(self.performance, "mode", "max")
-        is_loss = self.performance == "negative_loss" or mode_of_measure == "min"
+        self.measure = performance_of(self, performance, mode)
+        self.performance = self.measure.request
+        is_loss = self.measure.called == "negative_loss" or self.measure.mode == "min"
         if is_loss:
             raise ConfigurationError(
                 f"{type(self).__name__}(performance={performance!r}): less is better for this performance, but a score "
@@ -268,7 +268,7 @@ class ContributionEstimation(ContributionMetric):
         device = client_ids.device
         weights = _shares(aggregation_weights)
         # Some clients may not reply: `scores` has the scores of the others, and `has_score` [k] says which these are.
-        scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
+        scores, has_score = scores_without_own(clients, aggregate, weights, self.measure.request)
         self._check_range(scores)
         gram = self._matrix(client_updates).gram()
         cosines = leave_one_out_cosines(gram, weights).to(device)  # [k]
@@ -284,7 +284,7 @@ class ContributionEstimation(ContributionMetric):
         scores = scores.to(self.scores)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
-                f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.performance!r} gave "
+                f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.measure!r} gave "
                 f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
 

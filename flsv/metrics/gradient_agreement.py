@@ -14,7 +14,7 @@ from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
-from flsv.scores.performance import ModelScore, performance_of
+from flsv.scores.performance import classifier_measure, performance_of
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
 STEP_FRACTION = 0.05
@@ -89,9 +89,9 @@ class GradientAgreement(ContributionMetric):
     ) -> None:
         self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.game`.
-        self.measured_by: str | ModelScore = "negative_loss"
+        self.measure = classifier_measure("negative_loss")
         if loss is not None:
-            self.measured_by = performance_of(self, loss, mode="min", argument="loss")
+            self.measure = performance_of(self, loss, mode="min", argument="loss")
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
@@ -103,9 +103,9 @@ class GradientAgreement(ContributionMetric):
         return {"gradient_products": self._slopes, "client_updates": parameters_of}
 
     def _slopes(self, round: Round) -> Tensor:
-        if isinstance(self.measured_by, str):
+        if self.measure.is_of_classifier:
             return round.slopes()
-        return logged_slopes(round, self.measured_by)
+        return logged_slopes(round, self.measure)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Sums over a client's rounds: its descents, the cohorts' mean absolute descents, its cosines, and the number of

@@ -72,7 +72,7 @@ class GradientShapley(ContributionMetric):
         self.momentum = momentum
         self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.game`.
-        self.measured_by = loss_measure(self, loss)
+        self.measure = loss_measure(self, loss)
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
@@ -81,7 +81,7 @@ class GradientShapley(ContributionMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {"gradient_products": lambda round: round.slopes(loss=self.measured_by)}
+        return {"gradient_products": lambda round: round.slopes(loss=self.measure)}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         reduction = partial(momentum_merge, momentum=self.momentum)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -17,8 +17,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Values
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.functional.shapley.halvings import choose_halvings
-from flsv.games.output_score import OutputScore
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
@@ -39,6 +39,9 @@ from flsv.values.query import (
     value_after_round,
     values_by_round,
 )
+
+if TYPE_CHECKING:
+    from flsv.games.client_evaluation import ClientEvaluator
 
 
 #: Why there are no values in a run.
@@ -204,12 +207,12 @@ class ShadowShapley(MeasuredMetric):
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds
-        if self.every is None and not isinstance(self.performance, str):
+        if self.every is None and not self.measure.is_of_classifier:
             self._rounds_per_value = ceil(rounds / EVALUATIONS_PER_RUN)
 
     def is_due(self, round_index: int) -> bool:
         """Return whether there are values after a round, even if it is not the last."""
-        has_default_rounds = self.every is None and isinstance(self.performance, str)
+        has_default_rounds = self.every is None and self.measure.is_of_classifier
         if has_default_rounds and self._num_rounds is not None:
             return round_index in spread_rounds(range(self._num_rounds), self.max_valued_rounds)
         return (round_index + 1) % self._rounds_per_value == 0
@@ -280,7 +283,7 @@ class ShadowShapley(MeasuredMetric):
         masks: Tensor,
         rounds: Sequence[int],
         weights: Tensor | None = None,
-        score: OutputScore | None = None,
+        of_outputs: OutputMeasure | ClientEvaluator | None = None,
     ) -> Game:
         """Return the game whose values these are.
 
@@ -288,15 +291,15 @@ class ShadowShapley(MeasuredMetric):
             masks: bool ``[K, n]``, the trained coalitions, with the empty and the full one.
             rounds: the rounds after which there are values.
             weights: ``[n]``, the clients' weights in the federation's average.
-            score: the score of predicted outputs. None: no outputs are predicted.
+            of_outputs: the measure as a function of outputs. None: no outputs are predicted.
         """
         return Game(
             masks,
             rounds,
-            measure_name(self.measured_by),
+            measure_name(self.measure),
             weights=weights,
-            score=score,
-            outputs=outputs_name(self.measured_by),
+            of_outputs=of_outputs,
+            outputs=outputs_name(self.measure),
             averages=self.averages and self._rounds_per_value == 1,
             per_class=self.per_class,
             design=f"{self.coalitions}",

@@ -20,7 +20,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.module_copies import module_device
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import Measure
 from flsv.utilities.errors import ConfigurationError
 
 #: Name under which a plain network's loss is logged.
@@ -51,7 +51,7 @@ class PlainModule(L.LightningModule):
 def games_outside_fit(
     module: nn.Module,
     loader: Any,
-    measures: Mapping[str, str | ModelScore],
+    measures: Mapping[str, Measure],
     loss: Callable[[Any, Any], Tensor] | None = None,
     num_classes: int | None = None,
 ) -> CoalitionGames:

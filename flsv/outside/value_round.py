@@ -24,7 +24,6 @@ from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
 from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import frame, tidy
-from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
@@ -333,7 +332,7 @@ def _games(
 
 def _check_loss_is_measured(contribution_metrics: ContributionMetrics) -> None:
     measures = contribution_metrics.performances.values()
-    if not any(map(is_logged, measures)):
+    if not any(measure.is_logged for measure in measures):
         raise ConfigurationError(
             f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures the loss. "
             f"Create one with performance={LOSS!r}, mode='min', or do not pass loss."
@@ -411,7 +410,7 @@ def _metrics_of_classes(contribution_metrics: ContributionMetrics) -> list[str]:
     measures = contribution_metrics.performances.items()  # only a name is a score of classes
     return [
         *(name for name, metric in metrics if getattr(metric, "per_class", False)),
-        *(name for name, measure in measures if isinstance(measure, str)),
+        *(name for name, measure in measures if measure.is_of_classifier),
     ]
 
 

@@ -34,7 +34,7 @@ from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_columns import keep_common
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
-from flsv.scores.performance import Mode, ModelScore, performance_of
+from flsv.scores.performance import Mode, Measure, performance_of
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 
@@ -89,7 +89,8 @@ class FedFomo(UploadKeeper):
         self.num_downloads = num_downloads
         self.epsilon = epsilon
         self.epsilon_decay = epsilon_decay
-        self.performance = performance_of(self, performance, mode)
+        self.measure = performance_of(self, performance, mode)
+        self.performance = self.measure.request
         self._affinity = torch.zeros(0, 0)
 
     def set_up(self, federation: FederationInfo) -> None:
@@ -138,7 +139,7 @@ class FedFomo(UploadKeeper):
         for peer in peers:
             upload = self._uploads[peer]
             downloads.append(upload.to(round.client_vectors))
-        compute = partial(mix_models, performance=self.performance)
+        compute = partial(mix_models, performance=self.measure.request)
         values = request_model_values(client, compute, downloads, round.space.num_parameters)
         return peers, values
 
@@ -178,7 +179,7 @@ def mix_models(
     local: LocalData,
     downloads: list[Tensor],
     num_parameters: int,
-    performance: str | ModelScore = "negative_loss",
+    performance: str | Measure = "negative_loss",
 ) -> Tensor:
     """Mix a client's own and the downloaded models, at the client. Store the mixture there, and return the signed
     weights.

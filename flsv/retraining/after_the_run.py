@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import lightning as L
 import torch
@@ -15,9 +14,8 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
-from flsv.functional.shapley.predicted_outputs import favors_nobody
+from flsv.functional.shapley.predicted_outputs import OutputMeasure, favors_nobody
 from flsv.games.members import Members, members_of
-from flsv.games.output_score import OutputScore
 from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
@@ -29,7 +27,7 @@ from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
-from flsv.scores.performance import CLASSIFICATION, PerformanceMeasure
+from flsv.scores.performance import CLASSIFICATION, Measure, classifier_measure
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
@@ -44,13 +42,13 @@ _CHANGED_RUN = (
 )
 
 
-def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, PerformanceMeasure]:
+def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, Measure]:
     """Return the performance measures by which the metrics score coalitions' models, ``{name: measure}``."""
-    measures = {measure_name(metric.measured_by): metric.measured_by for metric in metrics}
+    measures = {measure_name(metric.measure): metric.measure for metric in metrics}
     # If one is a measure of a classifier, all of these are added, since flsv retrain reports shares by each of them.
     has_classification_measure = any(name in CLASSIFICATION for name in measures)
     if has_classification_measure:
-        measures |= {name: name for name in CLASSIFICATION}
+        measures |= {name: classifier_measure(name) for name in CLASSIFICATION}
     return measures
 
 
@@ -164,12 +162,12 @@ class TrainingAfterTheRun:
         """
         metric = next(iter(self.metrics.values()))  # all metrics train the same coalitions
         game = game_of(metric, self.masks, self.store, run)
-        if game.score is None:
+        if not isinstance(game.of_outputs, OutputMeasure):
             return self.masks[:0]
         return metric.next_coalitions(
             self.masks,
             self.store.scores(run.seed).outputs(game, self.store.rounds[-1]),
-            logits=game.score.logits,
+            logits=game.of_outputs.logits,
             names=run.data.client_names,
             seed=run.seed,
         )
@@ -325,16 +323,10 @@ def game_of(metric: ShadowShapley, masks: Tensor, store: CoalitionStore, run: Me
     """
     due_rounds = metric.rounds_to_value(store.rounds[-1] + 1)
     rounds = [round_index for round_index in store.rounds if round_index in due_rounds]
-    score = None
-    if outputs_name(metric.measured_by) in store.measures_with_outputs:
-        score = output_score(metric, run.games)
-    return metric.game(masks, rounds, weights=run.weights, score=score)
-
-
-def output_score(metric: ShadowShapley, games: Any) -> OutputScore | None:
-    """Return the score of ``metric`` as a function of models' outputs. None if it is not computed from outputs."""
-    evaluator = games.evaluator_of(metric.measured_by)
-    return OutputScore.for_evaluator(evaluator, metric.measured_by)
+    of_outputs = None
+    if outputs_name(metric.measure) in store.measures_with_outputs:
+        of_outputs = run.games.output_measure(metric.measure)
+    return metric.game(masks, rounds, weights=run.weights, of_outputs=of_outputs)
 
 
 def open_store(
@@ -349,8 +341,8 @@ def open_store(
     measures_with_outputs = set()
     if favors_nobody(masks):  # values are computed from outputs for no other coalitions
         for metric in metrics.values():
-            name = outputs_name(metric.measured_by)
-            has_outputs = name in outputs and output_score(metric, run.games) is not None
+            name = outputs_name(metric.measure)
+            has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
             if has_outputs and _stores_outputs(metric, masks, outputs[name]):
                 measures_with_outputs.add(name)
     return CoalitionStore(

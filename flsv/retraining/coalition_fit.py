@@ -37,7 +37,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import Measures, PerformanceMeasure
+from flsv.scores.performance import Measures, Measure
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -100,16 +100,16 @@ class CoalitionScoring(L.Callback):
         initial_model = loop.space.read(module).cpu().clone()
         self._models = FitModels(initial=initial_model, trained=initial_model)
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
-        for evaluator in self._scoring.evaluators.values():
+        for evaluator in self._scoring.evaluators:
             evaluator.copies_module = False
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
     def _make_evaluator(
-        self, trainer: L.Trainer, loop: Any, measure: PerformanceMeasure
+        self, trainer: L.Trainer, loop: Any, measure: Measure
     ) -> VectorEvaluator:
         device = trainer.lightning_module.device
-        evaluators = make_evaluators(
+        (evaluator,) = make_evaluators(
             trainer,
             loop.space,
             self._data.val_dataloader(),
@@ -121,7 +121,6 @@ class CoalitionScoring(L.Callback):
                 ClientEvaluator, loop.space, loop.clients, self._data, device
             ),
         )
-        (evaluator,) = evaluators.values()
         return evaluator
 
     def _end_round(self, trainer: L.Trainer) -> None:

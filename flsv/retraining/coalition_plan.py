@@ -26,7 +26,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
-from flsv.games.output_score import NUM_UNTRAINED_MODELS, untrained_models
+from flsv.games.untrained_models import NUM_UNTRAINED_MODELS, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
     coalition_masks,
@@ -42,7 +42,6 @@ from flsv.retraining.after_the_run import (
     game_of,
     measures_of,
     open_store,
-    output_score,
 )
 from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
@@ -258,8 +257,8 @@ class CoalitionPlan:
         for metric in self._metrics.values():
             num_rounds = len(metric.rounds_to_value(self._run.trainer.max_epochs or 1))
             scoring = max(scoring, len(masks) * num_rounds * self._seconds_per_score)
-            score = output_score(metric, self._run.games)
-            game = metric.game(masks, range(num_rounds), score=score, weights=self._run.weights)
+            of_outputs = self._run.games.output_measure(metric.measure)
+            game = metric.game(masks, range(num_rounds), self._run.weights, of_outputs)
             estimation += seconds_of_values(game, self._untrained_outputs)
         if scoring + estimation < LONG_SECONDS:
             return ""
@@ -298,9 +297,9 @@ class CoalitionPlan:
         """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
         measures = {}
         for name, metric in self._metrics.items():
-            evaluator = self._run.games.evaluator_of(metric.measured_by)
+            evaluator = self._run.games.evaluator_of(metric.measure)
             check_scored(f"metric {name!r}", self.config.share, evaluator)
-            measures[f"metric {name!r}"] = metric.measured_by
+            measures[f"metric {name!r}"] = metric.measure
         self._scoring = ModelScoring(measures_of(self._metrics.values()), self._run.games.evaluator_of)
         measures_to_check = None if self._run.resumed else measures
         start_time = time.monotonic()
@@ -341,10 +340,10 @@ class CoalitionPlan:
             build = untrained_models(module, self._run.federation.space, self._run.seed)
             for metric in self._metrics.values():
                 if build is not None and metric.evaluators == "server":
-                    evaluator = self._run.games.evaluator_of(metric.measured_by)
+                    evaluator = self._run.games.evaluator_of(metric.measure)
                     scores = evaluator.evaluate(build, NUM_UNTRAINED_MODELS)
-                    utilities = utility_of(scores, metric.measured_by).cpu().double()
-                    name = measure_name(metric.measured_by)
+                    utilities = utility_of(scores, metric.measure).cpu().double()
+                    name = measure_name(metric.measure)
                     self._run.memory["untrained"][name] = utilities.view(NUM_UNTRAINED_MODELS, -1)
         self._store.add_untrained(self._run.memory.get("untrained", {}))
 
@@ -352,7 +351,7 @@ class CoalitionPlan:
         if self._design != "halves":
             return
         for name, metric in self._metrics.items():
-            if output_score(metric, games) is None:
+            if games.output_measure(metric.measure) is None:
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
 
     def _copy_from_earlier_folder(self) -> None:
@@ -382,8 +381,10 @@ class CoalitionPlan:
     def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
         if _are_all(masks):
             return ""
-        scores = [output_score(metric, games) for metric in self._metrics.values()]
-        if all(scores) and favors_nobody(masks):
+        have_outputs = all(
+            games.output_measure(metric.measure) for metric in self._metrics.values()
+        )
+        if have_outputs and favors_nobody(masks):
             return " The predictions of the models of all other groups are computed from these models' predictions."
         return (
             " The scores of the models of all other groups are estimated from these models' scores. Computing the "

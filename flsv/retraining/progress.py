@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv.core.ranks import ranks_of
-from flsv.functional.shapley.predicted_outputs import count_predictions
+from flsv.functional.shapley.predicted_outputs import OutputMeasure, count_predictions
 from flsv.values.coalition_files import Outputs
 from flsv.values.query import Game
 
@@ -85,31 +85,29 @@ def _can_redraw() -> bool:
 
 def showing_progress(game: Game, trainer: L.Trainer) -> Game:
     """Return the game with a display of how many predicted outputs are scored, of all rounds and by sample."""
-    score = game.score
-    if score is None or not game.predicts or score.client_evaluator is not None:
+    measure = game.of_outputs
+    if not isinstance(measure, OutputMeasure) or not game.predicts:
         return game
-    num_predictions = count_predictions(game.masks, score.logits)
+    num_predictions = count_predictions(game.masks, measure.logits)
     progress = Progress(trainer, num_predictions * len(game.rounds), "Values of clients")
-    shown = replace(score, score=progress.counting(score.score))
-    by_sample = score.scores_by_sample
-    if by_sample is not None:
+    shown = replace(measure, utility=progress.counting(measure.utility))
+    if measure.by_sample is not None:
         progress = Progress(trainer, num_predictions + len(game.masks), "Values by sample")
-        counted = replace(by_sample, score=progress.counting(by_sample.score))
-        shown = replace(shown, scores_by_sample=counted)
-    return replace(game, score=shown)
+        shown = replace(shown, by_sample=progress.counting(measure.by_sample))
+    return replace(game, of_outputs=shown)
 
 
 def seconds_of_values(game: Game, outputs: Outputs) -> float:
     """Return about how long the values of a game take, by the time in which the ``outputs`` of one model are scored."""
-    score = game.score
-    if score is None or not game.predicts or score.client_evaluator is not None:
+    measure = game.of_outputs
+    if not isinstance(measure, OutputMeasure) or not game.predicts:
         return 0.0
     model_outputs = outputs[game.outputs]
     shape = NUM_TIMED, *model_outputs.shape
     copies = model_outputs.expand(shape).contiguous()
     start_time = time.monotonic()
-    score.score(copies)
+    measure.utility(copies)
     seconds = (time.monotonic() - start_time) / NUM_TIMED
-    num_predictions = count_predictions(game.masks, score.logits)
+    num_predictions = count_predictions(game.masks, measure.logits)
     # An output is predicted from those of all trained coalitions in about the time in which it is scored.
     return 2 * seconds * len(game.rounds) * num_predictions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.vector_evaluator import Scores, VectorEvaluator, row_builder
 from flsv.models.classifier import ClassifierClient
-from flsv.scores.performance import Measures, ModelScore, PerformanceMeasure
+from flsv.scores.performance import Measure, Measures
 from flsv.values.coalition_files import ScoredModel, outputs_name
 
 
@@ -18,14 +18,15 @@ class ModelScoring:
     """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
 
     def __init__(
-        self, measures: Measures, evaluator_of: Callable[[PerformanceMeasure], VectorEvaluator]
+        self, measures: Measures, evaluator_of: Callable[[Measure], VectorEvaluator]
     ) -> None:
         self._measures = measures
-        self.evaluators: dict[Hashable, VectorEvaluator] = {}
-        for measure in measures.values():
-            key = _key(measure)
-            if key not in self.evaluators:
-                self.evaluators[key] = evaluator_of(measure)
+        # {evaluator: the measures that it computes}
+        self.evaluators: dict[VectorEvaluator, list[str]] = {}
+        for name, measure in measures.items():
+            known = [evaluator for evaluator in self.evaluators if evaluator.computes(measure)]
+            evaluator = known[0] if known else evaluator_of(measure)
+            self.evaluators.setdefault(evaluator, []).append(name)
 
     def score(
         self,
@@ -38,50 +39,33 @@ class ModelScoring:
         weighing_of_classes: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             weighing_of_classes = module.weighing_for_all()
-        scores_by_key = {}
         with weighing_of_classes:
-            for key, evaluator in self.evaluators.items():
-                scores_by_key[key] = evaluator.score_module(module)
+            scores = {evaluator: evaluator.score_module(module) for evaluator in self.evaluators}
 
-        if untrained is not None:
-            for requester, measure in untrained.items():
-                check_untrained(requester, measure, scores_by_key[_key(measure)])
-        return self._model(scores_by_key, index=0)
+        for requester, measure in (untrained or {}).items():
+            for evaluator, scores_of_module in scores.items():
+                if evaluator.computes(measure):
+                    check_untrained(requester, measure, scores_of_module)
+        return self._model(scores, index=0)
 
     def score_vectors(self, vectors: Sequence[Tensor]) -> list[ScoredModel]:
         """Score the models ``vectors``, each ``[P]``."""
-        scores_by_key = {}
         build = row_builder(vectors)
-        num_models = len(vectors)
-        for key, evaluator in self.evaluators.items():
-            scores_by_key[key] = evaluator.evaluate(build, num_models, keep=True)
+        scores = {
+            evaluator: evaluator.evaluate(build, len(vectors), keep=True)
+            for evaluator in self.evaluators
+        }
+        return [self._model(scores, index) for index in range(len(vectors))]
 
-        models = []
-        for index in range(num_models):
-            model = self._model(scores_by_key, index)
-            models.append(model)
-        return models
-
-    def _model(
-        self,
-        scores_by_key: Mapping[Hashable, Scores],
-        index: int,
-    ) -> ScoredModel:
+    def _model(self, scores_by_evaluator: Mapping[VectorEvaluator, Scores], index: int) -> ScoredModel:
         utilities = {}
         outputs = {}
-        for measure_name, measure in self._measures.items():
-            scores = scores_by_key[_key(measure)]
-            utility = utility_of(scores, measure)[index]
-            utilities[measure_name] = utility.view(-1).tolist()
-            if scores.outputs is not None:
-                output = scores.outputs[index].cpu()
-                # A copy, since torch.save would write a view together with all models' outputs.
-                outputs[outputs_name(measure)] = output.clone()
+        for evaluator, scores in scores_by_evaluator.items():
+            for name in self.evaluators[evaluator]:
+                measure = self._measures[name]
+                utility = utility_of(scores, measure)[index]
+                utilities[name] = utility.view(-1).tolist()
+                if scores.outputs is not None:
+                    # A copy, since torch.save would write a view together with all models' outputs.
+                    outputs[outputs_name(measure)] = scores.outputs[index].cpu().clone()
         return ScoredModel(utilities, outputs)
-
-
-def _key(measure: PerformanceMeasure) -> Hashable:
-    """Return the key of a measure's evaluator. All measures of a classifier's outputs have one evaluator."""
-    if isinstance(measure, ModelScore):
-        return measure.evaluator_key, measure.name
-    return None

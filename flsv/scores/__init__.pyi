@@ -1,7 +1,7 @@
 from . import performance as performance
 from .performance import (
     FromOutputs as FromOutputs,
-    ModelScore as ModelScore,
+    Measure as Measure,
     performance_of as performance_of,
 )
 

@@ -33,10 +33,11 @@ finite for the untrained model is refused before the first round. In YAML a metr
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pkgutil import resolve_name
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from torch import Tensor
 from torchmetrics import Metric
@@ -55,19 +56,21 @@ _PERFORMANCE_NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
-class ModelScore:
-    """A performance measure: a value that the module logs, or a torchmetrics metric.
+class Measure:
+    """A performance measure: a classifier's score such as accuracy, a value that the module logs, or a torchmetrics
+    metric.
 
     Args:
-        of: the name of the logged value, or the metric.
+        of: the name of the classifier's score or of the logged value, or the metric.
         mode: whether less (``"min"``) or more (``"max"``) is better.
-        called: the name that the user gave for the metric, such as ``"auroc"``, else empty.
+        called: flsv's own name of the measure, such as ``"accuracy"`` or ``"auroc"``. Empty for logged values and for
+            the user's metrics.
         derived: whether the gradient of the logged value is needed, too.
         at_clients: whether the clients score the models, see :mod:`flsv.games.client_evaluation`.
         logits: whether a module's outputs are logits, see :class:`FromOutputs`. None: they show it.
 
     Example:
-        >>> ModelScore("val_loss", "min")
+        >>> Measure("val_loss", "min")
         ModelScore(of='val_loss', mode='min')
     """
 
@@ -81,7 +84,23 @@ class ModelScore:
     def __repr__(self) -> str:
         if self.called:
             return repr(self.called)
+        # Fingerprints of runs have this text: with another, a resumed run would have other settings.
         return f"ModelScore(of={self.of!r}, mode={self.mode!r})"
+
+    @property
+    def is_of_classifier(self) -> bool:
+        """Whether this is a classifier's score, such as accuracy."""
+        return isinstance(self.of, str) and bool(self.called)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether this is a value that the module logs."""
+        return isinstance(self.of, str) and not self.called
+
+    @property
+    def request(self) -> str | Measure:
+        """What a request to a client names the measure by."""
+        return self.called if self.is_of_classifier else self
 
     @property
     def title(self) -> str:
@@ -104,32 +123,24 @@ class ModelScore:
         """The measure's name in an evaluator's :class:`Scores`."""
         return self.of if isinstance(self.of, str) else "metric"
 
-    @property
-    def evaluator_key(self) -> Hashable:
-        """Key of the evaluator that computes this measure.
-
-        All logged values share one evaluator. Each torchmetrics metric and each measure at clients has its own.
-        """
-        # Measures with equal keys share one evaluator.
-        is_logged_value = isinstance(self.of, str)
-        if self.by_class:  # clients count correct predictions by class
-            return "clients", "classes"
-        if self.at_clients:  # clients evaluate a logged value or a metric
-            measure_key = self.of if is_logged_value else id(self.of)
-            return "clients", measure_key
-        if is_logged_value:
-            return "logged"
-        return self  # an evaluator of its own
-
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""
         return -values if self.mode == "min" else values
 
 
-#: A measure of performance: the name of one of classifiers, or a :class:`ModelScore`.
-PerformanceMeasure = str | ModelScore
 #: Performance measures by name, or by the metric that needs them.
-Measures = Mapping[str, PerformanceMeasure]
+Measures = Mapping[str, Measure]
+
+
+@cache
+def classifier_measure(name: str) -> Measure:
+    """Return the measure of a classifier that :meth:`flsv.games.Scores.value` calls ``name``."""
+    return Measure(name, "max", called=name)
+
+
+def as_measure(measure: str | Measure) -> Measure:
+    """Return a measure, or that of a classifier with this name."""
+    return classifier_measure(measure) if isinstance(measure, str) else measure
 
 
 class FromOutputs(Metric):
@@ -159,19 +170,14 @@ class FromOutputs(Metric):
         raise NotImplementedError
 
 
-def evaluator_key(measure: PerformanceMeasure) -> Hashable:
-    """Return the key of the evaluator that computes a measure: None for scores of classifiers, which share one."""
-    return measure.evaluator_key if isinstance(measure, ModelScore) else None
-
-
-def title_of(measure: PerformanceMeasure, positive: str | None) -> str:
+def title_of(measure: Measure, positive: str | None) -> str:
     """Return a measure's name for tables. If it is the score of the ``positive`` class, this class is named, too.
 
     Example:
-        >>> title_of(performance_of("FedSV", "f1", None), "ill"), title_of("accuracy", "ill")
+        >>> title_of(performance_of("FedSV", "f1", None), "ill"), title_of(as_measure("accuracy"), "ill")
         ('f1 of ill', 'accuracy')
     """
-    title = measure if isinstance(measure, str) else measure.title
+    title = measure.title
     if positive is None or not scores_positive(measure):
         return title
     if positive.isdigit():
@@ -179,15 +185,15 @@ def title_of(measure: PerformanceMeasure, positive: str | None) -> str:
     return f"{title} of {positive}"
 
 
-def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
+def scores_positive(measure: Any) -> bool:
     """Return whether a measure is a positive class's score, as F1 is."""
-    if not isinstance(measure, ModelScore) or not isinstance(measure.of, Metric):
+    if not isinstance(measure.of, Metric):
         return False
     scores_class_1 = resolve_name("flsv.games.output_metric:scores_class_1")
     return bool(scores_class_1(measure.of))
 
 
-def check_positive_class(measures: Iterable[PerformanceMeasure], data: Any) -> None:
+def check_positive_class(measures: Iterable[Measure], data: Any) -> None:
     """Raise ConfigurationError if a measure scores the positive class, which the user has to name (``pos_label``)."""
     if not data.needs_pos_label:
         return
@@ -201,7 +207,7 @@ def check_positive_class(measures: Iterable[PerformanceMeasure], data: Any) -> N
             )
 
 
-def loss_measure(owner: Any, loss: str | None) -> PerformanceMeasure:
+def loss_measure(owner: Any, loss: str | None) -> Measure:
     """Return the measure of a loss to differentiate: cross-entropy, or the logged value ``loss``.
 
     Example:
@@ -209,33 +215,24 @@ def loss_measure(owner: Any, loss: str | None) -> PerformanceMeasure:
         ('negative_loss', True)
     """
     if loss is None:
-        return "negative_loss"
+        return classifier_measure("negative_loss")
     measure = performance_of(owner, loss, "min", "loss")
-    assert isinstance(measure, ModelScore)
     return replace(measure, derived=True)
 
 
-def measure_of(evaluators: Evaluators, performance: PerformanceMeasure) -> PerformanceMeasure:
+def measure_of(evaluators: Evaluators, performance: Measure) -> Measure:
     """Return the measure by which ``evaluators`` (server or clients) score models. Clients use balanced instead of
     plain accuracy.
     """
     if evaluators == "server":
         return performance
-    if isinstance(performance, ModelScore):
-        return replace(performance, at_clients=True)
-    name = performance
-    if performance == "accuracy":
-        name = "balanced_accuracy"  # clients count correct predictions by class
-    return ModelScore(of=name, mode="max", called=name, at_clients=True)
-
-
-def is_logged(measure: Any) -> bool:
-    """Return whether a measure is a value that the module logs."""
-    return isinstance(measure, ModelScore) and isinstance(measure.of, str)
+    if performance.called == "accuracy":
+        performance = classifier_measure("balanced_accuracy")  # clients count by class
+    return replace(performance, at_clients=True)
 
 
 def undefined_untrained(
-    requester: str, measure: PerformanceMeasure, outputs: Tensor | None
+    requester: str, measure: Measure, outputs: Tensor | None
 ) -> ConfigurationError:
     """Return the error for a measure that is not defined for the untrained model.
 
@@ -244,10 +241,10 @@ def undefined_untrained(
         measure: the performance measure.
         outputs: the untrained model's outputs, None if they are not known.
     """
-    title = measure if isinstance(measure, str) else measure.title
+    title = measure.title
     trouble = f"{title} is not a finite number"
     remedy = "Begin with other weights, or choose a performance that is defined for every model."
-    if is_logged(measure):
+    if measure.is_logged:
         remedy = "Let validation log a finite number for every model, or name another value."
     elif outputs is not None and not outputs.isfinite().all():
         num_broken = int((~outputs.isfinite()).sum())
@@ -260,19 +257,19 @@ def undefined_untrained(
     )
 
 
-def is_always_defined(measure: PerformanceMeasure) -> bool:
+def is_always_defined(measure: Measure) -> bool:
     """Return whether every model has a finite score, or clients have computed one before training."""
-    if isinstance(measure, ModelScore):
-        return measure.at_clients
-    return measure != "negative_loss"
+    if measure.is_of_classifier and measure.called != "negative_loss":
+        return True
+    return measure.at_clients
 
 
 def performance_of(
     owner: Any,
-    performance: str | Metric | ModelScore,
+    performance: str | Metric | Measure,
     mode: Mode | None,
     argument: str = "performance",
-) -> PerformanceMeasure:
+) -> Measure:
     """Return the performance measure that a metric's ``performance`` and ``mode`` name.
 
     Args:
@@ -282,8 +279,7 @@ def performance_of(
         argument: the name of the argument ``performance``, for messages.
 
     Returns:
-        ``performance`` itself if it is in ``CLASSIFICATION``, else a :class:`ModelScore`. ``"auroc"``,
-        ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``. With a ``mode``, and any other
+        The measure. ``"auroc"``, ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``. With a ``mode``, and any other
         name, they are values that the module logs under that name.
 
     Raises:
@@ -300,7 +296,7 @@ A value that the module logs in validation_step needs a mode beside it: mode: ma
 if less is.
     """
     owner_name = owner if isinstance(owner, str) else type(owner).__name__
-    if isinstance(performance, ModelScore):  # checked before, for another object
+    if isinstance(performance, Measure):  # checked before, for another object
         return performance
     if isinstance(performance, FromOutputs):
         return _score_of_outputs(owner_name, performance, mode, argument)
@@ -308,11 +304,11 @@ if less is.
         return _score_by_metric(owner_name, performance, mode, argument)
     if performance in CLASSIFICATION:
         _check_mode_of_classification(owner_name, performance, mode, argument)
-        return performance
+        return classifier_measure(performance)
     if mode is not None:
-        return ModelScore(performance, mode)
+        return Measure(performance, mode)
     if performance in CLASS_SCORES:
-        return ModelScore(ClassScore(performance), "max", performance)
+        return Measure(ClassScore(performance), "max", performance)
     raise _unknown_performance(owner_name, performance, argument)
 
 
@@ -331,9 +327,9 @@ def _score_of_outputs(
     performance: FromOutputs,
     mode: Mode | None,
     argument: str,
-) -> ModelScore:
+) -> Measure:
     measure = performance_of(owner, performance.metric, mode, argument)
-    if is_logged(measure) or not isinstance(measure, ModelScore):
+    if not isinstance(measure.of, Metric):
         raise ConfigurationError(
             f"{owner}({argument}=FromOutputs({performance.metric!r})): expected one of {[*CLASS_SCORES]}, or "
             "a torchmetrics metric."
@@ -346,14 +342,14 @@ def _score_by_metric(
     metric: Metric,
     mode: Mode | None,
     argument: str,
-) -> ModelScore:
+) -> Measure:
     if mode is None and metric.higher_is_better is None:
         raise ConfigurationError(
             f"{owner}({argument}={type(metric).__name__}()): the metric does not say whether more of it "
             'is better. Say mode="min" or mode="max".'
         )
     better_direction: Mode = "max" if metric.higher_is_better else "min"
-    return ModelScore(copy.deepcopy(metric), mode or better_direction)
+    return Measure(copy.deepcopy(metric), mode or better_direction)
 
 
 def _unknown_performance(owner: str, performance: str, argument: str) -> ConfigurationError:

@@ -227,13 +227,12 @@ _METRICS_OF_UPDATES = (
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    measures = dict(metrics.performances)
-    for name, metric in metrics.evaluating.items():
-        measures[name] = getattr(metric, "performance", "accuracy")
+    measures = {name: metric.measure for name, metric in metrics.evaluating.items()}
+    measures |= metrics.performances
     metrics_of_logs = []
     metrics_of_forward = []
     for name, measure in measures.items():
-        if scores.performance.is_logged(measure):
+        if measure is not None and measure.is_logged:
             metrics_of_logs.append(name)
         else:
             metrics_of_forward.append(name)

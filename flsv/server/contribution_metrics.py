@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
+from flsv import scores
 from flsv.core import VOCABULARY, Round, Stage, Values, stage_of
 from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
 from flsv.core.vocabulary import ARGUMENTS
@@ -108,7 +109,7 @@ class ContributionMetrics:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.scores.performance`. The default is accuracy."""
         return {
-            name: attribute_of(self.metrics[name], "measured_by", "accuracy")
+            name: scores.performance.as_measure(attribute_of(self.metrics[name], "measure") or "accuracy")
             for name in self.game_metrics
         }
 

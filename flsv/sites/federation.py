@@ -118,12 +118,10 @@ def _check_metrics(
     config: FederationConfig, metric_names: Iterable[str], evaluating_metrics: Mapping[str, Any]
 ) -> None:
     for name, metric in evaluating_metrics.items():
-        if getattr(metric, "evaluators", None) == "clients":
-            continue  # the dry run of its evaluation comes later
-        performance = getattr(metric, "performance", "accuracy")
-        if not isinstance(performance, str):
+        measure = metric.measure
+        if measure is not None and not (measure.is_of_classifier or measure.at_clients):
             raise ConfigurationError(
-                f"the metric {name!r} lets sites score models by {performance!r}, which cannot be sent to "
+                f"the metric {name!r} lets sites score models by {measure!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:
@@ -187,7 +185,7 @@ class RemoteFederation(IdleEngine):
         super().__init__(trainer, data, state, store, config, steps)
 
     def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
-        check_deployment(self._config, fields, evaluating)
+        check_deployment(self.config, fields, evaluating)
 
     def commit(self) -> None:
         self._remote.commit()
@@ -205,7 +203,7 @@ class RemoteFederation(IdleEngine):
         if personalizer is None:
             return {}
         # The server has these models itself, so it does not need the instructions.
-        state = self._state.for_strategies()
+        state = self.state.for_strategies()
         own_models = {}
         for client in range(state.num_clients):
             model = personalizer.start(client, state)
@@ -255,7 +253,7 @@ class RemoteFederation(IdleEngine):
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._clients_of_process()))
         no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
-        num_clients = self._state.num_clients
+        num_clients = self.state.num_clients
         rows = [scores.get(client, no_scores) for client in range(num_clients)]
         return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
 

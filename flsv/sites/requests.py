@@ -14,7 +14,6 @@ from flsv.core.round import started_from
 from flsv.games.client_evaluation import score_models
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import CLASS_SCORES
-from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -89,12 +88,9 @@ def requested_scores(config: FederationConfig) -> set[str | None]:
     for part in _parts_of(config):
         if not getattr(part, "evaluates", False):
             continue
-        measure = getattr(part, "measured_by", getattr(part, "performance", None))
-        if isinstance(measure, ModelScore):
-            name = measure.called or measure.name
-            scores.add(None if measure.by_class else name)
-        elif measure is not None:
-            scores.add(measure)
+        measure = part.measure
+        if measure is not None:
+            scores.add(None if measure.by_class else measure.called or measure.name)
     return scores
 
 

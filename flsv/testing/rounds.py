@@ -79,7 +79,7 @@ class PreparedRounds:
             "the server", NUM_CLIENTS, federation_class_counts, guarded=False
         )
         validation_batches = self._batches(NUM_CLIENTS, "val")
-        self.games = CoalitionGames({None: self._evaluator(validation_batches)})
+        self.games = CoalitionGames([self._evaluator(validation_batches)])
 
     def _new_module(self) -> nn.Module:
         linear = nn.Linear(FEATURES, NUM_CLASSES)

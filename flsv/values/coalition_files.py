@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flsv.games.members import Members
-from flsv.scores.performance import PerformanceMeasure
+from flsv.scores.performance import Measure
 from flsv.utilities.atomic_files import replacing, write_json
 from flsv.utilities.csv_files import parse_numbers, read_rows, save_csv
 from flsv.utilities.errors import ConfigurationError
@@ -230,21 +230,20 @@ def _sort_key(training: Training) -> tuple[int, int, Members]:
     return training.seed, len(training.members), training.members
 
 
-def outputs_name(measure: PerformanceMeasure) -> str:
+def outputs_name(measure: Measure) -> str:
     """Return the name under which a coalition's outputs are stored. All names of scores are of a classifier's."""
-    return "accuracy" if isinstance(measure, str) else measure_name(measure)
+    is_of_outputs = measure.is_of_classifier and not measure.at_clients
+    return "accuracy" if is_of_outputs else measure_name(measure)
 
 
-def measure_name(measure: PerformanceMeasure) -> str:
+def measure_name(measure: Measure) -> str:
     """Return a performance measure's name in the files of coalitions.
 
     Example:
-        >>> from flsv.scores.performance import ModelScore
-        >>> measure_name("accuracy"), measure_name(ModelScore("val_loss", "min"))
+        >>> from flsv.scores.performance import as_measure
+        >>> measure_name(as_measure("accuracy")), measure_name(Measure("val_loss", "min"))
         ('accuracy', 'val_loss (min)')
     """
-    if isinstance(measure, str):
-        return measure
     if measure.called:
         return measure.title
     return f"{measure.title} ({measure.mode})"

@@ -21,9 +21,12 @@ from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import has_halvings
-from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
+from flsv.functional.shapley.predicted_outputs import (
+    OutputMeasure,
+    PredictedValues,
+    favors_nobody,
+)
 from flsv.games.members import Members, members_of
-from flsv.games.output_score import OutputScore
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.coalition_files import (
@@ -37,8 +40,10 @@ from flsv.values.coalition_files import (
 )
 from flsv.values.over_seeds import mean_with_interval
 
-if TYPE_CHECKING:  # pandas is slow to import
-    from pandas import DataFrame
+if TYPE_CHECKING:
+    from pandas import DataFrame  # slow to import
+
+    from flsv.games.client_evaluation import ClientEvaluator
 
 #: The number of last rounds whose values' spread enters the intervals, and over which values are averaged.
 NUM_RECENT_ROUNDS = 3
@@ -55,7 +60,7 @@ class Game:
         rounds: the rounds after which there are values, ascending.
         measure: name of the performance measure, see :func:`flsv.values.coalition_files.measure_name`.
         weights: ``[n]``, the clients' weights in the federation's average. None: no outputs are predicted.
-        score: the measure as a function of outputs. None: no outputs are predicted.
+        of_outputs: the measure as a function of outputs. None: no outputs are predicted.
         outputs: name of the measure under which outputs are stored.
         averages: whether values are means over the last rounds, as with a sampler.
         per_class: whether each class is a game of its own.
@@ -66,7 +71,7 @@ class Game:
     rounds: Sequence[int]
     measure: str
     weights: Tensor | None = None
-    score: OutputScore | None = None
+    of_outputs: OutputMeasure | ClientEvaluator | None = None
     outputs: str = CLASSIFIER_OUTPUTS
     averages: bool = False
     per_class: bool = False
@@ -86,7 +91,7 @@ class Game:
     @property
     def has_outputs(self) -> bool:
         """Return whether the measure is computed from outputs, and these coalitions allow to predict the others'."""
-        if self.score is None or self.weights is None:
+        if self.of_outputs is None or self.weights is None:
             return False
         return favors_nobody(self.masks)
 
@@ -172,7 +177,7 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
     """Return the values after each round whose utilities and outputs are finite, if the game predicts outputs."""
     if not game.predicts:
         return {}
-    assert game.score is not None
+    assert game.of_outputs is not None
     assert game.weights is not None
     utilities_by_round = {}
     for round_index in game.rounds:
@@ -182,7 +187,7 @@ def _predicted_values(scores: SeedScores, game: Game) -> dict[int, PredictedValu
             utilities_by_round[round_index] = game.without_class_axis(utilities)
     if not utilities_by_round:
         return {}
-    values = game.score.shapley(
+    values = game.of_outputs.shapley(
         game.masks,
         utilities=[*utilities_by_round.values()],
         # Each round's outputs are stacked when it is its turn.
@@ -269,13 +274,13 @@ def _has_spread(recent_values: Tensor, game: Game) -> bool:
 
 
 def _case_values(game: Game, outputs: Tensor | None) -> Callable[[], CaseValues | None] | None:
-    score = game.score
-    if score is None or score.scores_by_sample is None:
+    measure = game.of_outputs
+    if not isinstance(measure, OutputMeasure) or measure.by_sample is None:
         return None
     if outputs is None or game.per_class:
         return None
     assert game.weights is not None
-    return partial(score.scores_by_sample.values, game.masks, outputs, game.weights, scoring=score)
+    return partial(measure.shapley_by_sample, game.masks, outputs, game.weights)
 
 
 def _estimate(

@@ -133,11 +133,11 @@ class VmapProcess(IdleEngine):
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
         self._names_without_gradient = dry_run_of_rows(
-            self.trainer, self.space, self._state.seed, self._shared_names
+            self.trainer, self.space, self.state.seed, self._shared_names
         )
 
     def _batches(self) -> CohortLoader:
-        return self._load(self._state.cohort)
+        return self._load(self.state.cohort)
 
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)

@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.exact import (
     coalition_chunks,
     exact_shapley,
@@ -54,6 +55,10 @@ NUM_DRAWN_COALITIONS = 2**14
 OUTPUTS_PER_CHUNK = 2**19
 MIN_COALITIONS_PER_CHUNK = 8
 MAX_OUTPUTS_PER_CHUNK = 2**25
+#: Number of bootstrap resamples of the validation samples, for a measure that is not a mean over samples.
+NUM_RESAMPLES = 20
+#: The largest number of scores on resamples that are computed. Each takes milliseconds.
+MAX_RESAMPLED_SCORES = 1500
 #: The largest number of utilities in memory at once.
 UTILITIES_PER_CHUNK = 2**22
 
@@ -75,21 +80,71 @@ class PredictedValues(ShapleyEstimate):
 
 
 @dataclass(frozen=True, eq=False)
-class PredictionScore:
-    """How coalitions are scored by their predicted outputs.
+class OutputMeasure:
+    """A performance measure of models, as a function of their outputs for V validation samples.
 
     Attributes:
-        score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
+        utility: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``.
         logits: whether the outputs are logits.
         is_bounded: whether predictions are limited to the range of the trained coalitions' outputs.
-        order: int64 ``[V]``, the order of the samples in the outputs that ``score`` gets. None: that of the outputs of
-            the trained coalitions.
+        order: int64 ``[V]``, the order of the samples in the outputs that the functions get. None: that of the outputs
+            of the trained coalitions.
+        by_sample: a function from outputs to utilities ``[c, R]`` on parts of the samples: on each sample if the
+            measure is a mean over samples, else on bootstrap resamples, drawn with replacement. None: not known.
+        is_resampled: whether ``by_sample`` is of resamples.
+        strata: int64 ``[V]``, the stratum of each sample. Resamples keep the sizes of strata, such as those of the
+            classes.
     """
 
-    score: Score
+    utility: Score
     logits: bool
     is_bounded: bool = False
     order: Tensor | None = None
+    by_sample: Score | None = None
+    is_resampled: bool = False
+    strata: Tensor | None = None
+
+    def shapley(
+        self,
+        trained: Tensor,
+        utilities: Sequence[Tensor],
+        outputs: Iterable[Tensor],
+        weights: Tensor,
+    ) -> list[PredictedValues]:
+        """Compute Shapley values after several rounds, from the utilities and outputs of each round, with the arguments
+        of :func:`predicted_shapley`.
+        """
+        return values_of_rounds(trained, utilities, outputs, weights, measure=self)
+
+    def shapley_by_sample(
+        self, trained: Tensor, outputs: Tensor, weights: Tensor
+    ) -> CaseValues | None:
+        """Compute the Shapley values on each part of the validation samples.
+
+        Args:
+            trained: bool ``[T, n]``, the trained coalitions, see :func:`predicted_shapley`.
+            outputs: ``[T, V, ...]``, the outputs of their models. The empty coalition's model is among these.
+            weights: ``[n]``, the clients' weights in the federation's average.
+
+        Returns:
+            The values. None if they are not known, their computation would take too long, or a score is not finite.
+        """
+        if self.by_sample is None or self._is_expensive(num_clients=trained.shape[1]):
+            return None
+        utilities = self.by_sample(outputs if self.order is None else outputs[:, self.order])
+        if not utilities.isfinite().all():
+            return None
+        # Predicted outputs, too, are brought into this order before they are scored.
+        measure_of_parts = replace(self, utility=self.by_sample)
+        values = case_values(trained, utilities, outputs, weights, measure_of_parts)
+        if self.order is not None:
+            values = values[:, self.order.argsort()]  # the original order
+        return CaseValues(values, self.strata, self.is_resampled)
+
+    def _is_expensive(self, num_clients: int) -> bool:
+        if num_clients > MAX_PREDICTED_PLAYERS:
+            return True
+        return self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
 
 
 def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
@@ -126,7 +181,7 @@ class PredictedGame:
         utilities: Tensor,
         outputs: Tensor,
         weights: Tensor,
-        scoring: PredictionScore,
+        measure: OutputMeasure,
     ) -> None:
         utilities = torch.as_tensor(utilities).detach()
         utilities = utilities.double().cpu()
@@ -134,15 +189,15 @@ class PredictedGame:
         rows = utilities.reshape(len(trained), -1)
         self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
         self._num_games = rows.shape[1]
-        self._score = scoring.score
+        self._score = measure.utility
         self._coalitions_per_chunk = _coalitions_per_chunk(outputs[0].numel())
 
-        members = _outputs_with_members(trained, outputs, weights, scoring)
+        members = _outputs_with_members(trained, outputs, weights, measure)
         self._predictions = predictions_for(members)
         self.num_predictions = len(self._predictions)
         # The range of each sample's outputs, which no prediction leaves.
         self._range = None
-        if scoring.is_bounded:
+        if measure.is_bounded:
             self._range = members.ordered(members.outputs).aminmax(dim=0)
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -186,7 +241,7 @@ def _outputs_with_members(
     trained: Tensor,
     outputs: Tensor,
     weights: Tensor,
-    scoring: PredictionScore,
+    measure: OutputMeasure,
 ) -> TrainedOutputs:
     """Return the outputs of all trained coalitions but the empty one."""
     has_members = trained.any(1)
@@ -194,8 +249,8 @@ def _outputs_with_members(
         masks=trained[has_members].cpu(),
         outputs=outputs[has_members.to(outputs.device)],
         weights=weights,
-        logits=scoring.logits,
-        order=scoring.order,
+        logits=measure.logits,
+        order=measure.order,
     )
 
 
@@ -269,7 +324,7 @@ def predicted_shapley(
         utilities=[torch.as_tensor(utilities)],
         outputs=[outputs],
         weights=weights,
-        scoring=PredictionScore(score, logits),
+        measure=OutputMeasure(score, logits),
         generator=generator,
     )
     return values
@@ -280,7 +335,7 @@ def values_of_rounds(
     utilities: Sequence[Tensor],
     outputs: Iterable[Tensor],
     weights: Tensor,
-    scoring: PredictionScore,
+    measure: OutputMeasure,
     generator: Generator | None = None,
 ) -> list[PredictedValues]:
     """Compute the values of :func:`predicted_shapley` after each of several rounds, from the ``utilities`` and
@@ -288,7 +343,7 @@ def values_of_rounds(
     """
     num_players = trained.shape[1]
     games = (
-        PredictedGame(trained, round_utilities, round_outputs, weights, scoring)
+        PredictedGame(trained, round_utilities, round_outputs, weights, measure)
         for round_utilities, round_outputs in zip(utilities, outputs)
     )
     if num_players <= MAX_PREDICTED_PLAYERS:
@@ -334,7 +389,7 @@ def case_values(
     utilities: Tensor,
     outputs: Tensor,
     weights: Tensor,
-    scoring: PredictionScore,
+    measure: OutputMeasure,
 ) -> Tensor:
     """Compute the Shapley values of R games at once, float64 ``[n, R]``.
 
@@ -343,9 +398,9 @@ def case_values(
         utilities: ``[T, R]``, their utilities in each game.
         outputs: ``[T, V, ...]``, their models' outputs, see :func:`predicted_shapley`.
         weights: ``[n]``, the clients' weights in the federation's average.
-        scoring: the scores ``[c, R]`` of outputs, such as one for each sample.
+        measure: the measure of R utilities ``[c, R]``, such as one for each sample.
     """
-    game = PredictedGame(trained, utilities, outputs, weights, scoring)
+    game = PredictedGame(trained, utilities, outputs, weights, measure)
     num_games = utilities.shape[1]
     num_players = trained.shape[1]
     values = torch.zeros(num_players, num_games, dtype=torch.float64)

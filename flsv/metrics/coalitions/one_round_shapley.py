@@ -156,7 +156,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             global_vector=round.global_vector,
             space=round.space,
             games=round.games,
-            measure=self.measured_by,
+            measure=self.measure,
         )
 
     def update(  # type: ignore[override]  # torchmetrics' update takes anything

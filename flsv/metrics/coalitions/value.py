@@ -22,7 +22,9 @@ from flsv.metrics.coalitions.folds import Fold, FoldName, fold_named
 from flsv.scores.performance import (
     Evaluators,
     Mode,
-    ModelScore,
+    Measure,
+    as_measure,
+    classifier_measure,
     measure_of,
     performance_of,
     title_of,
@@ -41,7 +43,7 @@ class MeasuredMetric(ContributionMetric):
 
     claims: Claims = ("value",)
     to_pay_by = True
-    performance: str | ModelScore
+    performance: str | Measure
     evaluators: Evaluators
 
     def _set_performance(
@@ -49,7 +51,7 @@ class MeasuredMetric(ContributionMetric):
     ) -> None:
         self.per_class = per_class
         self.evaluators = evaluators
-        self.performance = performance_of(self, performance, mode)
+        self.performance = performance_of(self, performance, mode).request
         if per_class and self.performance != "accuracy":
             raise ConfigurationError(
                 f"{type(self).__name__}(per_class=True) works with performance='accuracy' only, but got "
@@ -57,11 +59,12 @@ class MeasuredMetric(ContributionMetric):
             )
 
     @property
-    def measured_by(self) -> Any:
+    def measure(self) -> Any:
         """The performance measure by which models are evaluated, in the form that :meth:`flsv.Round.game` takes."""
-        return measure_of(
-            self.evaluators, "per_class_accuracy" if self.per_class else self.performance
-        )
+        performance = as_measure(self.performance)
+        if self.per_class:
+            performance = classifier_measure("per_class_accuracy")
+        return measure_of(self.evaluators, performance)
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the evaluators
@@ -71,15 +74,15 @@ class MeasuredMetric(ContributionMetric):
     @property
     def needs_classes(self) -> bool:
         """Return whether the training samples must have classes: True if values or clients' scores are per class."""
-        return self.per_class or getattr(self.measured_by, "by_class", False)
+        return self.per_class or self.measure.by_class
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the performance
         """Unit of a round's value: that of the performance measure."""
         if self.per_class:
             return "gain in a class's accuracy"
-        measure = self.measured_by
-        if measure == "negative_loss":
+        measure = self.measure
+        if measure.title == "negative_loss" and measure.is_of_classifier:
             return "fall of the validation loss (nats)"
         positive_class = None
         if self.class_names is not None and len(self.class_names) == 2:
@@ -304,10 +307,10 @@ class CoalitionValue(MeasuredMetric):
         weights: Any = self.weighting
         if weights == "fixed":
             weights = torch.full((len(round),), 1 / len(round))
-        return round.game(self.measured_by, weights)
+        return round.game(self.measure, weights)
 
     def _game_by_aggregation(self, round: Round) -> CoalitionUtility:
         weights: Any = round.aggregation_weights
         if self.weighting != "aggregation-fixed":
             weights = Renormalized(weights)
-        return round.game(self.measured_by, weights)
+        return round.game(self.measure, weights)
