@@ -21,9 +21,10 @@ from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
-from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
+from flsv.retraining.copied_fits import CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.measured_run import MeasuredRun
+from flsv.retraining.fits_at_once import FitsAtOnce
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
@@ -188,7 +189,7 @@ class TrainingAfterTheRun:
             keeps_checkpoints=self.dry_run_result.needs_checkpoints,
         )
         return CoalitionTraining(
-            CopiedFits(self.run_copy, measures),
+            FitsAtOnce(self.run_copy, measures),
             job,
             num_samples=run.data.num_samples.tolist(),
             start_hash=self.start_hash,
@@ -212,7 +213,8 @@ class TrainingAfterTheRun:
         if difference is not None:
             self.consistency_warnings.append(difference)
         if needs_validations:
-            training.job = replace(training.job, validates=True)
+            if not training.trainer.why_not.startswith("all at once"):
+                training.job = replace(training.job, validates=True)
             coalitions = self._coalitions_to_train()
             self.store.discard(run.seed, coalitions)
             training.train(coalitions, self.store)
@@ -220,6 +222,11 @@ class TrainingAfterTheRun:
     def _repeat_rounds(self, training: CoalitionTraining) -> tuple[str | None, bool]:
         """Return how the run's repeated rounds differ, and whether they differ only without validations."""
         difference = self._difference_by_repetition(training, training.job.validates)
+        if difference is not None and not training.trainer.why_not:
+            training.trainer.give_up(f"all at once they differ from the run: {difference}")
+            difference = self._difference_by_repetition(training, training.job.validates)
+            if difference is None:
+                return None, True
         if difference is None or training.job.validates:
             return difference, False
         difference = self._difference_by_repetition(training, validates=True)
@@ -231,6 +238,10 @@ class TrainingAfterTheRun:
         excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())
         if weighs_classes or excludes_callbacks:
             return  # updates in coalitions differ by intention
+        if not training.trainer.why_not and self.dry_run_result.seed == training.job.seed:
+            # Coalitions that are trained at once have no first updates of their own.
+            for client, norms in self.dry_run_result.first_updates.items():
+                training.first_updates[(client,)] = {client: norms}
         norms_of_run = _norms_of_first_updates(trainer)
         different_parameters = self._different_parameters(training, norms_of_run)
         if not different_parameters:
@@ -299,7 +310,8 @@ class TrainingAfterTheRun:
         assert result.models is not None
         model = result.models.trained
         initial_model = result.models.initial
-        if not self._is_on_cpu and not torch.equal(model, expected_model):
+        is_rounded = not (self._is_on_cpu and result.is_exact)
+        if is_rounded and not torch.equal(model, expected_model):
             rounding = result.rounding
             unexplained = rounding.unexplained_distance(model, expected_model, initial_model)
             if unexplained is None:

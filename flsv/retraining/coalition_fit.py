@@ -7,7 +7,7 @@ run only if training depends on them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -212,12 +212,13 @@ def prepare_coalition_fit(
     measures: Measures,
     job: TrainingJob,
     folder: str,
+    make_scoring: Callable[..., CoalitionScoring] = CoalitionScoring,
 ) -> CoalitionScoring:
     """Prepare a copy of a run to train the coalition of ``job``. Lightning then writes its files into ``folder``.
     Return the callback that has the result after the fit.
     """
     data.restrict_to(job.members)
-    scoring = CoalitionScoring(data, measures, job)
+    scoring = make_scoring(data, measures, job)
     # The attributes are set in vars(...), where they hide properties and methods of the classes.
     vars(trainer)["callbacks"] = [scoring, *_callbacks_of_copy(trainer, job)]
     # list() has no callbacks: the trainer's already contain those that the module has configured.
@@ -338,7 +339,7 @@ class ProgramReads:
         def note_values() -> None:
             frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
             is_of_callback = _is_of_callback_that_trains(frame_of_reader, trainer)
-            if _is_of_the_fit(frame_of_reader) and not is_of_callback:
+            if is_of_the_fit(frame_of_reader) and not is_of_callback:
                 return
             self.values = True
             if not validates:
@@ -361,7 +362,7 @@ class ProgramReads:
         def get_attribute(callback: Any, name: str) -> Any:
             is_special_name = name.startswith("__")
             frame_of_reader = sys._getframe(1)
-            if not is_special_name and not _is_of_the_fit(frame_of_reader):
+            if not is_special_name and not is_of_the_fit(frame_of_reader):
                 self.checkpoints = True
             return kind.__getattribute__(callback, name)
 
@@ -371,7 +372,7 @@ class ProgramReads:
         return watched_kind
 
 
-def _is_of_the_fit(frame: FrameType) -> bool:
+def is_of_the_fit(frame: FrameType) -> bool:
     return _package_of(frame) in _PACKAGES_OF_THE_FIT
 
 

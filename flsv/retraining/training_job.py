@@ -54,6 +54,8 @@ class FitResult:
     # A hash of the module's weights before training.
     start_hash: str
     models: FitModels | None = None
+    # Whether a model that is trained once more, one by one, must be equal bit by bit on a CPU.
+    is_exact: bool = True
     rounding: Rounding = ROUNDINGS["float32"]
     # For each member, the norm of its first update in each parameter and buffer of the model.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)

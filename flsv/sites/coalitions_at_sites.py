@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import Channel, Client, ClientUpdate, FederationState, Round
+from flsv.core import Client, ClientUpdate, FederationState, Round
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.games.members import Members
-from flsv.sampling import ClientSampler
-from flsv.sampling.base import checked_probabilities, draw_cohort
-from flsv.server import ContributionMetrics, RoundServer
+from flsv.server import ContributionMetrics
 from flsv.server.checks import check_names
-from flsv.server.round_server import NoModel
+from flsv.server.coalition_server import CoalitionServer, metric_of_aggregator
 from flsv.sites.federation import RemoteFederation, RemoteSites
 from flsv.sites.messages import Packet
 from flsv.utilities.errors import ConfigurationError
@@ -135,7 +131,7 @@ def check_at_sites(config: FederationConfig) -> None:
     evaluate models.
     """
     reported_names = check_names(config.strategies)
-    metrics = ContributionMetrics(_metric_of_aggregator(config), reported_names)
+    metrics = ContributionMetrics(metric_of_aggregator(config), reported_names)
     evaluating_names = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
     if evaluating_names:
         distinct_names = list(dict.fromkeys(evaluating_names))
@@ -363,8 +359,10 @@ def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
     return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
 
 
-class _Coalition:
+class _Coalition(CoalitionServer):
     """The federation of one coalition's members at their sites."""
+
+    skips_idle_parts = False  # messages are counted, and filters may name sites
 
     def __init__(
         self,
@@ -375,157 +373,41 @@ class _Coalition:
     ) -> None:
         # {client: the model [P] that it sent in the last round}
         self.sent_models: dict[int, Tensor] = {}
-        sampler: Any = federation.strategies["sampler"]
-        self._sampler_of_run: ClientSampler = sampler
-        self.set_members(members)
-
-        strategies, metrics, filters = _copied_parts(federation)
-        reported = check_names(strategies)
-        self._metrics = ContributionMetrics(metrics, reported, federation.num_clients)
-        self._metrics.reset()
-        self._server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
-        self._parts = [*strategies.values(), *self._server.filters]
-
-        self.state = _state_before_rounds(federation)
-        if saved is not None:
-            self.state.global_vector = saved["model"].to(federation.global_vector).clone()
-        info = replace(
-            federation,
-            global_vector=self.state.model().clone(),
-            strategies={**federation.strategies, **strategies},
-            metrics=metrics,
-        )
-        self._begin_or_resume(info, saved)
-        self._metrics.to(federation.global_vector.device)
+        super().__init__(members, federation, saved)
         self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
-
-    def _begin_or_resume(self, info: FederationInfo, saved: Mapping[str, Any] | None) -> None:
-        for part in self._parts:
-            part.set_up(info)
-        if saved is None:
-            for part in self._parts:
-                part.begin(info)
-            return
-        self._metrics.load_state_dict(saved["metrics"])
-        self.state.load_state_dict(saved["state"])
-        for part, state in zip(self._parts, saved["parts"]):
-            part.load_state_dict(state)
-            part.resume(info)
-
-    def set_members(self, members: list[int]) -> None:
-        self.members = members
-        self._sampler = self._sampler_of_run.among(members)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that the coalition's next round needs, by the keys of checkpoints."""
-        state = self.state.state_dict()
-        state["incidents"] = []  # saved with the run's state
-        return {
-            "parts": [part.state_dict() for part in self._parts],
-            "metrics": self._metrics.state_dict(),
-            "state": state,
-            "model": self.state.model(),
-        }
 
     def instruct(
         self, run_state: FederationState, absent: set[int], clients: Sequence[Client]
     ) -> dict[int, Packet]:
         """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
-        self._clients = clients
-        self._begin_round(run_state)
-        cohort = self._draw_cohort(clients)
-        self.state.cohort = [client for client in cohort if client not in absent]
-        self._instructions = self._server.instruct(self.state.cohort, self.state)
-        self.sites.discard()
-        return self.sites.packets(self._instructions)
-
-    def _begin_round(self, run_state: FederationState) -> None:
         state = self.state
-        state.round_index = run_state.round_index
         state.incidents = run_state.incidents
         if not state.run:  # the id of the coalition's run, for which sites keep a separate state
             state.run = digest([run_state.run, self.members]).hex()[:16]
-
-    def _draw_cohort(self, clients: Sequence[Client]) -> list[int]:
-        state = self.state
-        contributions = self._metrics.with_priors()
-        cohort = draw_cohort(self._sampler, state, contributions, clients)
-        # Each client's probability to be drawn is only computed if it is needed.
-        self._drawing_probabilities = partial(
-            checked_probabilities,
-            self._sampler,
-            state.num_clients,
-            contributions=contributions,
-            round_index=state.round_index,
-            cohort=cohort,
-        )
-        return cohort
+        instructions = self.begin_round(run_state.round_index, clients, absent)
+        self.sites.discard()
+        return self.sites.packets(instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
         """End the coalition's round with the sites' ``replies``. If no site has sent a finite model, the coalition's
         model does not change.
         """
-        server = self._server
         device = self.state.model().device
         # The order of the instructions does not depend on which site replies first.
-        replies_in_order = {site: replies[site] for site in self._instructions}
-        updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
+        replies_in_order = {site: replies[site] for site in self.instructions}
+        updates, broken_clients = self.sites.updates(replies_in_order, device, self.server.space)
         for client in broken_clients:
             self.state.note(client, DIVERGED, OF_VALUES)
         self.sent_models = {update.client_id: update.vector for update in updates}
-        server.send(self._instructions)  # only counts the messages, which have been sent already
-        if updates:
-            try:
-                self._finish(updates, broken_clients, round)
-            except NoModel:  # neither the model nor the sites' states change
-                self.sites.discard()
+        is_complete = self.end_round(updates, broken_clients, round.server_data)
+        if updates and not is_complete:  # neither the model nor the sites' states change
+            self.sites.discard()
         self.sites.commit()
         if round.channel is not None:
-            round.channel.messages += server.channel.messages
+            round.channel.messages += self.server.channel.messages
 
-    def _finish(self, updates: list[ClientUpdate], broken_clients: list[int], round: Round) -> None:
-        received_round = self._server.receive(
-            updates,
-            torch.stack([update.vector for update in updates]),
-            instructions=self._instructions,
-            state=self.state,
-            clients=self._clients,
-            server_data=round.server_data,
-            drawing_probabilities=self._drawing_probabilities,
-            broken=broken_clients,
-        )
-        self.sites.accept(set(received_round.client_ids.tolist()))
-        finished_round = self._server.finish(received_round, self.state)
-        self.state.complete(finished_round, [*broken_clients, *self.sent_models])
-
-
-def _copied_parts(
-    federation: FederationInfo,
-) -> tuple[dict[str, Strategy], dict[str, Any], Sequence[Any]]:
-    strategies = dict(federation.strategies)
-    strategies.pop("sampler", None)
-    strategies.pop("personalizer", None)
-    # They are copied together, since they may refer to each other.
-    return copy.deepcopy((strategies, _metric_of_aggregator(federation), federation.filters))
-
-
-def _state_before_rounds(federation: FederationInfo) -> FederationState:
-    no_counts = torch.zeros(federation.num_clients, dtype=torch.long)
-    return FederationState(
-        federation.num_clients,
-        federation.seed,
-        participations=no_counts,
-        updates_received=no_counts.clone(),
-        global_vector=federation.global_vector.clone(),
-    )
-
-
-def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return the metric whose values the aggregator reads, as ``{name: metric}``. Empty if it reads none."""
-    metric_name = federation.strategies["aggregator"].metric
-    if metric_name is None or metric_name not in federation.metrics:
-        return {}
-    return {metric_name: federation.metrics[metric_name]}
+    def _accept(self, clients: set[int]) -> None:
+        self.sites.accept(clients)
 
 
 def _trained_coalitions(masks: Tensor) -> list[list[int]]:

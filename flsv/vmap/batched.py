@@ -9,7 +9,7 @@ batched kernels sum in another order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from torchmetrics import Metric, MetricCollection
 from flsv._lightning.patches import PatchedAttributes, discarded_logs
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 State = dict[str, Tensor]
 
@@ -47,6 +48,8 @@ class RowTraining:
         >>> models["weight"].flatten().tolist(), losses.tolist()
         ([1.0, 3.0], [1.0, 4.5])
     """
+
+    shares_batch = False
 
     # The module's training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
     # nothing in the module but buffers. The optimizer must be elementwise. Its class and options are used, and its
@@ -73,7 +76,7 @@ class RowTraining:
             names = [name_by_parameter[parameter] for parameter in trained]
             self._names_by_group.append(names)
             self._trained_names.update(names)
-        self._step = RowStep(module, sorted(self._trained_names))
+        self._step = RowStep(module, sorted(self._trained_names), self.shares_batch)
 
     def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
@@ -136,6 +139,52 @@ class RowTraining:
             for name in buffer_names:
                 states[name][indices] = selected_states[name]
         return gradients
+
+
+class SharedBatchTraining(RowTraining):
+    """Training of m models of one structure on the same batches, such as a client's models in m coalitions.
+
+    A step of all models draws the random numbers that a step of one model draws. So if ``batches`` are loaded one by
+    one, each model sees the numbers that it sees if it is trained alone.
+    """
+
+    shares_batch = True
+
+    def train_shared(
+        self,
+        states: State,
+        batches: Iterable[Any],
+        context: Callable[[], AbstractContextManager[None]] = nullcontext,
+        chunk: int | None = None,
+    ) -> tuple[State, Tensor]:
+        """Train m models in place on the same batches, ``chunk`` models in a step. Return them and their mean losses
+        ``[m]``.
+        """
+        some_tensor = next(iter(states.values()))
+        num_models = len(some_tensor)
+        losses = torch.zeros(num_models, device=some_tensor.device)
+        chunk = chunk or num_models
+        chunks = []
+        for first in range(0, num_models, chunk):
+            rows = slice(first, first + chunk)
+            states_of_chunk = {name: tensor[rows] for name, tensor in states.items()}
+            optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states_of_chunk)
+            chunks.append((states_of_chunk, losses[rows], optimizer))
+        num_batches = 0
+        for batch in batches:
+            num_batches += 1
+            generator_states = global_rngs() if len(chunks) > 1 else None
+            for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
+                if number > 0:
+                    restore_global_rngs(generator_states)  # each chunk draws the same numbers
+                with context():
+                    gradients, step_losses = self._step(states_of_chunk, batch)
+                losses_of_chunk += step_losses
+                if self._clip is not None:
+                    self._clip(gradients)
+                optimizer.step(len(losses_of_chunk), gradients)
+        losses /= num_batches
+        return states, losses
 
 
 def _select_models(states: State, index: Tensor) -> State:
@@ -295,9 +344,14 @@ class RowStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
+    def __init__(
+        self, module: nn.Module, trained: Collection[str], shares_batch: bool = False
+    ) -> None:
         self._module = module
         self._trained_names = list(trained)
+        # If all models share one batch, they also share its random numbers, such as the masks of dropout.
+        self._dims = (0, 0, None) if shares_batch else 0
+        self._randomness = "same" if shares_batch else "error"
         self._index_arguments = step_arguments(module, None, BatchIndex())[1:]
         self._training_step = _TrainingStep(module)
         self._paths = _tensor_paths(module)
@@ -319,13 +373,13 @@ class RowStep:
     @cached_property
     def _batched_loss(self) -> Any:
         """Return :meth:`_loss_of_one` batched over models by ``vmap``."""
-        return vmap(self._loss_of_one, 0, randomness="error")
+        return vmap(self._loss_of_one, self._dims, randomness=self._randomness)
 
     @cached_property
     def _batched_gradients(self) -> Any:
         """Return a function of the same arguments as :attr:`_batched_loss`, which returns the gradients, too."""
         gradients_and_loss = grad_and_value(self._loss_of_one, has_aux=True)
-        return vmap(gradients_and_loss, 0, randomness="error")
+        return vmap(gradients_and_loss, self._dims, randomness=self._randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""

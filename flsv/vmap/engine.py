@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import global_rngs, isolated_rngs
 from flsv.vmap.batched import (
     RowTraining,
+    SharedBatchTraining,
     State,
     batched_steps,
     clip_function,
@@ -303,17 +304,22 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
 
 
 def dry_run_of_rows(
-    trainer: L.Trainer, space: ParameterSpace, seed: int, shared_names: Collection[str] = ()
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared_names: Collection[str] = (),
+    kind: type[RowTraining] = RowTraining,
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
-    without a gradient. ``shared_names`` names tensors that all batched models share."""
+    without a gradient. ``shared_names`` names tensors that all batched models share. ``kind`` trains the rows."""
+    draws = nullcontext if kind.shares_batch else no_random_numbers
     with restored_program(), isolated_rngs(seed, "trial of rows"):
         module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
         optimizer = trial_trainer.optimizers[0]
         _use_initial_rates(optimizer)
         batches = _first_batches(trainer, trial_trainer, seed)
         initial_model = _copied_tensors(module)
-        with isolated_rngs(seed, "steps"), no_random_numbers(module):
+        with isolated_rngs(seed, "steps"), draws(module):
             mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
 
@@ -321,7 +327,7 @@ def dry_run_of_rows(
         with torch.no_grad():
             for name, tensor in named_tensors(module).items():
                 tensor.copy_(initial_model[name])
-        training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
+        training = kind(module, optimizer, clip_function(trainer), names_without_gradient)
         initial_row = {
             name: tensor for name, tensor in initial_model.items() if name not in shared_names
         }
@@ -353,11 +359,14 @@ def _train_row(
     # The same batches have been trained on as usual: an error from now on comes from training rows.
     with (
         isolated_rngs(seed, "steps"),
-        no_random_numbers(module),
+        nullcontext() if training.shares_batch else no_random_numbers(module),
         convert_errors(module, expected_errors=(Exception,)),
         batched_steps(trainer),
     ):
-        trained_pairs, mean_losses = training.train(pairs, [batches, batches])
+        if isinstance(training, SharedBatchTraining):
+            trained_pairs, mean_losses = training.train_shared(pairs, batches)
+        else:
+            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
     return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
 
 
