@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,17 +27,6 @@ class _LoadersOf(_DataLoaderSource):
         if isinstance(self.instance, L.LightningDataModule):
             return getattr(self.instance, self.name)()
         return super().dataloader()
-
-
-class RoundSource(_DataLoaderSource):
-    """Source of the loader of each round, which ``make_loader`` returns. ``data`` is the federation's data module."""
-
-    def __init__(self, data: Any, make_loader: Callable[[], Any]) -> None:
-        super().__init__(instance=data, name="train_dataloader")
-        self._make_loader = make_loader
-
-    def dataloader(self) -> Any:
-        return self._make_loader()
 
 
 def show_data_module(

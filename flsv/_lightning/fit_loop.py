@@ -17,16 +17,31 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, Timer
-from lightning.pytorch.loops import _FitLoop
+from lightning.pytorch.loops import _FitLoop, _TrainingEpochLoop
+from lightning.pytorch.loops.utilities import _select_data_fetcher
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
-from flsv._lightning.data_source import RoundSource
-from flsv._lightning.patches import Patch, PatchedAttributes, is_loop
+from flsv._lightning.patches import CONFIGURE_HOOK, Patch, PatchedAttributes, is_loop
+from flsv._lightning.private import hook_of
 from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
 _PLATEAU_KEY = "plateau_values"
+
+
+class LoadersOfFit(CombinedLoader):
+    """The round's ``loader``, whose ``iterables``, which are ``trainer.train_dataloader``, are ``shown_loader()``."""
+
+    def __init__(self, loader: Any, shown_loader: Callable[[], Any]) -> None:
+        super().__init__(loader, "max_size_cycle")
+        self._shown_loader = shown_loader
+
+    @property
+    def iterables(self) -> Any:
+        return self._shown_loader()
 
 
 class Rounds:
@@ -56,8 +71,95 @@ class _Memory(L.Callback):
         self._remember()
 
 
+class ClientEpochLoop(_TrainingEpochLoop):
+    """Lightning's epoch loop, which runs for each client and local epoch.
+
+    Attributes:
+        batch: the client's batch that is trained on, or None.
+        is_last_epoch: whether this is the round's last local epoch.
+        is_idle: whether no client trains in this loop.
+        delayed_hooks: hooks for when the module holds the next global model.
+    """
+
+    trainer: Any
+
+    batch: Any = None
+    is_last_epoch = True
+    is_idle = False
+    has_stepped_plateaus = False
+    steps_before_round = 0
+    steps_before_client = 0
+
+    def __init__(self, lightnings_loop: Any) -> None:
+        vars(self).update(vars(lightnings_loop))
+        self.max_steps = -1  # a fast_dev_run's would end the cohort early
+        self.delayed_hooks: list[Callable[[], Any]] = []
+
+    @property
+    def steps_so_far(self) -> int:
+        """Return the number of steps of all clients of this process."""
+        return super().global_step
+
+    @property
+    def global_step(self) -> int:
+        """Return ``steps_so_far``, during a batch without those of the round's other clients."""
+        if self.batch is None:
+            return self.steps_so_far
+        return self.steps_so_far - (self.steps_before_client - self.steps_before_round)
+
+    def is_at_end_of_round(self) -> bool:
+        return self.is_last_epoch and self.batch_idx + 1 == self.trainer.num_training_batches
+
+    def advance(self, data_fetcher: Any) -> None:
+        if not self.is_idle:
+            super().advance(data_fetcher)
+            return
+
+        # All batches of the round have been trained elsewhere. Callbacks see one batch, which is None.
+        trainer = self.trainer
+        batch_index = self.batch_idx + 1
+        self.val_loop.restarting = False
+        self.batch_progress.is_last_batch = True
+        self.batch_progress.increment_ready()
+        trainer._logger_connector.on_batch_start(None)
+        call._call_callback_hooks(trainer, "on_train_batch_start", None, batch_index)
+        self.batch_progress.increment_started()
+        self.batch_progress.increment_processed()
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        call._call_callback_hooks(trainer, "on_train_batch_end", {}, None, batch_index)
+        trainer._logger_connector.on_batch_end()
+        self.batch_progress.increment_completed()
+        trainer._logger_connector.update_train_step_metrics()
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """End a batch as Lightning does, the last one when the global model can be validated."""
+        end_batch = super().on_advance_end
+        if self.is_at_end_of_round():
+            # Lightning would step the client's schedulers after the validation, which `end_round` begins.
+            self.update_lr_schedulers("step", update_plateau_schedulers=True)
+            self.delayed_hooks.append(partial(end_batch, data_fetcher))
+        else:
+            end_batch(data_fetcher)
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        # There is no validation after other epochs than the round's last, unless training stops.
+        is_allowed = self.is_last_epoch or self.trainer.should_stop
+        return is_allowed and super()._should_check_val_fx(data_fetcher)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        is_due = self.is_last_epoch if interval == "epoch" else not self.is_idle
+        if is_due:
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+        if interval == "epoch" and update_plateau_schedulers:
+            self.has_stepped_plateaus = True
+
+
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round. Lightning's own epoch runs for each client and local epoch.
+    """Lightning's fit loop, in which an epoch is a round.
+
+    Args:
+        shown_loader: returns the ``trainer.train_dataloader`` of the client that trains.
+        num_batches: returns its number of batches in a round.
 
     Attributes:
         has_begun_round: whether the hooks at the round's start have run. They are not called again for a checkpoint's
@@ -71,37 +173,42 @@ class FederatedFitLoop(_FitLoop):
 
     has_begun_round = False
     is_in_round = False
-    _has_stepped_plateaus = False
-    _is_last_epoch = True
-    _is_idle = False
     _first_batch_index = 0
+    _make_loader: Callable[[], Any] | None = None
 
-    def __init__(self, trainer: L.Trainer, rounds: Rounds) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        rounds: Rounds,
+        shown_loader: Callable[[], Any],
+        num_batches: Callable[[], int],
+    ) -> None:
         # This loop takes over Lightning's state.
-        self.__dict__.update(trainer.fit_loop.__dict__)
+        lightnings_loop: Any = trainer.fit_loop
+        vars(self).update(vars(lightnings_loop))
+        self.epoch_loop = ClientEpochLoop(lightnings_loop.epoch_loop)
+        self._combined_loader: Any = LoadersOfFit(None, shown_loader)
+        # In a tuple, since Lightning takes any loop among the attributes of a loop for a part of it.
+        self._lightnings_loops = lightnings_loop, lightnings_loop.epoch_loop
         self._rounds = rounds
-        self._delayed_hooks: list[Callable[[], Any]] = []
+        self._shown_loader = shown_loader
+        self._num_batches = num_batches
         # Values from a checkpoint for plateau schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
-        self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
+        self._patches = PatchedAttributes()
+        trainer.fit_loop = self
 
     def begin(self, client_callback: L.Callback) -> None:
         """Begin the fit, in which ``client_callback`` sees the clients' batches before all other callbacks."""
         trainer = self.trainer
-        epoch_loop = self.epoch_loop
         self.remember()
         callback_of_loop = _Memory(self.remember)
-        end_of_batch = partial(self._end_batch, epoch_loop.on_advance_end)
         patches: list[Patch] = [
             (trainer, "callbacks", [callback_of_loop, client_callback, *trainer.callbacks]),
-            (epoch_loop, "on_advance_end", end_of_batch),
         ]
-        if trainer.lr_scheduler_configs:
-            step_schedulers = partial(self._step_if_due, epoch_loop.update_lr_schedulers)
-            patches.append((epoch_loop, "update_lr_schedulers", step_schedulers))
         for callback in trainer.callbacks:
             patches += self._patches_of_callback(callback)
-        self._undo.append(PatchedAttributes(patches))
+        self._patches = PatchedAttributes(patches)
 
     def _patches_of_callback(self, callback: Any) -> list[Patch]:
         """Return the patches with which checkpoints are saved between rounds, and bars show the round's batches."""
@@ -116,34 +223,49 @@ class FederatedFitLoop(_FitLoop):
         return patches
 
     def give_back(self) -> None:
-        """Restore the Trainer's own loop, with the progress of this one."""
-        while self._undo:
-            self._undo.pop().restore()
-        lightnings_state = vars(self.trainer.fit_loop)
-        for name in lightnings_state:
-            lightnings_state[name] = vars(self)[name]
+        """Restore the Trainer's own loops, with the progress and the shown loader of these."""
+        self._patches.restore()
+        fit_loop, epoch_loop = self._lightnings_loops
+        _take_over(epoch_loop, self.epoch_loop, except_for=("max_steps",))
+        _take_over(fit_loop, self, except_for=("epoch_loop", "max_batches", "_combined_loader"))
+        if self.round_loader is not None:
+            fit_loop.max_batches = self._num_batches()
+            fit_loop._combined_loader = CombinedLoader(self._shown_loader(), "max_size_cycle")
+        self.trainer.fit_loop = fit_loop
 
     @property
     def round_loader(self) -> Any:
         """The round's CohortLoader, None before the first round. ``trainer.train_dataloader`` is a different loader."""
-        combined_loader = self._combined_loader
-        return None if combined_loader is None else combined_loader.iterables
+        return self._combined_loader.flattened[0]
 
-    def take_loaders_from(self, make_loader: Callable[[], Any]) -> Callable[[], None]:
-        """Get each round's loader from ``make_loader``. Return a function that undoes this."""
-        source = RoundSource(self._data_source.instance, make_loader)
-        patches = PatchedAttributes([(self, "_data_source", source)])
-        return patches.restore
+    @property
+    def max_batches(self) -> float:
+        """Number of batches of the present local epoch, before the first round and for schedules of a round."""
+        is_configuring = hook_of(self.trainer.lightning_module) == CONFIGURE_HOOK
+        if self.round_loader is None or is_configuring:
+            return self._num_batches()
+        return len(self.round_loader)
+
+    def take_loaders_from(self, make_loader: Callable[[], Any]) -> None:
+        """Get each round's loader from ``make_loader`` from now on."""
+        self._make_loader = make_loader
+
+    def setup_data(self) -> None:
+        # Lightning's own method takes one loader for all epochs, and limits its length.
+        if self._make_loader is None:  # no round can begin yet
+            return
+        loader = self._make_loader()
+        if loader is self.round_loader:
+            return
+        self._combined_loader = LoadersOfFit(loader, self._shown_loader)
+        self._data_fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
+        self._data_fetcher.setup(self._combined_loader)
+        iter(self._data_fetcher)  # a loader has no length before, which Lightning reads even after an error
 
     def names_logged_in(self, hook: str) -> list[str]:
         """Return the names of the values that have been logged in a hook of the fit."""
         results = self.epoch_loop._results.values()
         return [result.meta.name for result in results if result.meta.fx == hook]
-
-    def leave(self, loader: Any) -> None:
-        """Set ``loader`` as the Trainer's train dataloader after the fit, instead of the last round's."""
-        if self._combined_loader is not None:
-            self._combined_loader = CombinedLoader(loader, "max_size_cycle")
 
     # ---- a round instead of an epoch
 
@@ -157,11 +279,13 @@ class FederatedFitLoop(_FitLoop):
         # except if it only ends the epoch of a checkpoint.
         self.is_in_round = True
         super().on_advance_start()
-        self._has_stepped_plateaus = False
+        self.epoch_loop.has_stepped_plateaus = False
         self.has_begun_round = progress.started > num_started_before
 
     def advance(self) -> None:
-        self._delayed_hooks = []
+        epoch_loop = self.epoch_loop
+        epoch_loop.delayed_hooks = []
+        epoch_loop.steps_before_round = epoch_loop.steps_so_far
         self._first_batch_index = self.total_batch_idx + 1
         if self.has_begun_round:
             self._rounds.run_round()
@@ -179,6 +303,7 @@ class FederatedFitLoop(_FitLoop):
 
     def train_client(self, loader: Any, epochs: Sequence[Any]) -> None:
         """Train on a client's local epochs, one after the other. ``loader`` is the round's CohortLoader."""
+        self.epoch_loop.steps_before_client = self.epoch_loop.steps_so_far
         for epoch in epochs:
             loader.select(epoch)
             self.train_epoch(is_last=epoch is loader.epochs[-1])
@@ -186,27 +311,23 @@ class FederatedFitLoop(_FitLoop):
 
     def train_epoch(self, is_last: bool = True, is_idle: bool = False) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
-        ``is_idle``: they are :class:`IdleBatch` only."""
-        # These are read by `_end_batch`, `_save` and `_step_if_due` while `advance` runs.
-        self._is_last_epoch = is_last
-        self._is_idle = is_idle
+        ``is_idle``: the round's batches have been trained elsewhere."""
+        self.epoch_loop.is_last_epoch = is_last
+        self.epoch_loop.is_idle = is_idle
 
-        # The dataloader now yields other batches. These lines replace Lightning's `setup_data`, which would make a new
-        # loader and take longer.
-        fetcher: Any = self._data_fetcher
-        self.max_batches = len(self.round_loader)
         self.trainer.val_check_batch = self.max_batches
-        iter(fetcher)  # the fetcher begins to read the batches
+        fetcher: Any = self._data_fetcher
+        iter(fetcher)  # the dataloader now yields other batches
         try:
             super().advance()
         finally:
-            self._is_last_epoch = True  # as for any batch outside of a client's epoch
+            self.epoch_loop.is_last_epoch = True  # as for any batch outside of a client's epoch
 
     def end_round(self) -> None:
         """Call the hooks that were delayed until the module holds the next global model."""
-        delayed_hooks = self._delayed_hooks
-        self._delayed_hooks = []
-        self._is_idle = True
+        delayed_hooks = self.epoch_loop.delayed_hooks
+        self.epoch_loop.delayed_hooks = []
+        self.epoch_loop.is_idle = True
         for hook in delayed_hooks:
             hook()
 
@@ -242,7 +363,7 @@ class FederatedFitLoop(_FitLoop):
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         has_ended_round = self.has_begun_round and not self.is_in_round
-        if has_ended_round and not self._has_stepped_plateaus:
+        if has_ended_round and not self.epoch_loop.has_stepped_plateaus:
             values = self._values_for_plateaus()
         else:
             values = self._plateau_values
@@ -310,48 +431,22 @@ class FederatedFitLoop(_FitLoop):
 
     # ---- hooks that run once a round
 
-    def _end_batch(self, lightnings_end: Callable[..., None], fetcher: Any) -> None:
-        # A batch ends as in Lightning, except that validation is delayed to the end of the round.
-        trainer = self.trainer
-        is_last_batch = self.epoch_loop.batch_progress.is_last_batch
-        if is_last_batch and self._is_last_epoch:
-            # Lightning would step the client's schedulers after the validation, which `end_round` begins.
-            self.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-            self._delayed_hooks.append(partial(lightnings_end, fetcher))
-            return
-        if not is_last_batch or trainer.should_stop:
-            lightnings_end(fetcher)
-            return
-
-        # There is no validation after a client's other epochs, as with a limit of 0 batches.
-        limit_before = trainer.limit_val_batches
-        trainer.limit_val_batches = 0
-        try:
-            lightnings_end(fetcher)
-        finally:
-            trainer.limit_val_batches = limit_before
-
     def _save(self, save: Callable[..., None], *hook_arguments: Any) -> None:
-        if self._is_last_epoch and self.epoch_loop.batch_progress.is_last_batch:
-            self._delayed_hooks.append(partial(save, *hook_arguments))
+        if self.epoch_loop.is_at_end_of_round():
+            self.epoch_loop.delayed_hooks.append(partial(save, *hook_arguments))
         else:
             save(*hook_arguments)
-
-    def _step_if_due(
-        self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool
-    ) -> None:
-        if interval == "epoch":
-            is_due = self._is_last_epoch
-        else:
-            is_due = not self._is_idle
-        if is_due:
-            step(interval, update_plateau_schedulers=update_plateau_schedulers)
-        if interval == "epoch" and update_plateau_schedulers:
-            self._has_stepped_plateaus = True
 
     def _show(self, hook: Callable[..., None], *arguments: Any) -> None:
         batch_index = self.total_batch_idx - self._first_batch_index
         hook(*arguments[:-1], batch_index)
+
+
+def _take_over(lightnings_loop: Any, loop: Any, except_for: Sequence[str]) -> None:
+    """Set the state of one of Lightning's loops to that of another."""
+    state = vars(loop)
+    for name in vars(lightnings_loop).keys() - set(except_for):
+        setattr(lightnings_loop, name, state[name])
 
 
 def _copy_of_optimizer_states(trainer: Any) -> dict[str, Any]:

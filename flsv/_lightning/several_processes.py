@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.patches import Patch, PatchedAttributes
+from flsv._lightning.patches import PatchedAttributes
 
 #: Hooks that run once per epoch in every process, so that the values that they log are not merged.
 _HOOKS_WITHOUT_CLIENTS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
@@ -217,47 +217,3 @@ def _add_to(progress: Any, count: int) -> None:
     total = progress.total  # not `current`, which decides whether to validate now
     for name in vars(total):
         setattr(total, name, getattr(total, name) + count)
-
-
-class IdleBatch:
-    """Placeholder for the batches of a round that are trained outside of this Trainer's loop."""
-
-    batches_of_clients: Sequence[Any] = ()
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self
-
-
-def idle_patches(trainer: L.Trainer) -> list[Patch]:
-    """Return the patches with which a Trainer does nothing for an :class:`IdleBatch`."""
-    module = trainer.lightning_module
-    strategy = trainer.strategy
-    precision = trainer.precision_plugin
-    loop = trainer.fit_loop.epoch_loop
-
-    def do_nothing(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {}
-
-    return [
-        (module, "_on_before_batch_transfer", _except_idle_batch(module._on_before_batch_transfer)),
-        (strategy, "batch_to_device", _except_idle_batch(strategy.batch_to_device)),
-        (precision, "convert_input", _except_idle_batch(precision.convert_input)),
-        (loop.automatic_optimization, "run", do_nothing),
-        (loop.manual_optimization, "run", do_nothing),
-        (module, "on_train_batch_start", do_nothing),
-        (module, "on_train_batch_end", do_nothing),
-    ]
-
-
-def _except_idle_batch(step: Any) -> Any:
-    """Return a function that calls ``step`` for every batch except an :class:`IdleBatch`."""
-
-    def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(batch, IdleBatch):
-            return batch
-        return step(batch, *args, **kwargs)
-
-    return pass_by

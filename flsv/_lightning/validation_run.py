@@ -42,11 +42,8 @@ _TRANSFER_HOOKS = (
 )
 #: Attributes of a copied Trainer that return the values of the fit's Trainer.
 _SHOWN_ATTRIBUTES = (
-    "train_dataloader",
     "val_dataloaders",
     "estimated_stepping_batches",
-    "global_step",
-    "is_last_batch",
     "checkpoint_callback",
     "checkpoint_callbacks",
     "early_stopping_callback",

@@ -201,8 +201,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.pos_label = pos_label
 
         # Facts that setup and the loop change.
-        #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
-        self.loader_in_fit: Callable[[], Any] | None = None
         self._stages: set[str] = set()
         self._needs_setup = True
         self._is_shown = False
@@ -398,8 +396,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     def train_dataloader(self) -> Any:
         """Return a shuffled loader of the samples of all clients, or of a coalition's members while it is trained."""
-        if self.loader_in_fit is not None:
-            return self.loader_in_fit()
         if self._module is not None and self.trainer is not None:
             self._read_batch_size(self._module)
         if self.has_streams and self.num_clients > 1:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.several_processes import IdleBatch, idle_patches
 from flsv.engines.engine import Engine
+from flsv.training.client_batches import CohortLoader
+
+#: Loader of length 1, since Lightning ends a fit whose loader is empty. It is not read.
+_NO_BATCHES = range(1)
 
 
 class IdleEngine(Engine):
-    """Base class of engines that train outside of Lightning's loop. The loop gets one idle batch per round."""
-
-    def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        super().begin_training(buffers)
-        # This comes after all checks, which look at the module's own hooks.
-        patches = PatchedAttributes(idle_patches(self.trainer))
-        self._undo.callback(patches.restore)
+    """Base class of engines that train outside of Lightning's loop, which runs once a round without a batch."""
 
     def loader(self) -> Any:
-        return IdleBatch()
+        return _NO_BATCHES
+
+    def _batches(self) -> CohortLoader:
+        return self._load([])
 
     def finish_epoch(self) -> None:
         self.loop.train_epoch(is_idle=True)

@@ -46,11 +46,8 @@ if TYPE_CHECKING:
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
-#: Warnings that Lightning would repeat in every round.
-_REPEATED_WARNINGS = (
-    r".*isinstance\(treespec, LeafSpec\)",
-    r"The number of training batches \(\d+\) is smaller than the logging",
-)
+#: Warning that Lightning would repeat in every round.
+_REPEATED_WARNING = r".*isinstance\(treespec, LeafSpec\)"
 
 
 class LightningFit(Rounds):
@@ -95,7 +92,9 @@ class LightningFit(Rounds):
             folder_lock = FolderLock(run_folder(trainer))
             self._cleanup.callback(folder_lock.release)
         # This takes the place of the trainer's loop.
-        self.loop = FederatedFitLoop(trainer, rounds=self)
+        self.loop = FederatedFitLoop(
+            trainer, self, self.steps.shown_loader, self.steps.num_batches
+        )
         self._cleanup.callback(self.loop.give_back)
 
     def _local_steps(self) -> LocalSteps:
@@ -116,8 +115,7 @@ class LightningFit(Rounds):
     def set_up(self) -> None:
         """Prepare the trainer and the metrics, before the module is on its device."""
         self._cleanup.enter_context(warnings.catch_warnings())
-        for message in _REPEATED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
+        warnings.filterwarnings("ignore", message=_REPEATED_WARNING)
         self._set_up_metrics()
 
         state = self.state
@@ -161,22 +159,14 @@ class LightningFit(Rounds):
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
-        # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
         self._patch_until_end(
-            (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
-            (trainer.fit_loop.epoch_loop, "max_steps", -1),
             round_axis_patch(trainer),
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
         step_counts = self.steps.patch_step_counts()
         self._cleanup.callback(step_counts.restore)
-        # After the fit the trainer has a loader of all clients' samples.
-        self._cleanup.callback(lambda: self.loop.leave(self.steps.loader_of(None)))
-        # Until the trainer has the rounds' loader, see `start`.
-        self._batch_counts = self.steps.patch_batch_counts()
-        self._cleanup.callback(self._batch_counts.restore)
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
@@ -213,9 +203,7 @@ class LightningFit(Rounds):
             folder = run_folder(self.trainer) if self._writes_files else None
             self.coalitions.begin(federation, self.run_state, folder)
 
-        self._batch_counts.restore()
-        restore_loaders = self.loop.take_loaders_from(federation.loader)
-        self._cleanup.callback(restore_loaders)
+        self.loop.take_loaders_from(federation.loader)
         self._check_and_note_changes(engine)
         federation.begin(resumed=self.run_state.resumed)
         if self._has_rounds_left or self._awaits_coalitions:
@@ -550,7 +538,7 @@ class LightningFit(Rounds):
 
     def _add_note(self, exception: BaseException) -> None:
         """Add a note to an error with the client, the round and, for type errors, the batch's types."""
-        batch = self.steps.batch
+        batch = self.loop.epoch_loop.batch
         is_from_validation = not self.loop.is_in_round
         if is_from_validation and is_type_error(exception):
             with suppress(Exception):  # only the first error is reported

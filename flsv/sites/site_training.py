@@ -207,22 +207,22 @@ class SiteTraining(L.Callback, Rounds):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(trainer, rounds=self)
+        self._loop = FederatedFitLoop(
+            trainer, self, self._steps.shown_loader, self._steps.num_batches
+        )
         self._step_counts = self._steps.patch_step_counts()
-        self._batch_counts = self._steps.patch_batch_counts()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._batch_counts.restore()
+        self._loop.take_loaders_from(lambda: self._loader)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        note = note_on_types(exception, self._steps.batch)
+        note = note_on_types(exception, self._loop.epoch_loop.batch)
         if note:
             exception.add_note(f"flsv: {note}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._batch_counts.restore()
         self._step_counts.restore()
         self._loop.give_back()
 

@@ -213,12 +213,6 @@ class LocalSteps:
         self._cohorts: list[Sequence[int]] | None = None
         self._shown_loaders: dict[int | None, DataLoader[Any]] = {}
         self.length_was_read = False
-        self.last_batch: bool | None = None
-        # Lightning's number of steps at the round's start, and at that of the client whose batch is trained on.
-        self.steps_before_round = 0
-        self.steps_before_client = 0
-        # The batch that is trained on.
-        self.batch: Any = None
 
     def num_steps(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
@@ -237,39 +231,26 @@ class LocalSteps:
         return max(numbers_of_steps), max(numbers_of_batches)
 
     def patch_step_counts(self) -> PatchedAttributes:
-        """Make the trainer report the present client's number of steps, last batch and samples. Undo it by ``restore``
-        of the result."""
+        """Make the trainer report the present client's number of steps, and data modules its loader. Undo it by
+        ``restore`` of the result."""
         num_steps_of_present_client = partial(
             self._count_of_present_client, self.num_steps, name="estimated_stepping_batches"
         )
-        # Properties of the trainer, with the functions that compute them instead.
+        # No loop can answer for this property: it is Lightning's own product of batches and epochs, but a client takes
+        # part in some rounds only, and its windows of accumulated batches end with its local epochs.
         getters: dict[str, Callable[[], Any]] = {
             "estimated_stepping_batches": num_steps_of_present_client,
-            "is_last_batch": lambda: self.last_batch,
-            "global_step": self._global_step,
-            "train_dataloader": self.shown_loader,
         }
         # Each change is an object, the name of an attribute, and its new value.
         changes: list[tuple[Any, str, Any]] = [property_patch(self._trainer, getters)]
         if isinstance(self._data, FederatedDataModule):  # not at a site
-            changes.append((self._data, "loader_in_fit", self.shown_loader))
-            users_data = self._data.users_module
-            if users_data is not None:
-                changes.append((users_data, "train_dataloader", self.shown_loader))
+            for data in (self._data, self._data.users_module):
+                if data is not None:
+                    changes.append((data, "train_dataloader", self.shown_loader))
         return PatchedAttributes(changes)
 
-    def patch_batch_counts(self) -> PatchedAttributes:
-        """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
-        result."""
-        getters: dict[str, Callable[[], Any]] = {
-            "num_training_batches": self._num_batches_of_present_client,
-        }
-        # Each change is an object, the name of an attribute, and its new value.
-        patched_trainer = property_patch(self._trainer, getters)
-        no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
-        return PatchedAttributes([patched_trainer, no_setup])
-
-    def _num_batches_of_present_client(self) -> int:
+    def num_batches(self) -> int:
+        """Return the present client's number of batches in a round, or the largest."""
         num_batches = self._count_of_present_client(
             self._count_batches, "the number of training batches"
         )
@@ -289,28 +270,10 @@ class LocalSteps:
         """Return a loader of one client's samples, or of all clients' if None. The loader is made once."""
         if client not in self._shown_loaders:
             clients = None if client is None else [client]
-            self._shown_loaders[client] = self._data.shown_loader(clients, self._num_shown_batches)
+            self._shown_loaders[client] = self._data.shown_loader(
+                clients, lambda: int(self._trainer.num_training_batches)
+            )
         return self._shown_loaders[client]
-
-    def _num_shown_batches(self) -> int:
-        """Return the number of batches of the present local epoch, or before training of the client's round."""
-        round_loader = getattr(self._trainer.fit_loop, "round_loader", None)
-        is_configuring = hook_of(self._trainer.lightning_module) == CONFIGURE_HOOK
-        if round_loader is None or is_configuring:
-            return self._num_batches_of_present_client()
-        return len(round_loader)
-
-    def steps_so_far(self) -> int:
-        """Return the number of steps of all clients of this process, as Lightning counts them."""
-        lightning_property: Any = L.Trainer.global_step
-        return int(lightning_property.fget(self._trainer))
-
-    def _global_step(self) -> int | None:
-        """Return the number of steps of earlier rounds and of the client so far. None: no client trains."""
-        if self.client is None or self.batch is None:
-            return None
-        steps_of_client = self.steps_so_far() - self.steps_before_client
-        return self.steps_before_round + steps_of_client
 
     def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""

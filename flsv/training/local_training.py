@@ -73,7 +73,7 @@ class LocalTraining:
             trainer, space, policy=parts.optimizer_state, store=store, steps=steps
         )
         steps_class = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
-        self.client_steps = steps_class(trainer, self.state, steps, self._algorithm)
+        self.client_steps = steps_class(trainer, self.state, self._algorithm)
 
         self.upload_seed: int | None = None
         self.upload_secret = b""

@@ -24,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 from flsv._lightning.patches import PatchedAttributes
 from flsv.core import Instruction, opened
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.training.client_batches import LocalSteps
 from flsv.training.swapped_optimizer import parameters_of
 from flsv.training.trainer_state import TrainerState
 from flsv.training.training_step import training_loss
@@ -46,14 +45,13 @@ class ClientSteps(L.Callback):
         self,
         trainer: L.Trainer,
         state: TrainerState,
-        steps: LocalSteps,
         algorithm: Any,  # a ClientAlgorithm or None
     ) -> None:
         self.context: ClientContext | None = None
         self._parameters = set(state.module.parameters())
         self._generators = state.generators
         self._optimizers = state.optimizers
-        self._steps = steps
+        self._epoch_loop: Any = trainer.fit_loop.epoch_loop  # a ClientEpochLoop
         self._algorithm = algorithm
         self._added_loss: AddedLoss | None = None
         self._handles: list[RemovableHandle] = []
@@ -73,6 +71,7 @@ class ClientSteps(L.Callback):
     def end(self) -> None:
         """Stop watching until the next client begins."""
         self.context = None
+        self._epoch_loop.batch = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -95,10 +94,12 @@ class ClientSteps(L.Callback):
         if context is None:
             return
         self._stepping = []  # drop a step that an error has interrupted
-        self._steps.batch = batch
+        self._epoch_loop.batch = batch
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
             self.seed(context.instruction)
-        self._steps.last_batch = context.position + 1 == context.batches
+        # Lightning's epoch is one local epoch, which ends after the number of its batches.
+        is_last_batch = context.position + 1 == context.batches
+        self._epoch_loop.batch_progress.is_last_batch = is_last_batch
 
         if self._algorithm is not None:
             with opened(context.local):  # the algorithm may read the client's data
@@ -123,7 +124,7 @@ class ClientSteps(L.Callback):
             loss = loss * num_accumulated  # Lightning has divided the loss
         context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
-        self._steps.batch = None
+        self._epoch_loop.batch = None
         self._remove_added_loss()
 
     def _remove_added_loss(self) -> None:

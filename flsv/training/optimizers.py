@@ -298,9 +298,7 @@ class Schedules:
         key = lengths, tuple(self._indices)
         if key not in self._schedulers_by_length:
             # configure_optimizers reads these numbers from the trainer, which now reports this client's.
-            self._schedulers_by_length[key] = _SchedulersOfLength(
-                self._trainer, self._indices, self._steps
-            )
+            self._schedulers_by_length[key] = _SchedulersOfLength(self._trainer, self._indices)
         return self._schedulers_by_length[key]
 
     def _check_schedulers(self) -> None:
@@ -348,13 +346,8 @@ def _stepped_in_and_between_rounds(scheduler: Any) -> ConfigurationError:
 class _SchedulersOfLength:
     """Set of schedulers made for the number of steps of the client that trains now."""
 
-    def __init__(self, trainer: L.Trainer, indices: list[int], steps: LocalSteps) -> None:
-        # Schedulers may read the trainer's number of batches.
-        batch_counts = steps.patch_batch_counts()
-        try:
-            self._optimizers, schedulers = new_optimizers(trainer)
-        finally:
-            batch_counts.restore()
+    def __init__(self, trainer: L.Trainer, indices: list[int]) -> None:
+        self._optimizers, schedulers = new_optimizers(trainer)
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of a missing step
         self._fit_optimizers = trainer.optimizers

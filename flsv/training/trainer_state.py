@@ -90,7 +90,6 @@ class TrainerState:
     def begin_round(self) -> None:
         """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
-        self._steps.steps_before_round = self._steps.steps_so_far()
         vector = self.space.read(self.module)
         if torch.equal(vector, self._state_before_round.vector):
             self.global_vector = self._state_before_round.vector  # one copy in memory
@@ -163,7 +162,6 @@ class TrainerState:
 
         self._client = client
         self._steps.client = client
-        self._steps.steps_before_client = self._steps.steps_so_far()
         self.optimizers.enter(client, self._store.committed(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -207,8 +205,6 @@ class TrainerState:
             self._store.stage(self._client, client_state)
         self._client = None
         self._steps.client = None
-        self._steps.last_batch = None
-        self._steps.batch = None
 
     # ---- checkpoints
 
