@@ -23,8 +23,8 @@ from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
-from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.fits_at_once import FitsAtOnce
+from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
