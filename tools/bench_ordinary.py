@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
+from flsv.core import Values
 from flsv.data import IIDPartitioner
 from flsv.metrics import ShadowShapley, shadow
 from flsv.retraining.after_the_run import TrainingAfterTheRun
@@ -40,7 +41,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "coalitions": (TrainingAfterTheRun, "_train_missing"),
     "repetition": (TrainingAfterTheRun, "_compare_with_run"),
     "estimates": (shadow, "values_by_round"),
-    "by_sample": (ShadowShapley, "payment_record"),
+    "by_sample": (Values, "record"),
 }
 
 

@@ -293,7 +293,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path):
 
     loop = fit_with_uploads(tmp_path, TopK(0.1), attack)
 
-    numbers_uploaded, _ = loop.contributions["cost"].by_class.T
+    numbers_uploaded, _ = loop.values["cost"].by_class.T
     assert numbers_uploaded[0] == loop.space.size
     assert numbers_uploaded[1] < loop.space.size / 2
 

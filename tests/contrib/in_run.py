@@ -40,7 +40,7 @@ def fit_in_run(loop, folder, module=None, dealt=None, rounds=2, **trainer_option
     for client, state in client_tensors(loop).items():
         sample_values[client] = state["in_run_values"]
 
-    by_class = loop.contributions["in_run"].by_class.double()
+    by_class = loop.values["in_run"].by_class.double()
     return by_class, sample_values, loop.aggregator.rounds
 
 

@@ -57,7 +57,7 @@ def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path):
     global_head = head.rows(loop.space.read(module))
     expected = class_specific_shapley(client_heads, global_head)
 
-    torch.testing.assert_close(loop.contributions["cssv"].by_class, expected)
+    torch.testing.assert_close(loop.values["cssv"].by_class, expected)
 
 
 # ---- personal models

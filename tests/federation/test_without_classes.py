@@ -134,7 +134,7 @@ def test_component_that_needs_classes_uses_given_labels(tmp_path):
 
     trainer_for(loop, tmp_path, rounds=1).fit(Texts(), make_texts(labels=labels))
 
-    assert loop.contributions["cssv"].by_class.shape == (num_clients, num_classes)
+    assert loop.values["cssv"].by_class.shape == (num_clients, num_classes)
 
 
 def test_classifier_client_on_data_without_classes_is_refused(tmp_path):

@@ -270,7 +270,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path):
     for value in (
         loop.weights,
         loop.contributions["cgsv"],
-        loop.contributions["cssv"].by_class[:, 0],
+        loop.values["cssv"].by_class[:, 0],
     ):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]

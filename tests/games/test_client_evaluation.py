@@ -116,7 +116,7 @@ def test_metrics_of_one_federation_share_the_scores_of_clients(federation_with_c
 
     coalition_values = loop.contributions["class"]
     shapley_values = loop.contributions["sv"]
-    assert coalition_values.by_class.shape == (NUM_CLIENTS, CLASSES)
+    assert loop.values["class"].by_class.shape == (NUM_CLIENTS, CLASSES)
     assert_close(coalition_values, shapley_values, rtol=0, atol=1e-6)
 
 

@@ -378,7 +378,7 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
     classes = [str(number) for number in range(10)]
     table = rows.pivot(index="client", columns="class", values="value")
     values = torch.tensor(table[classes].to_numpy())
-    expected = loop.contributions["cssv"].by_class
+    expected = loop.values["cssv"].by_class
     assert_same_bits(values, expected.double())
 
 

@@ -89,7 +89,7 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path):
         fit(loop, tmp_path, module, data, rounds=1)
 
     size = loop.space.size
-    up, down = loop.contributions["cost"].by_class.T.tolist()
+    up, down = loop.values["cost"].by_class.T.tolist()
     bytes_down = loop.metrics["cost"].diagnostics()["bytes_down"]
     rounds_with_noise = loop.metrics["epsilon"].diagnostics()["rounds"]
     # Client 1 has sent an update that does not count as a participation. Client 2 has sent none.

@@ -12,14 +12,16 @@ from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
-from flsv.functional.intervals import one_seed_stderr
+from flsv.functional.intervals import one_seed_stderr, t_quantile
+from flsv.games.members import EMPTY, members_of
 from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
 from flsv.metrics.coalitions.design import coalition_masks, num_valued_rounds
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
-from flsv.values.coalition_files import read_untrained
+from flsv.values.coalition_files import NO_ROUND, ScoredModel, read_untrained
+from flsv.values.query import SeedScores, values_by_round
 from helpers import refused, warns
 from helpers.coalitions_by_hand import (
     ROUNDS,
@@ -78,10 +80,10 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
 
     # A client that a filter excludes from every round has a value, too: coalitions train with its data.
     values = loop.contributions["shadow"].double()
-    values_by_class = loop.contributions["classes"].by_class.double()
+    values_by_class = loop.values["classes"].by_class.double()
     assert_close(values, expected, rtol=1e-4, atol=1e-5)
     assert_close(values_by_class, expected_by_class, rtol=1e-5, atol=1e-6)
-    assert classes.intervals() is None
+    assert classes.result().half_width is None
 
 
 @pytest.mark.slow
@@ -101,7 +103,8 @@ def test_error_of_shadow_values_is_that_of_untrained_models_and_recent_rounds(tm
     )
 
     assert len(values_by_round) == ROUNDS
-    assert_close(metric.errors[:, 0].double(), expected, rtol=1e-3, atol=1e-5)
+    half_width = metric.result().half_width
+    assert_close(half_width, t_quantile(0.9) * expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -179,17 +182,33 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
         metric.update(torch.arange(3), masks, lambda masks: performances)
 
     assert metric.compute().isnan().all()
-    reason = metric.payment_record()["why_no_values"]
-    assert reason == "The coalitions [[0]] come to no finite performance."
+    values = metric.result()
+    assert values.missing == "The coalitions [[0]] come to no finite performance."
 
 
-def test_shadow_values_of_an_earlier_round_have_no_interval():
-    metric = ShadowShapley(num_clients=2)
-    masks = coalition_masks("all", 2)
-    metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
-    earlier_values = metric.compute()
-    metric.update(torch.arange(2), masks, lambda masks: 3 * masks.sum(1).double())
+def test_values_of_each_valued_round_have_their_own_interval():
+    masks = coalition_masks("all", 3)
+    gains = torch.tensor([1.0, 2.0, 4.0]).double()
+    models = {}
+    for members, mask in zip(members_of(masks), masks):
+        utility = float(gains[mask].sum())
+        models[members] = {
+            0: ScoredModel({"accuracy": [utility / 2]}),
+            1: ScoredModel({"accuracy": [utility]}),
+        }
+    models[EMPTY] = {NO_ROUND: ScoredModel({"accuracy": [0.0]})}
+    scores = SeedScores(models)
+    metric = ShadowShapley(num_clients=3, coalitions="all")
+    metric.participations += 1
+    game = metric.game(masks, rounds=[0, 1])
 
-    assert metric.intervals(value=earlier_values) is None
-    low, high = metric.intervals(value=metric.compute())
-    assert (low < high).all()
+    values = metric.complete(scores, game)
+
+    assert_close(values[0].value, gains / 2)
+    assert_close(values[1].value, gains)
+    expected_values = values_by_round(scores, game)
+    for round_index in game.rounds:
+        expected = expected_values[round_index]
+        assert_close(values[round_index].half_width, expected.half_width)
+        assert (values[round_index].half_width > 0).all()
+    assert not torch.equal(values[0].half_width, values[1].half_width)

@@ -61,7 +61,7 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
     metric = loop.metrics["shadow"]
     metric_of_list = loop_of_list.metrics["shadow"]
     assert_close(metric.compute(), metric_of_list.compute(), rtol=0, atol=1e-6)
-    assert_close(metric.errors, metric_of_list.errors, rtol=0, atol=1e-6)
+    assert_close(metric.half_widths, metric_of_list.half_widths, rtol=0, atol=1e-6)
 
 
 def all_clients_but(members):

@@ -19,7 +19,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import few_coalitions, predicted_shapley
-from flsv.functional.intervals import one_seed_stderr, prediction_stderr
+from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.scores.likelihood import MeanLogLikelihood
@@ -227,7 +227,7 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
             logits=case.are_logits,
         )
         assert_close(metric.compute().double(), expected.values, rtol=1e-4, atol=1e-5)
-        assert (metric.errors > 0).all()
+        assert (metric.half_widths > 0).all()
 
 
 @pytest.mark.slow
@@ -240,19 +240,19 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     # Scoring all four rounds would cost more than training.
     assert curve["round"].nunique() == NUM_RECENT_ROUNDS
     assert len(curve.query("round == 3")) == CLIENTS
+    assert (curve["low_over_seeds"] < curve["high_over_seeds"]).all()
 
     metric = whole.metrics["shadow"]
-    low, high = metric.intervals()
+    values = metric.result()
 
-    assert (low < high).all()
+    assert (values.low < values.high).all()
     assert int(metric.evaluations) == NUM_RECENT_ROUNDS * (CLIENTS + 2)
 
     # Predictions of several rounds do not follow each other: their spread over rounds is no error.
-    fit_errors = prediction_stderr(torch.tensor(metric.evidence["disagreement"]))
+    fit_errors = prediction_stderr(torch.tensor(values.evidence["disagreement"]))
     untrained = read_untrained(tmp_path / "whole" / "coalitions")["accuracy"]
-    values = metric.values.flatten()
-    stderr = one_seed_stderr(values, fit_errors, untrained[:, 0])
-    assert_close(metric.errors.flatten(), stderr.to(metric.errors))
+    stderr = one_seed_stderr(values.value, fit_errors, untrained[:, 0])
+    assert_close(values.half_width, t_quantile(0.9) * stderr.to(values.half_width))
 
 
 @pytest.mark.slow

@@ -141,11 +141,11 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path, exact):
         if not parameter.requires_grad:
             assert torch.equal(parameter, initial_parameters[name])
 
-    cost = loop.contributions["cost"].by_class
+    cost = loop.values["cost"].by_class
     expected_cost = loop.participations * float(loop.space.size)
 
     assert torch.equal(cost[:, 0].nan_to_num(), expected_cost)
-    assert loop.contributions["cssv"].by_class.shape == (5, 3)
+    assert loop.values["cssv"].by_class.shape == (5, 3)
 
 
 def test_lora_without_matching_layers_is_refused():

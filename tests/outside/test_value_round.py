@@ -137,8 +137,9 @@ def test_value_round_equals_the_federated_loop_for_every_metric(
     assert values.values.keys() == loop.contributions.keys()
     for name, expected in loop.contributions.items():
         assert_same_values(values[name], expected, name)
-        if expected.by_class is not None:
-            assert_same_values(values.per_class[name], expected.by_class, name)
+        values_of_loop = loop.values[name]
+        if values_of_loop.by_class is not None:
+            assert_same_values(values.values[name].by_class, values_of_loop.by_class, name)
 
     assert values["sv"].isnan().sum() <= 1  # two of three clients are drawn in each round
     assert "cgsv/phi" in set(values.to_frame()["metric"])
@@ -149,7 +150,7 @@ def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric):
     table = values.to_frame()
     is_of_class_1 = (table["metric"] == "classes") & (table["class"] == "1")
     column = table[is_of_class_1].set_index("client")["value"]
-    expected = values.per_class["classes"][:, 1]
+    expected = values.values["classes"].by_class[:, 1]
     seen_clients = expected.isfinite().nonzero().flatten().tolist()
 
     assert column.to_dict() == pytest.approx(

@@ -10,10 +10,11 @@ import torch
 import flsv
 from flsv import ClientEvaluation
 from flsv.aggregation import ShapFedWA
+from flsv.core import Values
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.results.round_result import RoundResult
-from flsv.results.rows import COLUMNS as BY_COLUMN, ENDS, OVERALL, changed_numbers, client_rows
+from flsv.results.rows import changed_numbers, client_rows
 from flsv.results.run_table import (
     COLUMNS,
     CSV,
@@ -30,46 +31,43 @@ NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")
 
 
-def make_numbers(values, low, high):
-    intervals = torch.tensor([low, high]).T
-    return {("sv", OVERALL): torch.tensor(values), ("sv", ENDS): intervals}
+def make_numbers(values, half_width):
+    return {"sv": Values(torch.tensor(values), half_width=torch.tensor(half_width))}
 
 
 VALUES = [1.0, 2.0, NAN]
-LOW = [0.0, 1.0, NAN]
-HIGH = [2.0, 3.0, NAN]
-EARLIER_NUMBERS = make_numbers(VALUES, LOW, HIGH)
+HALF_WIDTH = [1.0, 1.0, NAN]
+EARLIER_NUMBERS = make_numbers(VALUES, HALF_WIDTH)
 #: Intervals without that of the first client.
-UNKNOWN_LOW = [NAN, 1.0, NAN]
-UNKNOWN_HIGH = [NAN, 3.0, NAN]
+UNKNOWN_HALF_WIDTH = [NAN, 1.0, NAN]
 
 
 def clients_with_a_change(numbers, earlier_numbers) -> list[int]:
     changes = changed_numbers(numbers, earlier_numbers)
-    is_known = ~changes["sv", OVERALL].isnan()
+    is_known = ~changes["sv"].overall.isnan()
     return is_known.nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize(
-    ("values", "low", "high", "changed_clients"),
+    ("values", "half_width", "changed_clients"),
     [
-        (VALUES, LOW, HIGH, []),
-        ([1.0, 2.5, NAN], LOW, HIGH, [1]),
-        ([1.0, 2.0, 3.0], LOW, HIGH, [2]),
-        (VALUES, [0.5, 1.0, NAN], HIGH, [0]),
-        (VALUES, UNKNOWN_LOW, UNKNOWN_HIGH, []),
-        ([NAN, 2.0, NAN], UNKNOWN_LOW, UNKNOWN_HIGH, []),
+        (VALUES, HALF_WIDTH, []),
+        ([1.0, 2.5, NAN], HALF_WIDTH, [1]),
+        ([1.0, 2.0, 3.0], HALF_WIDTH, [2]),
+        (VALUES, [0.5, 1.0, NAN], [0]),
+        (VALUES, UNKNOWN_HALF_WIDTH, []),
+        ([NAN, 2.0, NAN], UNKNOWN_HALF_WIDTH, []),
     ],
     ids=["same", "value", "first value", "interval", "unknown interval", "unknown value"],
 )
 def test_changes_of_a_round_are_numbers_with_a_new_value_or_interval(
-    values, low, high, changed_clients
+    values, half_width, changed_clients
 ):
-    numbers = make_numbers(values, low, high)
+    numbers = make_numbers(values, half_width)
     assert clients_with_a_change(numbers, EARLIER_NUMBERS) == changed_clients
 
 
-NUMBERS_WITHOUT_INTERVALS = {("sv", OVERALL): torch.tensor(VALUES)}
+NUMBERS_WITHOUT_INTERVALS = {"sv": Values(torch.tensor(VALUES))}
 
 
 @pytest.mark.parametrize(
@@ -82,18 +80,17 @@ def test_all_known_numbers_are_changes_if_there_were_no_intervals_before(earlier
 
 
 def test_changes_by_class_are_those_of_single_numbers():
-    key = ("cssv", BY_COLUMN)
-    earlier_values = torch.tensor([[1.0, 2.0], [3.0, NAN]])
-    values = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
+    earlier_values = Values(torch.tensor([[1.0, 2.0], [3.0, NAN]]))
+    values = Values(torch.tensor([[1.0, 2.5], [3.0, 4.0]]))
 
-    changes = changed_numbers({key: values}, {key: earlier_values})
+    changes = changed_numbers({"cssv": values}, {"cssv": earlier_values})
 
     expected_changes = [[NAN, 2.5], [NAN, 4.0]]
-    np.testing.assert_equal(changes[key].numpy(), np.float32(expected_changes))
+    np.testing.assert_equal(changes["cssv"].by_class.numpy(), np.float32(expected_changes))
 
 
 def test_number_of_the_whole_federation_is_a_change_in_each_round():
-    numbers = {("cssv/total", OVERALL): torch.tensor(7.0)}
+    numbers = {"cssv/total": Values(torch.tensor(7.0))}
     assert changed_numbers(numbers, numbers) == numbers
 
 
@@ -239,7 +236,7 @@ def test_last_rows_of_contributions_csv_are_the_loops_values_by_class(run_of_fou
     rows_of_classes = table.query("metric == 'cssv'").dropna(subset="class")
     last_values = rows_of_classes.groupby(["client", "class"])["value"].last()
 
-    by_class = loop.contributions["cssv"].by_class
+    by_class = loop.values["cssv"].by_class
     known_values = by_class[by_class.isfinite()]
     assert last_values.tolist() == pytest.approx(known_values.tolist(), rel=1e-6)
 

@@ -171,7 +171,7 @@ def test_tensorboard_shows_contributions_first(curves_by_run):
 
 def test_clients_curves_have_the_steps_and_last_values_of_the_run(fitted_run, curves_by_run):
     loop, _ = fitted_run
-    dress_values = loop.contributions["cssv"].by_class[:, 1]
+    dress_values = loop.values["cssv"].by_class[:, 1]
     for client, run in enumerate(RUNS):
         curves = curves_by_run[run]
         assert steps_of(curves["Contributions/cssv"]) == [0, 1, 2, 3]
@@ -315,9 +315,7 @@ def test_picture_of_final_values_has_each_clients_interval():
     masks = few_coalitions(3, "all")
     client_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
     metric.update(torch.arange(3), masks, lambda members: members.double() @ client_values)
-    values = metric.compute()
-    intervals = metric.intervals(value=values)
-    assert intervals is not None
+    values = metric.result()
 
     figure = draw_metric(metric, "value", values, round_index=4)
 
@@ -325,7 +323,8 @@ def test_picture_of_final_values_has_each_clients_interval():
     assert axis.get_title() == "value, round 5, 90 % intervals over seeds"
     (whiskers,) = axis.collections
     drawn_intervals = np.array([segment[:, 1] for segment in whiskers.get_segments()])
-    assert drawn_intervals == pytest.approx(torch.stack(intervals, 1).numpy())
+    intervals = torch.stack([values.low, values.high], dim=1)
+    assert drawn_intervals == pytest.approx(intervals.numpy())
 
 
 def test_settings_count_validation_samples_that_are_not_of_the_clients_data():

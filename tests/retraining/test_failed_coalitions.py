@@ -37,8 +37,7 @@ def test_resumed_run_with_failed_coalitions_shows_no_values_of_an_earlier_round(
 
     assert resumed_loop.round_index == 3
     assert resumed_loop.contributions["shadow"].isnan().all()
-    record = resumed_loop.metrics["shadow"].payment_record()
-    assert "no batch norm" in record["why_no_values"]
+    assert "no batch norm" in resumed_loop.values["shadow"].missing
 
 
 def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_path, monkeypatch):

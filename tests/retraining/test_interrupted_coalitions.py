@@ -52,10 +52,10 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
     with ctrl_c_after_first_client_alone(), warns(message):
         loop = fit_valued(tmp_path, Base(), loop={"reporting": reporting})
 
-    values = loop.contributions["shadow"]
+    values = loop.values["shadow"]
     assert loop.round_index == 2
-    assert values.isnan().all()
-    assert "before the coalitions are trained" in repr(values)
+    assert values.overall.isnan().all()
+    assert "1 of 3 coalitions" in values.missing
     assert len(list(tmp_path.rglob("coalitions.csv"))) == num_tables
 
 

@@ -47,7 +47,7 @@ def test_convolution_can_be_named_as_classifier_head(tmp_path):
     loop = FederatedLoop(metrics=make_cssv_options("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
 
-    assert loop.contributions["cssv"].by_class.shape == (3, 3)
+    assert loop.values["cssv"].by_class.shape == (3, 3)
 
 
 def test_plain_dataloaders_are_refused(tmp_path):
@@ -326,7 +326,7 @@ def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
 
     sizes = data.num_samples.double()
     expected = torch.stack([sizes, 2 * sizes], dim=1)
-    torch.testing.assert_close(loop.contributions["heights"].by_class.double(), expected)
+    torch.testing.assert_close(loop.values["heights"].by_class.double(), expected)
 
 
 class AddsNoise(Upload):

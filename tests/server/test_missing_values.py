@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv import FederatedLoop
 from flsv._lightning.patches import find_loop
 from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
-from flsv.metrics import LeaveOneOut, ShadowShapley
+from flsv.metrics import LeaveOneOut
 from flsv.metrics.base import ContributionMetric
 from flsv.payment import write_report
 from helpers import warns
@@ -25,9 +25,8 @@ METHODS = (
     "update",
     "compute",
     "diagnostics",
-    "intervals",
     "per_client",
-    "payment_record",
+    "result",
     "end_run",
     "state_dict",
     "picklable",
@@ -35,12 +34,11 @@ METHODS = (
 #: Attributes that a run or its user reads, each a property that fails.
 PROPERTIES = (
     "prior",
-    "pending",
     "higher_is_better",
     "to_pay_by",
     "class_names",
-    "extension",
-    "measured_by",
+    "trains_coalitions",
+    "measure",
     "evaluators",
 )
 
@@ -83,16 +81,13 @@ class FailsInOneMethod(ContributionMetric):
         self._fail("diagnostics")
         return {"sum": self.counts.sum()}
 
-    def intervals(self, *args, **kwargs):
-        self._fail("intervals")
-
     def per_client(self, value):
         self._fail("per_client")
         return value
 
-    def payment_record(self):
-        self._fail("payment_record")
-        return {}
+    def result(self):
+        self._fail("result")
+        return super().result()
 
     def end_run(self):
         self._fail("end_run")
@@ -115,16 +110,6 @@ class FailsInEachAttribute(FailsInOneMethod):
             if states.get("rounds", 0) >= 2:
                 raise KeyError(f"{name} fails")
         return super().__getattribute__(name)
-
-
-class RefusesToTrain(ShadowShapley):
-    """It does not say after the run whether coalitions must be trained."""
-
-    @property
-    def pending(self):
-        if self.rounds >= 2:
-            raise KeyError("pending fails")
-        return super().pending
 
 
 class ReadsValues(Callback):
@@ -188,9 +173,6 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     values_without = loop_without.contributions["loo"]
     assert torch.equal(values, values_without)
     assert loop.round_index == ROUNDS
-    if method == "payment_record":  # the record is of games alone
-        return
-
     reason = f"{method} fails"
     if method == "picklable":
         reason = "cannot pickle"
@@ -198,7 +180,7 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     assert reason in messages[0]
     missing_values = loop.contributions["fails"]
     assert missing_values.isnan().all()
-    assert reason in repr(missing_values)
+    assert reason in loop.values["fails"].missing
 
     record_text = (tmp_path / "run.json").read_text()
     record = json.loads(record_text)
@@ -207,19 +189,16 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     assert reason in report.read_text()
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [FailsInEachAttribute(method="none"), RefusesToTrain()])
-def test_run_goes_on_whatever_attribute_of_a_metric_fails(metric, run_without, tmp_path):
-    loop, module, messages = fit_run(tmp_path, {"fails": metric})
+def test_attributes_of_a_metric_are_read_before_its_second_round(run_without, tmp_path):
+    loop, module, messages = fit_run(tmp_path, {"fails": FailsInEachAttribute(method="none")})
 
     _, module_without, _ = run_without
     weights = state_vector(module)
     weights_without = state_vector(module_without)
     assert torch.equal(weights, weights_without)
     assert loop.round_index == ROUNDS
-    assert loop.contributions["fails"].isnan().all()
-    assert len(messages) == 1
-    assert "pending fails" in messages[0]
+    assert loop.contributions["fails"].tolist() == [ROUNDS, 2 * ROUNDS, 3 * ROUNDS]
+    assert messages == []
 
 
 @pytest.mark.parametrize("method", ["update", "compute"])
@@ -282,9 +261,9 @@ def test_missing_values_stay_missing_in_a_resumed_run(tmp_path):
         ckpt_path=checkpoint,
     )
 
-    values = resumed.contributions["fails"]
-    assert values.isnan().all()
-    assert "update fails" in repr(values)
+    values = resumed.values["fails"]
+    assert values.overall.isnan().all()
+    assert "update fails" in values.missing
 
     weights = resumed.weights.float()
     expected_weights = torch.tensor([1, 2, 3]) / 6

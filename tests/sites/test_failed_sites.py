@@ -54,7 +54,7 @@ class CallbackThatRecordsRounds(L.Callback):
         self.states_of_osaka = []
 
     def on_train_epoch_end(self, trainer, pl_module):
-        relevance = find_loop(trainer.callbacks).contributions["relevance"]
+        relevance = find_loop(trainer.callbacks).values["relevance"]
         self.relevances.append(relevance.by_class.clone())
         self.states_of_osaka.append(load_site_states(self.folder, NAMES[OSAKA])[-1])
 

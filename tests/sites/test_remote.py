@@ -392,7 +392,7 @@ def test_in_run_values_of_a_site_that_lacks_classes_are_0_for_them(tmp_path):
     loop, _ = assert_sites_equal_one_process(
         tmp_path, make_in_run_loop, make_module=make_momentum_module
     )
-    values = loop.contributions["in_run"].by_class
+    values = loop.values["in_run"].by_class
 
     num_classes = 10
     assert values.shape == (3, num_classes + 1)

@@ -222,9 +222,9 @@ def test_means_over_seeds_are_those_of_the_seeds_values():
     values_of_seeds = []
     for seed_scores in scores.values():
         values_of_seeds.append(values_by_round(seed_scores, game)[0])
-    _mean, low, high = mean_over_seeds(values_of_seeds)
-    assert table["low"].tolist() == low.tolist()
-    assert table["high"].tolist() == high.tolist()
+    mean_values = mean_over_seeds(values_of_seeds)
+    assert table["low"].tolist() == mean_values.low.tolist()
+    assert table["high"].tolist() == mean_values.high.tolist()
 
 
 @pytest.mark.parametrize("averages", [False, True])
@@ -246,9 +246,10 @@ def test_values_of_a_round_do_not_depend_on_which_rounds_are_valued(averages):
     # A mean is over three rounds with values. Before round 4, rounds 2 and 3 have none.
     compared_rounds = {False: some_rounds, True: [0, 11]}
     for index in compared_rounds[averages]:
-        assert torch.equal(some_values[index].values, all_values[index].values)
-    assert torch.equal(some_values[11].stderr, all_values[11].stderr)
-    assert torch.equal(some_values[4].values, some_values[4].estimate)
+        assert torch.equal(some_values[index].value, all_values[index].value)
+    assert torch.equal(some_values[11].half_width, all_values[11].half_width)
+    values_of_one_round = values_by_round(SeedScores(models), make_game_of_rounds([4]))
+    assert torch.equal(some_values[4].value, values_of_one_round[4].value)
 
 
 def test_untrained_models_narrow_the_interval_only_if_their_scores_are_known():
@@ -269,9 +270,8 @@ def test_game_with_an_infinite_utility_has_no_values_and_a_reason():
 
     round_values = values_by_round(make_scores(utilities), Game(masks, [0], "accuracy"))[0]
 
-    assert round_values.values.isnan().all()
-    reason = round_values.evidence["why_no_values"]
-    assert reason == "The coalitions [[1]] come to no finite performance."
+    assert round_values.value.isnan().all()
+    assert round_values.missing == "The coalitions [[1]] come to no finite performance."
 
 
 def test_folder_without_coalitions_is_refused(tmp_path):

@@ -16,7 +16,6 @@ from benchmark.truth import Truth
 from flsv.configuration.federation_config import Reporting
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
-from flsv.results.rows import overall
 from flsv.utilities.seeding import isolated_rngs
 
 
@@ -106,10 +105,8 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Run
         trainer.fit(federation.module(), federation.datamodule())
         result = RunResults(fit_seconds=time.process_time() - start_time)
 
-    contributions = loop.contribution_metrics.contributions
     for name, metric in metrics.items():
-        values = contributions[keys[name]].detach().cpu()
-        values_of_clients = overall(metric, values)
+        values_of_clients = loop.contributions[keys[name]].cpu()
         if metric.higher_is_better is False:  # the truth is higher for better clients
             values_of_clients = -values_of_clients
         result.values[name] = values_of_clients
