@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
-
 class RunReports:
     """Writer of a fit's results to all its sinks (files and loggers)."""
 
@@ -195,7 +193,9 @@ class RunReports:
         self, loggers: Sequence[Any], settings: Mapping[str, Any]
     ) -> list[Sink]:
         """Log the hyper-parameters and the ``settings``, and return the sinks for the loggers."""
-        from flsv.results.tensorboard import SummaryWriter, Trackers
+        from torch.utils.tensorboard import SummaryWriter
+
+        from flsv.results.tensorboard import Trackers
 
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,

@@ -11,7 +11,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -48,7 +47,8 @@ _TITLED_SCORES = {"accuracy", *MESSAGES["titles"]}
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
     """Print a table of the values that the run's page shows, the verdict on them, and the lines ``where``."""
-    preferred_basis = resolve_name("flsv.results.basis:preferred_basis")  # it imports pandas
+    from flsv.results.basis import preferred_basis  # it imports pandas
+
     basis = preferred_basis(run)
     if basis is None:
         _print_clients(run)
@@ -260,9 +260,9 @@ class Terminal(Sink):
         where = []
         if self._writes_files:
             where = where_results_are(self._trainer, has_ended="ended" in record)
-        run_class = resolve_name("flsv.results.reading:Run")  # it imports pandas
-        folder = run_folder(self._trainer)
-        run = run_class(folder, record, self._result.table)
+        from flsv.results.reading import Run  # it imports pandas
+
+        run = Run(run_folder(self._trainer), record, self._result.table)
         print_contributions(run, where)
 
     def close(self, failed: bool = False) -> None:
