@@ -35,7 +35,7 @@ class Values:
     #: Why there are no values. None: there are.
     missing: str | None = None
     #: Function that returns the values on each validation sample. None: they are not known. It is not pickled.
-    case_values: Callable[[], Any] | None = None
+    case_values: Callable[[], Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.overall is None:
@@ -62,7 +62,7 @@ class Values:
         return None if self.half_width is None else self.overall + self.half_width
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns of a table: the values ``[n]`` and both ends of their intervals, which are known."""
+        """Return the columns ``value``, ``low`` and ``high`` of a table of values whose intervals are known."""
         assert self.low is not None
         assert self.high is not None
         return {"value": self.overall, "low": self.low, "high": self.high}
@@ -71,7 +71,9 @@ class Values:
     def error_bars(self) -> tuple[Tensor, Tensor] | None:
         """Both ends ``[n]`` of error bars for a picture: those of the intervals or, without these, of one standard
         error. None for values by class, or if neither is known."""
-        half_length = self.diagnostics.get("stderr") if self.half_width is None else self.half_width
+        half_length = self.half_width
+        if half_length is None:
+            half_length = self.diagnostics.get("stderr")
         if half_length is None or self.value.ndim != 1:
             return None
         return self.value - half_length, self.value + half_length
@@ -84,18 +86,37 @@ class Values:
         """Return the facts for ``run.json``, with the values on each validation sample."""
         if self.evidence is None:
             return {}
-        reason = {} if self.missing is None else {"why_no_values": self.missing}
-        case_values = None if self.case_values is None else self.case_values()
-        return {**reason, **self.evidence, "case_values": case_values}
+        record: dict[str, Any] = {}
+        if self.missing is not None:
+            record["why_no_values"] = self.missing
+        record.update(self.evidence)
+        record["case_values"] = None
+        if self.case_values is not None:
+            record["case_values"] = self.case_values()
+        return record
 
     def state_dict(self) -> dict[str, Any]:
         """Return the arguments of equal values without evidence, for a checkpoint."""
-        arguments = {**vars(self), "diagnostics": dict(self.diagnostics)}
-        return {**arguments, "evidence": None, "case_values": None}
+        return {
+            "value": self.value,
+            "overall": self.overall,
+            "half_width": self.half_width,
+            "diagnostics": dict(self.diagnostics),
+            "missing": self.missing,
+        }
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors to which :meth:`map` applies a function."""
+        tensors = [self.value, self.overall, *self.diagnostics.values()]
+        if self.half_width is not None:
+            tensors.append(self.half_width)
+        return tensors
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Values:
-        """Return the same with the function's result for each tensor."""
-        half_width = None if self.half_width is None else function(self.half_width)
+        """Return equal values in which each tensor is replaced by the function's result for it."""
+        half_width = self.half_width
+        if half_width is not None:
+            half_width = function(half_width)
         return replace(
             self,
             value=function(self.value),
@@ -108,17 +129,11 @@ class Values:
 def on_cpu(values: Mapping[str, Values]) -> dict[str, Values]:
     """Return copies of values by name, as float64 on the host. All are copied at once, since each copy waits for the
     device."""
-    tensors: list[Tensor] = []
+    tensors = [tensor for of_metric in values.values() for tensor in of_metric.tensors()]
+    host_tensors = dict(zip(tensors, to_host(tensors)))  # a tensor is equal to itself alone
 
-    def collected(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
+    def host_copy(tensor: Tensor) -> Tensor:
+        # A copy, because metrics change their states in place.
+        return host_tensors[tensor].to(torch.float64, copy=True)
 
-    for of_metric in values.values():
-        of_metric.map(collected)
-    copies = iter(to_host(tensors))
-    return {
-        # Copies, because metrics change their states in place.
-        name: of_metric.map(lambda _: next(copies).to(torch.float64, copy=True))
-        for name, of_metric in values.items()
-    }
+    return {name: of_metric.map(host_copy) for name, of_metric in values.items()}

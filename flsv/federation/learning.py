@@ -103,5 +103,6 @@ def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]
         "sum": sum_of_values,
     }
     if values is not None:
-        record.update(values.record())
+        with run.metrics.keeping_run([name], "its record"):
+            record.update(values.record())
     return record

@@ -164,7 +164,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             return None
         from flsv.retraining.coalition_plan import CoalitionPlan  # slow
 
-        return CoalitionPlan(self.config)
+        return CoalitionPlan(self.config, self.contribution_metrics)
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.
@@ -215,9 +215,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
-            # No metric waits for coalitions that are trained after the run.
-            has_values = self._coalitions is None or not self._coalitions.awaits_training
-            if self.round_index == trainer.max_epochs and has_values:
+            awaits_coalitions = self._coalitions is not None and self._coalitions.awaits_training
+            if self.round_index == trainer.max_epochs and not awaits_coalitions:
                 self._has_rounds_left = False  # Lightning does not run a round, either
                 return
         self.run_state.identity = identity

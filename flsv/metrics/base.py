@@ -55,6 +55,16 @@ def last_values(stretches: Tensor) -> Tensor:
     return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
 
 
+_DEFINE_RESULT = "Define result(), which returns values, their intervals and their evidence as one flsv.core.Values."
+#: Attributes of metrics that flsv 3.0.0 has read, and what is defined instead.
+_NO_LONGER_READ = {
+    "intervals": _DEFINE_RESULT,
+    "error_bars": _DEFINE_RESULT,
+    "payment_record": _DEFINE_RESULT,
+    "extension": "Set trains_coalitions = True if the values need trained coalitions.",
+}
+
+
 class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Base class of contribution metrics.
 
@@ -165,13 +175,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self._read_only = frozenset(self._stored_arguments() - self._defaults.keys())
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Raise ConfigurationError if a metric defines an attribute that only older versions of flsv read."""
         super().__init_subclass__(**options)
-        for name in ("intervals", "payment_record"):  # methods of flsv 3.0
+        for name, remedy in _NO_LONGER_READ.items():
             if hasattr(cls, name):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{name} is not called: values, intervals and evidence are one flsv.core.Values. "
-                    "Define the method result() in its place."
-                )
+                raise ConfigurationError(f"{cls.__name__}.{name} is not read any more. {remedy}")
 
     def _stored_arguments(self) -> set[str]:
         """Return the names of the constructors' arguments that are attributes."""
@@ -374,6 +382,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         waterfall_from = None
         if kind == "waterfall":
             waterfall_from = self._score_of_untrained(values, initial_score)
+
         from flsv.metrics.plot import plot_contributions  # matplotlib is slow to import
 
         options = self._options_of_plot()
@@ -404,7 +413,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
         if initial_score is not None:
             return initial_score
-        score_of_all = (self.result().evidence or {}).get("together")
+        evidence = self.result().evidence or {}
+        score_of_all = evidence.get("together")
         if score_of_all is None:
             return 0.0
         return float(score_of_all - values.nansum())

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Values
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
@@ -145,7 +145,7 @@ class ShadowShapley(MeasuredMetric):
     _num_rounds: int | None = None  # None: not known yet
     # Each client's score of the federation's own model, if clients score models.
     _client_scores: Tensor | None = None
-    _latest: Values  # as they were computed
+    _latest: Values  # the states `values` and `half_widths` hold what is merged and saved of them
 
     def __init__(
         self,
@@ -305,6 +305,13 @@ class ShadowShapley(MeasuredMetric):
             design=f"{self.coalitions}",
         )
 
+    def reset(self) -> None:
+        """Remove all values and counts."""
+        super().reset()
+        self._client_scores = None
+        if self._has_sizes:  # else there are no states yet
+            self._latest = Values(self.values, evidence={})
+
     def await_training(self) -> None:
         """Before a fit's first round, remove all values until :meth:`complete` is called."""
         # A checkpoint has the values of an earlier round.
@@ -353,6 +360,11 @@ class ShadowShapley(MeasuredMetric):
         value = self.values.masked_fill(never_took_part[:, None], torch.nan)
         return value if self.per_class else value.squeeze(-1)
 
+    @property
+    def latest_values(self) -> Values:
+        """The latest values as they were computed, also those of clients that never took part."""
+        return self._latest
+
     def result(self) -> Values:
         """Return the latest values, their 90 % intervals for the means over many seeds if they are not per class (see
         :mod:`flsv.functional.intervals`), and their evidence (see :meth:`flsv.values.query.Game.evidence`).
@@ -364,15 +376,15 @@ class ShadowShapley(MeasuredMetric):
             >>> metric.result().low
             tensor([0.8520, 0.8520], dtype=torch.float64)
         """
-        values = super().result()
-        half_width = None if self.per_class else self.half_widths.squeeze(-1)
-        latest = self._latest
+        half_width = None
+        if not self.per_class:
+            half_width = self.half_widths.squeeze(-1)
         return replace(
-            values,
+            super().result(),
             half_width=half_width,
-            evidence=latest.evidence,
-            missing=latest.missing,
-            case_values=latest.case_values,
+            evidence=self._latest.evidence,
+            missing=self._latest.missing,
+            case_values=self._latest.case_values,
         )
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -74,20 +74,24 @@ def changed_numbers(
 
     A number with another interval than before has changed. Numbers of the whole federation are always new.
     """
-    return {
-        name: values
-        if values.overall.ndim == 0 or name not in earlier
-        else _changed(values, earlier[name])
-        for name, values in numbers.items()
-    }
+    changed = {}
+    for name, values in numbers.items():
+        is_of_federation = values.overall.ndim == 0
+        if is_of_federation or name not in earlier:
+            changed[name] = values
+        else:
+            changed[name] = _changed(values, earlier[name])
+    return changed
 
 
 def _changed(values: Values, earlier: Values) -> Values:
-    is_changed = (values.overall != earlier.overall) | _has_other_interval(values, earlier)
-    by_column = values.value
-    if by_column.shape == earlier.value.shape:
-        by_column = by_column.where(by_column != earlier.value, NAN)
-    return replace(values, value=by_column, overall=values.overall.where(is_changed, NAN))
+    has_other_value = values.overall != earlier.overall
+    is_changed = has_other_value | _has_other_interval(values, earlier)
+    return replace(
+        values,
+        value=values.value.where(values.value != earlier.value, NAN),
+        overall=values.overall.where(is_changed, NAN),
+    )
 
 
 def _has_other_interval(values: Values, earlier: Values) -> Tensor:
@@ -230,9 +234,9 @@ class ResultBuilder:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
         all_numbers = _numbers(values)
         numbers = self._without_written_numbers(all_numbers)
-        self._federation_numbers |= {
-            name for name, of_metric in all_numbers.items() if of_metric.overall.ndim == 0
-        }
+        for name, of_metric in all_numbers.items():
+            if of_metric.overall.ndim == 0:
+                self._federation_numbers.add(name)
         changed = changed_numbers(numbers, self._earlier_numbers)
         self._earlier_numbers = numbers
 

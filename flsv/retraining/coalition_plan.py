@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -58,7 +57,7 @@ from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
-from flsv.utilities.arguments import attribute_of
+from flsv.server import ContributionMetrics
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.wings import from_wing
 from flsv.values.coalition_files import (
@@ -90,10 +89,11 @@ MetricValues = dict[int, dict[str, Values]]
 class CoalitionPlan:
     """A run's plan for training the coalitions that its metrics need.
 
-    The loop calls the methods in the order below, if it has a metric with ``trains_coalitions``.
+    A loop makes it if one of its metrics has ``trains_coalitions``, and calls the methods in the order below.
 
     Args:
         config: the run's :class:`FederationConfig`.
+        contribution_metrics: the run's metrics.
 
     Raises:
         ConfigurationError: coalitions cannot be trained in this run. All methods except :meth:`end_round` and
@@ -120,9 +120,13 @@ class CoalitionPlan:
     # The CoalitionsAtSites of flsv.sites, if sites train them beside the run.
     _sites: Any = None
 
-    def __init__(self, config: FederationConfig) -> None:
+    def __init__(self, config: FederationConfig, contribution_metrics: ContributionMetrics) -> None:
         self.config = config
-        self._metrics = _metrics_with_training(config.metrics)
+        self._contribution_metrics = contribution_metrics
+        self._metrics: dict[str, ShadowShapley] = {}
+        for name in contribution_metrics.trained_names:
+            metric: Any = contribution_metrics.metrics[name]
+            self._metrics[name] = metric
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
         metrics = list(self._metrics.values())
@@ -147,7 +151,6 @@ class CoalitionPlan:
             "_scoring": None,
             "_sites": None,
             "_untrained_outputs": {},
-            "_awaits_training": False,
         }
 
     @property
@@ -186,11 +189,11 @@ class CoalitionPlan:
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
         """Check the run before its first round. If sites train coalitions, add the strategy that requests this from
         them."""
-        self._run = run = MeasuredRun(federation, run_state, folder)
+        self._run = MeasuredRun(federation, run_state, folder)
         self._scoring = None
         self._awaits_training = True
         may_count_classes = not self._trains_at_sites and not self.config.is_private
-        self._shares_no_class = may_count_classes and _shares_no_class(run.data.class_counts)
+        self._shares_no_class = may_count_classes and _shares_no_class(self._run.data.class_counts)
         for metric in self._metrics.values():
             metric.await_training()
             metric.averages = not isinstance(self.config.sampler, FullParticipation)
@@ -300,7 +303,9 @@ class CoalitionPlan:
             evaluator = self._run.games.evaluator_of(metric.measure)
             check_scored(f"metric {name!r}", self.config.share, evaluator)
             measures[f"metric {name!r}"] = metric.measure
-        self._scoring = ModelScoring(measures_of(self._metrics.values()), self._run.games.evaluator_of)
+        self._scoring = ModelScoring(
+            measures_of(self._metrics.values()), self._run.games.evaluator_of
+        )
         measures_to_check = None if self._run.resumed else measures
         start_time = time.monotonic()
         model = self._scoring.score(self._run.trainer.lightning_module, untrained=measures_to_check)
@@ -431,7 +436,9 @@ class CoalitionPlan:
         trainer = self._run.federation.engine.trainer
         if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
             self._run.memory["checked_round"] = index
-            self._run.memory["first"] = state.model().cpu().clone()  # the model after the checked round
+            self._run.memory["first"] = (
+                state.model().cpu().clone()
+            )  # the model after the checked round
 
         # The last round's model is scored at the end of the run, after all hooks.
         is_last = index + 1 == trainer.max_epochs
@@ -466,7 +473,7 @@ class CoalitionPlan:
     @property
     def _valued_metrics(self) -> dict[str, ShadowShapley]:
         """Return the metrics whose updates have not failed in the run."""
-        missing = self._run.federation.metrics.missing
+        missing = self._contribution_metrics.missing
         return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
     def train(self) -> tuple[MetricValues, list[str]]:
@@ -491,7 +498,7 @@ class CoalitionPlan:
         evidence = {"unfinished": True, "interrupted": interrupted}
         for name, metric in metrics.items():
             metric.take(replace(metric.result().without(reason), evidence=evidence))
-            self._run.federation.metrics.values[name] = metric.result()
+            self._contribution_metrics.values[name] = metric.result()
         rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
 
     def _values(self) -> MetricValues:
@@ -511,7 +518,9 @@ class CoalitionPlan:
         values: MetricValues = {index: {} for index in self._store.rounds}
         scores = self._store.scores(self._run.seed)
         for name, metric in metrics.items():
-            game = showing_progress(game_of(metric, masks, self._store, self._run), self._run.trainer)
+            game = showing_progress(
+                game_of(metric, masks, self._store, self._run), self._run.trainer
+            )
             for round_index, values_of_round in metric.complete(scores, game).items():
                 values[round_index][name] = values_of_round
         return values
@@ -558,14 +567,6 @@ class CoalitionPlan:
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
-
-
-def _metrics_with_training(metrics: Mapping[str, Any]) -> dict[str, ShadowShapley]:
-    return {
-        name: metric
-        for name, metric in metrics.items()
-        if attribute_of(metric, "trains_coalitions")
-    }
 
 
 def _error_in_words(error: Exception) -> str:

@@ -143,7 +143,9 @@ def _table_of_values(games: list[ShadowShapley], data: FederatedDataModule) -> D
     has_taken_part = torch.stack([game.participations.cpu() > 0 for game in games]).all(0)
     columns = estimates.columns()
     mean_values = estimates.value.where(has_taken_part, torch.nan).tolist()
-    ranks_only = values_of_seeds[0].evidence["ranks_only"]
+    evidence = values_of_seeds[0].evidence
+    assert evidence is not None  # the values are there
+    ranks_only = evidence["ranks_only"]
     return DataFrame(
         {
             "client": range(data.num_clients),
@@ -157,7 +159,7 @@ def _table_of_values(games: list[ShadowShapley], data: FederatedDataModule) -> D
 
 
 def _values_of(game: ShadowShapley) -> Values:
-    values = game.result()
+    values = game.latest_values
     if values.missing is not None:
         raise ConfigurationError(values.missing)
     return values

@@ -109,7 +109,9 @@ class ContributionMetrics:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
         :mod:`flsv.scores.performance`. The default is accuracy."""
         return {
-            name: scores.performance.as_measure(attribute_of(self.metrics[name], "measure") or "accuracy")
+            name: scores.performance.as_measure(
+                attribute_of(self.metrics[name], "measure") or "accuracy"
+            )
             for name in self.game_metrics
         }
 
@@ -204,8 +206,10 @@ class ContributionMetrics:
         for metric in self.metrics.values():
             metric.to(device)
         move = methodcaller("to", device)
-        self.values = {name: values.map(move) for name, values in self.values.items()}
-        self._last_values = {name: move(value) for name, value in self._last_values.items()}
+        for name, values in self.values.items():
+            self.values[name] = values.map(move)
+        for name, value in self._last_values.items():
+            self._last_values[name] = move(value)
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
@@ -263,11 +267,12 @@ class ContributionMetrics:
                 arguments[argument] = round.get(field)
         metric.update(**arguments)
 
+        self._check_rows(name, "compute()", metric.compute())
         values = result_of(metric)
-        self._check_rows(name, values.value)
+        self._check_rows(name, "result()", values.value)
         self.values[name] = values.map(Tensor.detach)
 
-    def _check_rows(self, name: str, value: Any) -> None:
+    def _check_rows(self, name: str, method: str, value: Any) -> None:
         """Raise ValueError unless a metric's value is a vector or matrix with one row per client."""
         num_clients = self._num_clients
         description: Any = type(value).__name__
@@ -276,7 +281,7 @@ class ContributionMetrics:
             if value.ndim in (1, 2) and len(value) == num_clients:
                 return
         raise ValueError(
-            f"metric {name!r}: compute() must return one row per client, [{num_clients}] or [{num_clients}, M], but "
+            f"metric {name!r}: {method} must return one row per client, [{num_clients}] or [{num_clients}, M], but "
             f"returned {description}."
         )
 

@@ -11,7 +11,7 @@ from flsv.__about__ import __version__
 from flsv.utilities.errors import ConfigurationError, VersionWarning
 
 #: The format of a federation's state in a checkpoint. It grows when its entries change.
-CHECKPOINT_FORMAT = 3
+CHECKPOINT_FORMAT = 4
 #: Packages that a run's numbers depend on, besides flsv.
 PACKAGES = ("torch", "lightning")
 #: The beginning of a setting's name that tells a package's version.

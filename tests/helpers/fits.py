@@ -203,6 +203,8 @@ def assert_resumes(
     expected_state = uninterrupted_loop.state_dict()
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
         assert same_values(state[name], expected_state[name]), name
+    values = state["metrics"]["values"]
+    assert same_values(values, expected_state["metrics"]["values"])
 
     return uninterrupted_loop
 

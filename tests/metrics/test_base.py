@@ -66,6 +66,20 @@ def test_constructor_arguments_of_a_metric_are_read_only(name):
             setattr(metric, argument, same_value)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "successor"),
+    [
+        ("intervals", r"result\(\)"),
+        ("error_bars", r"result\(\)"),
+        ("payment_record", r"result\(\)"),
+        ("extension", "trains_coalitions"),
+    ],
+)
+def test_metric_with_an_attribute_that_is_no_longer_read_is_refused(attribute, successor):
+    with refused(rf"Own\.{attribute} is not read any more.*{successor}"):
+        type("Own", (ContributionMetric,), {attribute: None})
+
+
 def test_updates_of_a_custom_metric_and_of_its_copy_are_counted():
     metric = RecordsWhetherClassCountsAreKnown(num_clients=3, num_classes=2)
     metric.update(client_ids=torch.tensor([1]))

@@ -19,6 +19,7 @@ from flsv.metrics.coalitions.design import coalition_masks, num_valued_rounds
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
+from flsv.server import ContributionMetrics
 from flsv.training.algorithms import SCAFFOLD
 from flsv.values.coalition_files import NO_ROUND, ScoredModel, read_untrained
 from flsv.values.query import SeedScores, values_by_round
@@ -184,6 +185,37 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
     assert metric.compute().isnan().all()
     values = metric.result()
     assert values.missing == "The coalitions [[0]] come to no finite performance."
+
+
+def test_shadow_values_have_no_reason_to_be_missing_after_a_reset():
+    metric = ShadowShapley(num_clients=2)
+    masks = coalition_masks("all", 2)
+    with warns("come to no finite performance"):
+        metric.update(torch.arange(2), masks, lambda masks: torch.full((len(masks),), torch.nan))
+
+    metric.reset()
+
+    assert metric.result().missing is None
+
+
+def test_values_in_a_checkpoint_have_their_intervals():
+    def make_metrics():
+        metric = ShadowShapley(num_clients=2, coalitions="all")
+        return ContributionMetrics({"shadow": metric}, num_clients=2)
+
+    metrics = make_metrics()
+    metric = metrics.metrics["shadow"]
+    masks = coalition_masks("all", 2)
+    metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
+    metrics.values["shadow"] = metric.result()
+
+    loaded_metrics = make_metrics()
+    loaded_metrics.load_state_dict(metrics.state_dict())
+
+    loaded_metric = loaded_metrics.metrics["shadow"]
+    for loaded_values in (loaded_metrics.values["shadow"], loaded_metric.result()):
+        assert torch.equal(loaded_values.low, metric.result().low)
+        assert (loaded_values.low < loaded_values.high).all()
 
 
 def test_values_of_each_valued_round_have_their_own_interval():

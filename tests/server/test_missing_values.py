@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from flsv import FederatedLoop
 from flsv._lightning.patches import find_loop
 from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
+from flsv.core import Values
 from flsv.metrics import LeaveOneOut
 from flsv.metrics.base import ContributionMetric
 from flsv.payment import write_report
@@ -199,6 +201,52 @@ def test_attributes_of_a_metric_are_read_before_its_second_round(run_without, tm
     assert loop.round_index == ROUNDS
     assert loop.contributions["fails"].tolist() == [ROUNDS, 2 * ROUNDS, 3 * ROUNDS]
     assert messages == []
+
+
+class FailsInItsCaseValues(LeaveOneOut):
+    def result(self):
+        return replace(super().result(), evidence={}, case_values=self._fail)
+
+    def _fail(self):
+        raise KeyError("case values fail")
+
+
+def test_run_ends_with_the_other_records_if_one_fails(tmp_path):
+    _, _, messages = fit_run(tmp_path, {"fails": FailsInItsCaseValues(), "loo": LeaveOneOut()})
+
+    assert len(messages) == 1
+    assert "its record ended in KeyError: 'case values fail'" in messages[0]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert "case values fail" in record["missing"]["fails"]
+    assert record["paid_in"].keys() == {"fails", "loo"}
+
+
+class FailsInItsShape(FailsInOneMethod):
+    def __init__(self, method, value):
+        self.value = value
+        super().__init__(method)
+
+    def compute(self):
+        if self.method == "compute":
+            return self.value
+        return super().compute()
+
+    def result(self):
+        return Values(self.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "description"),
+    [
+        ("compute", 5.0, "float"),
+        ("compute", torch.zeros(2), r"\[2\]"),
+        ("result", torch.zeros(2), r"\[2\]"),
+    ],
+)
+def test_values_without_a_row_per_client_end_the_first_round(method, value, description, tmp_path):
+    message = rf"{method}\(\) must return one row per client, \[3\] .* but returned {description}"
+    with pytest.raises(ValueError, match=message):
+        fit_run(tmp_path, {"fails": FailsInItsShape(method, value)})
 
 
 @pytest.mark.parametrize("method", ["update", "compute"])
