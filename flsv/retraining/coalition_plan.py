@@ -128,7 +128,7 @@ class CoalitionPlan:
             metric: Any = contribution_metrics.metrics[name]
             self._metrics[name] = metric
         check_settings(config)
-        self._trains_at_sites = callable(config.engine)
+        self._trains_at_sites = _is_engine_of_sites(config.engine)
         metrics = list(self._metrics.values())
         self._max_fits = min(metric.max_fits for metric in metrics)
         self._design = metrics[0].coalitions
@@ -189,6 +189,8 @@ class CoalitionPlan:
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
         """Check the run before its first round. If sites train coalitions, add the strategy that requests this from
         them."""
+        if not federation.engine.clients_here and not self._trains_at_sites:
+            raise _hidden_engine(type(federation.engine).__name__)
         self._run = MeasuredRun(federation, run_state, folder)
         self._scoring = None
         self._awaits_training = True
@@ -567,6 +569,19 @@ class CoalitionPlan:
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
+
+
+def _is_engine_of_sites(engine: Any) -> bool:
+    """Return whether the clients of an engine, as :class:`FederatedLoop` gets it, train at sites."""
+    engine_class = getattr(engine, "func", engine)  # of a partial function
+    return not getattr(engine_class, "clients_here", True)
+
+
+def _hidden_engine(class_name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"ShadowShapley: the function that makes the engine does not show before the fit that clients train at sites. "
+        f"Pass FederatedLoop(engine=partial({class_name}, ...)), or a function with an attribute clients_here = False."
+    )
 
 
 def _error_in_words(error: Exception) -> str:

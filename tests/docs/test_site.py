@@ -11,6 +11,8 @@ from pathlib import Path
 import docs_site
 import pytest
 
+from flsv import FederatedLoop
+
 ROOT = Path(__file__).parents[2]
 ENTRY = """
     # title: its name
@@ -161,8 +163,9 @@ def test_the_index_by_question_has_every_metric_once():
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
-def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_have():
-    page = (ROOT / "docs/explanation/round.md").read_text()
+@pytest.mark.parametrize("name", ["round", "value"])
+def test_journeys_in_the_docs_name_classes_where_they_are_and_methods_that_they_have(name):
+    page = (ROOT / f"docs/explanation/{name}.md").read_text()
     _, _, code_block = page.partition("```text\n")
     tree, _, _ = code_block.partition("```")
     # A line is "Class.method   path/of/module.py   description".
@@ -178,6 +181,19 @@ def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_
             module = importlib.import_module(f"flsv.{module_name}")
             classes[class_name] = getattr(module, class_name)
         assert callable(getattr(classes[class_name], method)), (class_name, method)
+
+
+def test_house_page_has_each_entry_of_a_loops_checkpoint():
+    page = (ROOT / "docs/explanation/house.md").read_text()
+    section = page.split("## What a checkpoint has")[1]
+
+    entries = []
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            first_cell = line.split("|")[1]
+            entries += re.findall(r"`(\w+)`", first_cell)
+
+    assert sorted(entries) == sorted(FederatedLoop().state_dict())
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from flsv import FederatedLoop
 from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
+from flsv.engines.engine import Engine
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
 from flsv.functional.intervals import one_seed_stderr, t_quantile
@@ -23,6 +24,7 @@ from flsv.server import ContributionMetrics
 from flsv.training.algorithms import SCAFFOLD
 from flsv.values.coalition_files import NO_ROUND, ScoredModel, read_untrained
 from flsv.values.query import SeedScores, values_by_round
+from flsv.vmap import VmapProcess
 from helpers import refused, warns
 from helpers.coalitions_by_hand import (
     ROUNDS,
@@ -34,6 +36,15 @@ from helpers.coalitions_by_hand import (
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network
 
+
+def make_engine(*options):
+    return Engine(*options)
+
+
+class EngineOfSites(Engine):
+    clients_here = False
+
+
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS = {
     "evaluated": lambda: {
@@ -41,6 +52,8 @@ FEDERATIONS = {
         "metrics": {"ssv": SurrogateFederatedShapley()},
     },
     "many at once": lambda: {"engine": "vmap"},
+    "many at once, by a partial function": lambda: {"engine": partial(VmapProcess, chunk=2)},
+    "an engine by a function": lambda: {"engine": make_engine},
     "an algorithm with a state": lambda: {"client_algorithm": SCAFFOLD()},
     "excluded": lambda: {
         "uploads": [Scaling(1e4, clients=[1])],
@@ -164,6 +177,10 @@ def test_models_are_scored_on_at_most_a_quarter_of_the_samples_of_training(num_s
         ),
         ({"metrics": {"other": ShadowShapley(coalitions="singles")}}, "different coalitions"),
         ({"metric": ShadowShapley(coalitions=[[7]])}, "names clients"),
+        (
+            {"engine": lambda *options: EngineOfSites(*options)},
+            r"Pass FederatedLoop\(engine=partial\(EngineOfSites",
+        ),
     ],
 )
 def test_shadow_shapley_with_an_unsupported_option_is_refused(options, message, tmp_path):
