@@ -49,6 +49,8 @@ from flsv.retraining.coalition_refusals import (
     check_shared,
     checked_mean_cohort,
     excluded_callbacks,
+    fitted_before,
+    hidden_engine_of_sites,
 )
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
@@ -80,7 +82,6 @@ LONG_SECONDS = 10.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
-
 
 #: Values of metrics, ``{round: {metric: values}}``.
 MetricValues = dict[int, dict[str, Values]]
@@ -172,7 +173,7 @@ class CoalitionPlan:
             from_wing("coalitions", "sites").check_at_sites(self.config)
             return
         if trainer.current_epoch > 0:
-            raise _fitted_before(trainer.current_epoch)
+            raise fitted_before(trainer.current_epoch)
         self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_of_dry_run(data)
         try:
@@ -187,10 +188,9 @@ class CoalitionPlan:
             self._failure = error
 
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
-        """Check the run before its first round. If sites train coalitions, add the strategy that requests this from
-        them."""
+        """Check the run before its first round. If sites train coalitions, add the strategy that requests this."""
         if not federation.engine.clients_here and not self._trains_at_sites:
-            raise _hidden_engine(type(federation.engine).__name__)
+            raise hidden_engine_of_sites(type(federation.engine).__name__)
         self._run = MeasuredRun(federation, run_state, folder)
         self._scoring = None
         self._awaits_training = True
@@ -496,12 +496,11 @@ class CoalitionPlan:
         return values, self._lines(self._planned_masks(self._run.data.num_clients))
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        metrics = self._valued_metrics
         evidence = {"unfinished": True, "interrupted": interrupted}
-        for name, metric in metrics.items():
+        for name, metric in self._valued_metrics.items():
             metric.take(replace(metric.result().without(reason), evidence=evidence))
             self._contribution_metrics.values[name] = metric.result()
-        rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
+        rank_zero_warn(f"{', '.join(self._valued_metrics)}: there are no values. {reason}")
 
     def _values(self) -> MetricValues:
         metrics = self._valued_metrics
@@ -577,13 +576,6 @@ def _is_engine_of_sites(engine: Any) -> bool:
     return not getattr(engine_class, "clients_here", True)
 
 
-def _hidden_engine(class_name: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"ShadowShapley: the function that makes the engine does not show before the fit that clients train at sites. "
-        f"Pass FederatedLoop(engine=partial({class_name}, ...)), or a function with an attribute clients_here = False."
-    )
-
-
 def _error_in_words(error: Exception) -> str:
     innermost_frame = traceback.extract_tb(error.__traceback__)[-1]
     file_and_line = f"{Path(innermost_frame.filename).name}:{innermost_frame.lineno}"
@@ -595,14 +587,6 @@ def num_verified_rounds(num_rounds: int | None) -> int:
     """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
     is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
     return 1 if is_short else 2
-
-
-def _fitted_before(num_rounds: int) -> ConfigurationError:
-    return ConfigurationError(
-        f"ShadowShapley: this Trainer has run {num_rounds} rounds in an earlier fit, but a "
-        "coalition is trained by one fit. Create a new Trainer with max_epochs for all rounds, and resume from "
-        "a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the run."
-    )
 
 
 def _are_all(masks: Tensor) -> bool:

@@ -134,3 +134,20 @@ def is_of_tool(callback: L.Callback) -> bool:
             if needed and not is_about_training:
                 return True
     return False
+
+
+def fitted_before(num_rounds: int) -> ConfigurationError:
+    """Return the error for a Trainer that has run ``num_rounds`` rounds in an earlier fit."""
+    return ConfigurationError(
+        f"ShadowShapley: this Trainer has run {num_rounds} rounds in an earlier fit, but a "
+        "coalition is trained by one fit. Create a new Trainer with max_epochs for all rounds, and resume from "
+        "a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the run."
+    )
+
+
+def hidden_engine_of_sites(class_name: str) -> ConfigurationError:
+    """Return the error for a function that makes an engine of sites, but does not say so."""
+    return ConfigurationError(
+        f"ShadowShapley: the function that makes the engine does not show before the fit that clients train at sites. "
+        f"Pass FederatedLoop(engine=partial({class_name}, ...)), or a function with an attribute clients_here = False."
+    )
