@@ -51,6 +51,7 @@ from flsv.retraining.coalition_refusals import (
     excluded_callbacks,
     fitted_before,
     hidden_engine_of_sites,
+    metrics_with_coalitions,
 )
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
@@ -124,10 +125,7 @@ class CoalitionPlan:
     def __init__(self, config: FederationConfig, contribution_metrics: ContributionMetrics) -> None:
         self.config = config
         self._contribution_metrics = contribution_metrics
-        self._metrics: dict[str, ShadowShapley] = {}
-        for name in contribution_metrics.trained_names:
-            metric: Any = contribution_metrics.metrics[name]
-            self._metrics[name] = metric
+        self._metrics = metrics_with_coalitions(contribution_metrics)
         check_settings(config)
         self._trains_at_sites = _is_engine_of_sites(config.engine)
         metrics = list(self._metrics.values())

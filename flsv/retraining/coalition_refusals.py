@@ -17,6 +17,7 @@ from flsv.core.sharing import sharing
 from flsv.games.members import members_of
 from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
+from flsv.server import ContributionMetrics
 from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.reachable import LIBRARIES
@@ -26,6 +27,22 @@ _NAMES_OF_TORCH = re.compile(r"(torch|lightning|pytorch[-_.]lightning)\b", re.IG
 HOW_TO_DO_WITHOUT = (
     "remove ShadowShapley from the metrics (--config digits is quickstart without it)"
 )
+
+
+def metrics_with_coalitions(metrics: ContributionMetrics) -> dict[str, ShadowShapley]:
+    """Return the metrics whose values need trained coalitions, by name. Raise ConfigurationError unless coalitions can
+    be trained for them."""
+    metrics_by_name = {}
+    for name in metrics.trained_names:
+        metric = metrics.metrics[name]
+        if not isinstance(metric, ShadowShapley):
+            class_name = type(metric).__name__
+            raise ConfigurationError(
+                f"metric {name!r}: {class_name}.trains_coalitions is True, but {class_name} does not say which "
+                "coalitions it needs. Derive it from flsv.metrics.ShadowShapley."
+            )
+        metrics_by_name[name] = metric
+    return metrics_by_name
 
 
 def check_settings(config: FederationConfig) -> None:

@@ -15,7 +15,7 @@ from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
 from flsv.functional.intervals import one_seed_stderr, t_quantile
 from flsv.games.members import EMPTY, members_of
-from flsv.metrics import ShadowShapley, SurrogateFederatedShapley
+from flsv.metrics import LeaveOneOut, ShadowShapley, SurrogateFederatedShapley
 from flsv.metrics.coalitions.design import coalition_masks, num_valued_rounds
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
@@ -43,6 +43,10 @@ def make_engine(*options):
 
 class EngineOfSites(Engine):
     clients_here = False
+
+
+class OwnMetric(LeaveOneOut):
+    trains_coalitions = True
 
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
@@ -146,6 +150,11 @@ def test_fewer_valued_rounds_are_the_last_three_and_earlier_ones_at_equal_distan
     metric.max_valued_rounds = 5
 
     assert metric.rounds_to_value(30) == [9, 18, 27, 28, 29]
+
+
+def test_metric_that_trains_coalitions_without_saying_which_is_refused():
+    with refused("metric 'own': OwnMetric.trains_coalitions is True.*flsv.metrics.ShadowShapley"):
+        FederatedLoop(metrics={"own": OwnMetric()})
 
 
 @pytest.mark.parametrize(
