@@ -1,4 +1,4 @@
-"""CoalitionPlan: trains the models of the coalitions that metrics need, after the run.
+"""CoalitionPlan: what a run does, before, between and after its rounds, for metrics that need trained coalitions.
 
 To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run.
 """
