@@ -448,7 +448,7 @@ class ClientTables(Sink):
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:
-    # The interval is excluded, since it is not logged.
+    # Without the interval: a value that a logger has is not logged again for another interval.
     return row.round, row.metric, row.client, row.column, row.value
 
 
