@@ -22,7 +22,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -124,9 +124,7 @@ def _evaluators_of_scores(
         batches = store_batches(trainer, loaders)
     evaluators: list[VectorEvaluator] = []
     if any(isinstance(measure.of, str) for measure in model_scores.values()):  # a logged value
-        evaluators.append(
-            _validated_models(trainer, space, batches, model_scores, seed, effects)
-        )
+        evaluators.append(_validated_models(trainer, space, batches, model_scores, seed, effects))
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluator = _model_evaluator(

@@ -385,9 +385,7 @@ class ModelEvaluator(CopyEvaluator):
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         return self._measured(num_models, self._outputs_by_batch(compute_outputs), keep)
 
-    def _outputs_by_batch(
-        self, compute_outputs: Callable[[Any], Any]
-    ) -> Iterator[tuple[Any, Any]]:
+    def _outputs_by_batch(self, compute_outputs: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
         """Yield models' outputs ``[c, B, ...]`` for each batch, and its labels."""
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:

@@ -325,7 +325,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 continue
             # An argument that was None may be stored as an empty dictionary.
             argument = None if value == {} else value
-            if parameter.default != argument:
+            if argument != parameter.default and repr(argument) != repr(parameter.default):
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 

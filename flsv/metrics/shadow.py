@@ -17,8 +17,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Values
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,

@@ -41,6 +41,7 @@ from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
 from flsv.scores import OWN_SCORES
+from flsv.scores.performance import measure_of
 from flsv.sites.conversations import Conversations
 from flsv.sites.messages import (
     GARBLED_REPLY_ERRORS,
@@ -118,7 +119,7 @@ def _check_metrics(
     config: FederationConfig, metric_names: Iterable[str], evaluating_metrics: Mapping[str, Any]
 ) -> None:
     for name, metric in evaluating_metrics.items():
-        measure = metric.measure
+        measure = measure_of(metric)
         if measure is not None and not (measure.is_of_classifier or measure.at_clients):
             raise ConfigurationError(
                 f"the metric {name!r} lets sites score models by {measure!r}, which cannot be sent to "

@@ -40,7 +40,7 @@ PROPERTIES = (
     "to_pay_by",
     "class_names",
     "extension",
-    "measured_by",
+    "measure",
     "evaluators",
 )
 
