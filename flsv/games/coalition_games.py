@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 from flsv.scores.performance import Measure, as_measure
+
+if TYPE_CHECKING:
+    from flsv.games.client_evaluation import ClientEvaluator
 
 
 class CoalitionGames:
@@ -117,11 +121,12 @@ class CoalitionGames:
                 return evaluator
         raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
 
-    def output_measure(self, measure: Measure) -> Any:
-        """Return a performance measure as a function of models' outputs, see :meth:`VectorEvaluator.output_measure`.
-        None: it is not computed from outputs.
+    def output_measure(self, measure: Measure) -> OutputMeasure | ClientEvaluator | None:
+        """Return the object that computes Shapley values by ``measure`` from models' outputs. None: it is not computed
+        from outputs.
         """
-        return self.evaluator_of(measure).output_measure(measure)
+        evaluator: VectorEvaluator = self.evaluator_of(measure)
+        return evaluator.output_measure(measure)
 
     def utility(
         self,

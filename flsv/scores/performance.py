@@ -72,7 +72,7 @@ class Measure:
 
     Example:
         >>> Measure("val_loss", "min")
-        Measure(of='val_loss', mode='min')
+        ModelScore(of='val_loss', mode='min')
     """
 
     of: str | Metric
@@ -85,7 +85,8 @@ class Measure:
     def __repr__(self) -> str:
         if self.called:
             return repr(self.called)
-        return f"Measure(of={self.of!r}, mode={self.mode!r})"
+        # This is in run.json, where a class keeps its name.
+        return f"ModelScore(of={self.of!r}, mode={self.mode!r})"
 
     @property
     def is_of_classifier(self) -> bool:
@@ -116,7 +117,7 @@ class Measure:
     @property
     def by_class(self) -> bool:
         """Return whether clients score models and report this measure class by class."""
-        return self.at_clients and isinstance(self.of, str) and self.of in BY_CLASS
+        return self.at_clients and self.called in BY_CLASS
 
     @property
     def name(self) -> str:

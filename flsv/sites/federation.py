@@ -122,7 +122,7 @@ def _check_metrics(
         measure = measure_of(metric)
         if measure is not None and not (measure.is_of_classifier or measure.at_clients):
             raise ConfigurationError(
-                f"the metric {name!r} lets sites score models by {measure!r}, which cannot be sent to "
+                f"the metric {name!r} lets sites score models by {measure.title!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:
