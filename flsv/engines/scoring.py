@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 from torch import nn
@@ -28,14 +28,14 @@ from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.scores.performance import Measure, measure_of
 from flsv.utilities.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from flsv.engines.engine import Engine
+#: An Engine, whose module imports this one.
+Engine = Any
 
 
 def coalition_games(
     engine: Engine, measures: Mapping[str, Any], evaluating: Mapping[str, Any]
 ) -> CoalitionGames | None:
-    """Make the object that scores coalitions' models by ``measures``, ``{metric: measure}``, if there are any. Try the
+    """Make the object that scores coalitions' models by ``measures``, ``{metric: measure}``, if any. Try the
     evaluations that clients will run for strategies and for the metrics ``evaluating``.
     """
     if engine.clients_here:

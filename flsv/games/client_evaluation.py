@@ -353,8 +353,9 @@ class ClientEvaluator(VectorEvaluator):
         outputs: Iterable[Tensor],
         weights: Tensor,
     ) -> list[PredictedValues]:
-        """Compute Shapley values after several rounds, as :meth:`OutputMeasure.shapley` does. The "outputs" of each
-        round are the trained coalitions' models ``[T, P]``.
+        """Compute Shapley values after several rounds, see
+        :class:`flsv.functional.shapley.predicted_outputs.ValuesFromOutputs`. The "outputs" of each round are the
+        trained coalitions' models ``[T, P]``.
         """
         values = []
         for utilities_of_round, models in zip(utilities, outputs):

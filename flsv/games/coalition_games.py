@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
+from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 from flsv.scores.performance import Measure, as_measure
-
-if TYPE_CHECKING:
-    from flsv.games.client_evaluation import ClientEvaluator
 
 
 class CoalitionGames:
@@ -121,7 +118,7 @@ class CoalitionGames:
                 return evaluator
         raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
 
-    def output_measure(self, measure: Measure) -> OutputMeasure | ClientEvaluator | None:
+    def output_measure(self, measure: Measure) -> ValuesFromOutputs | None:
         """Return the object that computes Shapley values by ``measure`` from models' outputs. None: it is not computed
         from outputs.
         """

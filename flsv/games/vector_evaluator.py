@@ -5,18 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
+from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.games.module_copies import ScoringCopies, ScoringEffects
 from flsv.scores.performance import Measure
-
-if TYPE_CHECKING:
-    from flsv.games.client_evaluation import ClientEvaluator
 
 #: Names of classifiers' scores that :meth:`Scores.value` takes.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
@@ -154,7 +151,7 @@ class VectorEvaluator(ABC):
     def computes(self, measure: Measure) -> bool:
         """Return whether the scores have a performance measure."""
 
-    def output_measure(self, measure: Measure) -> OutputMeasure | ClientEvaluator | None:
+    def output_measure(self, measure: Measure) -> ValuesFromOutputs | None:
         """Return the object that computes Shapley values by ``measure`` from the outputs that :meth:`evaluate` keeps.
         None: it keeps no outputs.
         """

@@ -290,8 +290,8 @@ class ContributionEstimation(ContributionMetric):
         scores = scores.to(self.scores)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
-                "FedCE's error is 1 - score and needs scores in [0, 1], but "
-                f"performance={self.performance.title!r} gave {scores.tolist()}. Choose another performance, such as 'accuracy'."
+                f"FedCE's error is 1 - score and needs scores in [0, 1], but {self.performance.title} gave "
+                f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
 
     def compute(self) -> Tensor:
