@@ -54,7 +54,7 @@ from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
 from flsv.scores.class_scores import CLASS_SCORES
-from flsv.scores.performance import CLASSIFICATION, Evaluators
+from flsv.scores.performance import CLASSIFICATION, Evaluators, Measure, measure_of
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.declared import Count, checked
@@ -300,7 +300,7 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     # By metric name. The loop has read those of contribution metrics.
     performances = {}
     for metric_name, metric in loop.metrics.items():
-        measure = getattr(metric, "measure", None)
+        measure = measure_of(metric)
         if measure is not None:
             performances[metric_name] = measure
     performances |= loop.contribution_metrics.performances
@@ -316,13 +316,12 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     return name, mode
 
 
-def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
-    name = performance.called
-    if name == "per_class_accuracy":
+def _performance_and_mode(measure: Measure) -> tuple[Any, str | None]:
+    if measure.called == "per_class_accuracy":
         return "balanced_accuracy", None
-    if name:
-        return name, None
-    return performance.of, performance.mode  # the logged value that is the score
+    if measure.called:
+        return measure.called, None
+    return measure.of, measure.mode  # the logged value that is the score
 
 
 def _evaluators_of(loop: FederatedLoop) -> Evaluators:

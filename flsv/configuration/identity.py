@@ -18,12 +18,16 @@ from torchmetrics import Metric, SumMetric
 
 from flsv.configuration.federation_config import ROLES, FederationConfig
 from flsv.data import FederatedDataModule
+from flsv.scores.performance import Measure
 from flsv.utilities.errors import listed
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import seed_or_default
 
 #: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
 CHANGEABLE_ON_RESUME = {"max_epsilon", "workers", "server_lr"}
+# Runs were saved with these names of the class Measure, and of attributes that hold a measure.
+_CLASS_NAME_OF_MEASURES = "ModelScore"
+_ATTRIBUTE_NAMES_OF_MEASURES = {"measure": "measured_by"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ def described(value: Any, depth: int = 4) -> str:
         return f"{{{', '.join(items)}}}"
     if isinstance(value, nn.Module) and not isinstance(value, Metric):
         return type(value).__name__
-    if _is_plain(value) or depth == 0:
+    is_named_measure = isinstance(value, Measure) and value.is_of_classifier
+    if _is_plain(value) or is_named_measure or depth == 0:
         return _without_addresses(repr(value))
 
     assignments = []
@@ -156,8 +161,15 @@ def described(value: Any, depth: int = 4) -> str:
             argument = seed_or_default(argument)  # None stands for the seed of seed_everything
         if not isinstance(argument, Tensor):
             text = described(argument, depth - 1)
-            assignments.append(f"{name.lstrip('_')}={text}")
-    return f"{type(value).__name__}({', '.join(assignments)})"
+            assignments.append(f"{_described_name(name, argument)}={text}")
+    class_name = _CLASS_NAME_OF_MEASURES if isinstance(value, Measure) else type(value).__name__
+    return f"{class_name}({', '.join(assignments)})"
+
+
+def _described_name(name: str, argument: Any) -> str:
+    if isinstance(argument, Measure):
+        name = _ATTRIBUTE_NAMES_OF_MEASURES.get(name, name)
+    return name.lstrip("_")
 
 
 def _is_plain(value: Any) -> bool:

@@ -44,7 +44,7 @@ from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.gradient import client_in_run_values, step_weights
 from flsv.metrics.base import ContributionMetric
-from flsv.scores.performance import classifier_measure, loss_measure
+from flsv.scores.performance import classifier_measure, loss_measure, measure_of
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -290,9 +290,7 @@ class InRunValues(ClientAlgorithm):
         """Return the loss whose gradient the InRunShapley metrics use."""
         in_run_metrics = []
         for metric in metrics:
-            # The metric derives its `measure` from its argument `loss`.
-            has_loss = getattr(metric, "measure", None) is not None
-            if has_loss and IN_RUN_VALUES in fields_of(metric).values():
+            if measure_of(metric) is not None and IN_RUN_VALUES in fields_of(metric).values():
                 in_run_metrics.append(metric)
         if not in_run_metrics:
             return classifier_measure("negative_loss")

@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from flsv.scores.performance import Measure, as_measure
 from flsv.utilities.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from flsv.functional.shapley.predicted_outputs import OutputMeasure
 
 State = MutableMapping[str, Tensor]
 
@@ -268,10 +272,11 @@ class LocalData:
             return evaluate(vectors, keep=True)
         return evaluate(vectors)
 
-    def output_measure(self, measure: str) -> Any:
-        """Return a classifier's measure as a function of models' outputs ``[c, V, M]`` for the validation samples, see
-        :class:`flsv.functional.shapley.predicted_outputs.OutputMeasure`."""
-        return self._classifiers("val").output_measure(measure)
+    def output_measure(self, name: str) -> OutputMeasure:
+        """Return a classifier's score, given its name in :class:`flsv.games.vector_evaluator.Scores`, as a function of
+        models' outputs ``[c, V, M]`` for the validation samples."""
+        output_measure: OutputMeasure = self._classifiers("val").output_measure(as_measure(name))
+        return output_measure
 
     def _classifiers(self, split: Split) -> Any:
         self._check_is_open()
@@ -280,7 +285,7 @@ class LocalData:
             self._evaluators[key] = self._evaluator(self._batches(split))
         return self._evaluators[key]
 
-    def utility(self, vectors: Tensor, performance: Any = "accuracy") -> Tensor:
+    def utility(self, vectors: Tensor, performance: str | Measure = "accuracy") -> Tensor:
         """Compute the utilities (more is better) of models on this participant's validation samples.
 
         Args:
@@ -290,17 +295,17 @@ class LocalData:
         Returns:
             The utilities, float64 ``[K]``.
         """
-        name = performance if isinstance(performance, str) else performance.request
-        if isinstance(name, str):
-            return self.evaluate(vectors).value(name)
+        measure = as_measure(performance)
+        if measure.is_of_classifier:
+            return self.evaluate(vectors).value(measure.name)
 
         self._check_is_open()
-        key: tuple[Split, Any] = ("val", performance)
+        key: tuple[Split, Any] = ("val", measure)
         if key not in self._evaluators:
-            self._evaluators[key] = self._evaluator_of_task("val", performance)
+            self._evaluators[key] = self._evaluator_of_task("val", measure)
         evaluate = self._evaluators[key]
         scores = evaluate(vectors)
-        return performance.utility(scores.value(performance.name))
+        return measure.utility(scores.value(measure.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
         """Return the indices of the training samples, int64, in the order of an epoch."""

@@ -17,6 +17,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import Numbers
 from flsv.core.round import Round
 from flsv.core.state import ClientUpdate, FederationState
+from flsv.scores.performance import Measure
 from flsv.utilities.declared import ValidatedArguments
 
 Contributions = Mapping[str, Tensor]
@@ -140,9 +141,9 @@ class Strategy(Component):
     metric: str | None = None
     #: Whether clients evaluate models for this strategy. This requires a module that can be copied.
     evaluates: ClassVar[bool] = False
-    #: The performance measure by which models are scored for this strategy, see :mod:`flsv.scores.performance`. None:
+    #: The performance measure by which models are scored for this strategy, or the name of a classifier's score. None:
     #: accuracy, if it reads utilities.
-    measure: Any = None
+    measure: Measure | str | None = None
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     #: Whether the aggregator reads the metric's values of the round that it aggregates, not of the previous round.
     metric_of_round: ClassVar[bool] = False

@@ -58,7 +58,7 @@ class ClientManager:
             class_counts = _pad_classes(class_counts, num_classes)
         self._federation_class_counts = class_counts.sum(0)
         self._model_evaluator: ModelEvaluator | None = None
-        self._evaluators_by_score: dict[Measure, VectorEvaluator] = {}
+        self._evaluators_by_measure: dict[Measure, VectorEvaluator] = {}
 
         self.channel = Channel()
         self.locals = []
@@ -120,18 +120,16 @@ class ClientManager:
         same_batches = None
         return self._model_evaluator.with_batches(same_batches, private)
 
-    def client_evaluator(
-        self, client: int, split: Split, performance: Measure
-    ) -> VectorEvaluator:
-        """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
+    def client_evaluator(self, client: int, split: Split, measure: Measure) -> VectorEvaluator:
+        """Make a function that scores models ``[P]`` by ``measure`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)
         read_private = None
         if self._space.private_names:
             read_private = partial(self._private_entries, client)
         try:
-            if performance not in self._evaluators_by_score:
-                self._evaluators_by_score[performance] = self._make_evaluator(loader, performance)
-            evaluator = self._evaluators_by_score[performance]
+            if measure not in self._evaluators_by_measure:
+                self._evaluators_by_measure[measure] = self._make_evaluator(loader, measure)
+            evaluator = self._evaluators_by_measure[measure]
             return games.make_evaluators.evaluator_on(
                 evaluator, self._trainer, loader, private=read_private
             )
@@ -139,9 +137,9 @@ class ClientManager:
             owner = client_called(client, self._data.client_names)
             raise ConfigurationError(f"{owner}: {error}") from error
 
-    def _make_evaluator(self, loader: Any, performance: Measure) -> VectorEvaluator:
+    def _make_evaluator(self, loader: Any, measure: Measure) -> VectorEvaluator:
         (evaluator,) = games.make_evaluators.make_evaluators(
-            self._trainer, self._space, loader, {"the requested score": performance}
+            self._trainer, self._space, loader, {"the requested score": measure}
         )
         return evaluator
 

@@ -33,6 +33,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.scores import OWN_SCORES
+from flsv.scores.performance import measure_of
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
@@ -145,9 +146,8 @@ class Engine:
         if not any(readers):
             return None
 
-        from flsv.engines.scoring import (
-            coalition_games,  # a run that scores no models does not load it
-        )
+        # A run that scores no models does not load it.
+        from flsv.engines.scoring import coalition_games
 
         return coalition_games(self, measures, evaluating)
 
@@ -454,7 +454,7 @@ class Engine:
 
 
 def _scores_models(strategy: Any) -> bool:
-    return strategy.evaluates or strategy.measure is not None
+    return strategy.evaluates or measure_of(strategy) is not None
 
 
 def describe_place(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

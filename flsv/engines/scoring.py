@@ -24,8 +24,8 @@ from flsv.games.make_evaluators import count_logits, dry_run, make_evaluators
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.own_validation import OwnValidation
-from flsv.scores import Measure
 from flsv.scores.class_scores import ClassScores, plain_scores
+from flsv.scores.performance import Measure, measure_of
 from flsv.utilities.errors import ConfigurationError
 
 #: An Engine, whose module imports this one.
@@ -66,9 +66,7 @@ def coalition_games(
     )
 
 
-def _own_validation(
-    engine: Engine, evaluators: Sequence[VectorEvaluator]
-) -> OwnValidation | None:
+def _own_validation(engine: Engine, evaluators: Sequence[VectorEvaluator]) -> OwnValidation | None:
     if all(evaluator.requests_from_clients for evaluator in evaluators):
         return None
     scorers = [evaluator for evaluator in evaluators if isinstance(evaluator, ValidatedModels)]
@@ -96,7 +94,7 @@ def _client_evaluator(engine: Engine, measure: Measure) -> ClientEvaluator:
 def _try_evaluation(engine: Engine, component: Any) -> None:
     """Try the evaluation of a metric or a strategy on the first client."""
     component_name = type(component).__name__
-    measure = component.measure
+    measure = measure_of(component)
     if measure is not None and not measure.is_of_classifier:
         if measure.at_clients:
             return  # ClientEvaluator.check sends requests to all clients

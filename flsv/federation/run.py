@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import Tensor
 
-from flsv import scores
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round, Split
@@ -27,6 +26,7 @@ from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from flsv.sampling.base import checked_probabilities, draw_cohort
+from flsv.scores.performance import ACCURACY, measure_of
 from flsv.server.checks import check_head_is_trained, check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
@@ -145,8 +145,7 @@ class FederationRun:
             # A strategy may also read utilities of coalitions.
             needs_utilities = any(VOCABULARY[name].needs_utilities for name in reads_of(strategy))
             if needs_utilities:
-                measure = scores.performance.as_measure(strategy.measure or "accuracy")
-                measures[f"{role} {strategy!r}"] = measure
+                measures[f"{role} {strategy!r}"] = measure_of(strategy) or ACCURACY
 
         games = self.engine.games(measures, self.metrics.evaluating)
         if games is not None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.core import (
     Client,
@@ -107,7 +108,7 @@ def _are_within_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
 def score_models(
     local: LocalData,
     models: Tensor,
-    performance: Measure | None = None,
+    performance: str | Measure | None = None,
     mode: str | None = None,
 ) -> Tensor:
     """Score models on a client's held-out (validation) samples.
@@ -332,16 +333,16 @@ class ClientEvaluator(VectorEvaluator):
         return self._measure.by_class and is_cheap
 
     def computes(self, measure: Measure) -> bool:
-        """Return whether clients score models by this measure, or count by class."""
+        """Return whether clients score models by this measure."""
         if not measure.at_clients:
             return False
-        if measure.by_class or self._measure.by_class:
-            return measure.by_class and self._measure.by_class
-        if isinstance(measure.of, str) and isinstance(self._measure.of, str):
-            return measure.of == self._measure.of
-        return measure.of is self._measure.of
+        if measure.by_class and self._measure.by_class:
+            return True
+        if isinstance(measure.of, Metric) or isinstance(self._measure.of, Metric):
+            return measure.of is self._measure.of  # torchmetrics defines == by values
+        return measure.of == self._measure.of
 
-    def output_measure(self, measure: Any) -> ClientEvaluator | None:
+    def output_measure(self, measure: Measure) -> ClientEvaluator | None:
         """Return this evaluator if the clients can predict outputs, and score them themselves."""
         return self if self.can_predict else None
 
@@ -352,8 +353,9 @@ class ClientEvaluator(VectorEvaluator):
         outputs: Iterable[Tensor],
         weights: Tensor,
     ) -> list[PredictedValues]:
-        """Compute Shapley values after several rounds, as :meth:`OutputMeasure.shapley` does. The "outputs" of each
-        round are the trained coalitions' models ``[T, P]``.
+        """Compute Shapley values after several rounds, see
+        :class:`flsv.functional.shapley.predicted_outputs.ValuesFromOutputs`. The "outputs" of each round are the
+        trained coalitions' models ``[T, P]``.
         """
         values = []
         for utilities_of_round, models in zip(utilities, outputs):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
+from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
@@ -117,11 +118,12 @@ class CoalitionGames:
                 return evaluator
         raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
 
-    def output_measure(self, measure: Measure) -> Any:
-        """Return a performance measure as a function of models' outputs, see :meth:`VectorEvaluator.output_measure`.
-        None: it is not computed from outputs.
+    def output_measure(self, measure: Measure) -> ValuesFromOutputs | None:
+        """Return the object that computes Shapley values by ``measure`` from models' outputs. None: it is not computed
+        from outputs.
         """
-        return self.evaluator_of(measure).output_measure(measure)
+        evaluator: VectorEvaluator = self.evaluator_of(measure)
+        return evaluator.output_measure(measure)
 
     def utility(
         self,

@@ -11,7 +11,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation_run import StoredBatches, store_batches
@@ -22,7 +21,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -62,84 +61,81 @@ def make_evaluators(
     Returns:
         The evaluators, of which one :meth:`computes` each measure.
     """
+    at_clients = []
+    of_classifier = {}
+    of_task = {}  # logged values and metrics
+    for name, measure in measures.items():
+        if measure.at_clients:
+            at_clients.append(measure)
+        elif measure.is_of_classifier:
+            of_classifier[name] = measure.name
+        else:
+            of_task[name] = measure
+
     evaluators: list[VectorEvaluator] = []
-    model_scores = _scores_at_server(measures)
-    if model_scores:
-        evaluators += _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
-    for measure in measures.values():
-        if measure.at_clients and not any(evaluator.computes(measure) for evaluator in evaluators):
+    if of_task:
+        evaluators += _evaluators_of_task(trainer, space, loaders, of_task, seed, effects)
+    for measure in at_clients:
+        if not any(evaluator.computes(measure) for evaluator in evaluators):
             assert make_client_evaluator is not None
             client_evaluator = make_client_evaluator(measure)
             client_evaluator.check(space.read(trainer.lightning_module))
             evaluators.append(client_evaluator)
-    return evaluators + _evaluators_of_names(
-        trainer, space, loaders, measures, num_classes, effects
-    )
+    if of_classifier:
+        evaluators.append(
+            _evaluator_of_classifier(trainer, space, loaders, of_classifier, num_classes, effects)
+        )
+    return evaluators
 
 
-def _scores_at_server(measures: Measures) -> dict[str, Measure]:
-    return {
-        name: measure
-        for name, measure in measures.items()
-        if not measure.is_of_classifier and not measure.at_clients
-    }
+def _evaluator_of_classifier(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    loaders: Any,
+    scores: Mapping[str, str],
+    num_classes: int | None,
+    effects: ScoringEffects | None,
+) -> ModelEvaluator:
+    """Create the evaluator of a classifier by ``scores``, ``{name of a metric: name of a score}``."""
+    metric_names = ", ".join(scores)
+    batches = all_on_device(trainer, loaders)
+    try:
+        evaluator = classifier_evaluator(trainer, space, batches, num_classes, effects)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{metric_names}: {error}{LOGGED_VALUE_ADVICE}") from error
+    if effects is None and "negative_loss" in scores.values():
+        evaluator.check_logits(metric_names)
+    return evaluator
 
 
-def _evaluators_of_names(
+def _evaluators_of_task(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
     measures: Measures,
-    num_classes: int | None,
-    effects: ScoringEffects | None,
-) -> list[VectorEvaluator]:
-    """Return the evaluator of a classifier if there are measures that are names, such as accuracy."""
-    classifier_measures = {
-        name: measure.name
-        for name, measure in measures.items()
-        if measure.is_of_classifier and not measure.at_clients
-    }
-    if not classifier_measures:
-        return []
-    names = ", ".join(classifier_measures)
-    batches = all_on_device(trainer, loaders)
-    try:
-        classifier = classifier_evaluator(trainer, space, batches, num_classes, effects)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
-    if effects is None and "negative_loss" in classifier_measures.values():
-        classifier.check_logits(names)
-    return [classifier]
-
-
-def _evaluators_of_scores(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    loaders: Any,
-    model_scores: Mapping[str, Measure],
     seed: int,
     effects: ScoringEffects | None,
 ) -> list[VectorEvaluator]:
+    """Create one evaluator of all logged values, and one of each torchmetrics metric."""
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: list[VectorEvaluator] = []
-    if any(isinstance(measure.of, str) for measure in model_scores.values()):  # a logged value
-        evaluators.append(
-            _validated_models(trainer, space, batches, model_scores, seed, effects)
+    if any(measure.is_logged for measure in measures.values()):
+        evaluators.append(_validated_models(trainer, space, batches, measures, seed, effects))
+    for name, measure in measures.items():
+        if measure.is_logged:
+            continue
+        evaluator = _model_evaluator(
+            trainer,
+            space,
+            _inputs_and_labels(trainer, batches, name),
+            effects,
+            metric=measure.of,
+            logits=measure.logits,
+            seed=seed,
+            requester=name,
         )
-    for name, measure in model_scores.items():
-        if isinstance(measure.of, Metric):
-            evaluator = _model_evaluator(
-                trainer,
-                space,
-                _inputs_and_labels(trainer, batches, name),
-                effects,
-                metric=measure.of,
-                logits=measure.logits,
-                seed=seed,
-                requester=name,
-            )
-            evaluators.append(evaluator)
+        evaluators.append(evaluator)
     return evaluators
 
 
@@ -164,24 +160,22 @@ def _validated_models(
     trainer: L.Trainer,
     space: ParameterSpace,
     batches: list[StoredBatches],
-    model_scores: Mapping[str, Measure],
+    measures: Measures,
     seed: int,
     effects: ScoringEffects | None,
 ) -> ValidatedModels:
-    """Create the evaluator of all logged values that measures need, from ``model_scores``, ``{name of a metric:
-    measure}``.
-    """
+    """Create the evaluator of the logged values among ``measures``, ``{name of a metric: measure}``."""
     # {name of a logged value: names of the metrics that score models by it}
     metrics_by_value: dict[str, list[str]] = {}
-    for metric, measure in model_scores.items():
-        if isinstance(measure.of, str):
-            metrics_by_value.setdefault(measure.of, []).append(metric)
+    for metric, measure in measures.items():
+        if measure.is_logged:
+            metrics_by_value.setdefault(measure.name, []).append(metric)
     evaluator = ValidatedModels(
         trainer,
         space,
         batches,
         names=list(metrics_by_value),
-        derived=[measure.name for measure in model_scores.values() if measure.derived],
+        derived=[measure.name for measure in measures.values() if measure.derived],
         requester={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
         seed=seed,
         effects=effects,

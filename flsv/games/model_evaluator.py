@@ -52,7 +52,7 @@ from flsv.games.validation_batches import (
 )
 from flsv.games.vector_evaluator import Build, Scores, row_builder
 from flsv.scores.class_scores import ClassScore
-from flsv.scores.performance import Measure, as_measure
+from flsv.scores.performance import Measure
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
@@ -274,12 +274,11 @@ class ModelEvaluator(CopyEvaluator):
             return self._support is not None
         return measure.of is self._given_metric
 
-    def output_measure(self, measure: str | Measure) -> OutputMeasure | None:
-        """Return ``measure`` as a function of the outputs that :meth:`evaluate` keeps. None if it keeps none."""
+    def output_measure(self, measure: Measure) -> OutputMeasure | None:
+        """Return a measure as a function of the outputs that :meth:`evaluate` keeps. None: it keeps none."""
         if self.form is None:
             return None
         labels = [labels for _, labels in self._batches]
-        measure = as_measure(measure)
         if measure.is_of_classifier:
             all_labels = torch.cat([batch_labels.cpu() for batch_labels in labels])
             return measure_of_classes(measure.name, all_labels, self.support)
@@ -385,9 +384,7 @@ class ModelEvaluator(CopyEvaluator):
         """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
         return self._measured(num_models, self._outputs_by_batch(compute_outputs), keep)
 
-    def _outputs_by_batch(
-        self, compute_outputs: Callable[[Any], Any]
-    ) -> Iterator[tuple[Any, Any]]:
+    def _outputs_by_batch(self, compute_outputs: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
         """Yield models' outputs ``[c, B, ...]`` for each batch, and its labels."""
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:

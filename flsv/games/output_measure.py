@@ -66,10 +66,10 @@ def _balancing_weights(labels: Tensor) -> Tensor:
 
 
 def measure_by_metric(
-    measure: Measure, form: OutputForm, batches: Sequence[Tensor], metric: OutputMetric
+    measure: Measure, form: OutputForm, labels_of_batches: Sequence[Tensor], metric: OutputMetric
 ) -> OutputMeasure:
-    """Return the measure of outputs by a torchmetrics metric, from the labels of each of the ``batches``."""
-    labels = torch.cat([batch_labels.cpu() for batch_labels in batches])
+    """Return a measure by a torchmetrics metric of outputs in the form ``form``, and labels."""
+    labels = torch.cat([batch_labels.cpu() for batch_labels in labels_of_batches])
     power = _power_of_error(metric.metric)
     if power is not None:
         errors = _errors(labels, power)
@@ -80,10 +80,10 @@ def measure_by_metric(
             by_sample=lambda outputs: measure.utility(errors(outputs)),
         )
 
-    value_of = _metric_of_model(metric, labels, [len(batch) for batch in batches])
+    value_of = _metric_of_model(metric, labels, [len(batch) for batch in labels_of_batches])
 
     def utility(outputs: Tensor) -> Tensor:
-        values = [value_of(of_model) for of_model in form.outputs(outputs)]
+        values = [value_of(model_outputs) for model_outputs in form.outputs(outputs)]
         return measure.utility(torch.tensor(values, dtype=torch.float64))
 
     resamples = _resamples(labels)

@@ -108,7 +108,9 @@ class OutputMetric:
         )
 
     def value(self, outputs: Tensor, labels: Tensor, batch_sizes: list[int] | None = None) -> float:
-        """Compute the metric of one model's ``outputs [V, ...]`` for V labels, by batches of these sizes, or at once."""
+        """Compute the metric of one model's ``outputs [V, ...]`` for V labels, by batches of these sizes, or at
+        once.
+        """
         self.metric.reset()
         sizes = batch_sizes or [len(labels)]
         for batch_outputs, batch_labels in zip(outputs.split(sizes), labels.split(sizes)):

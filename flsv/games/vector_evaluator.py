@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.games.module_copies import ScoringCopies, ScoringEffects
 from flsv.scores.performance import Measure
 
@@ -150,9 +151,9 @@ class VectorEvaluator(ABC):
     def computes(self, measure: Measure) -> bool:
         """Return whether the scores have a performance measure."""
 
-    def output_measure(self, measure: Any) -> Any:
-        """Return a performance measure as a function of the outputs that :meth:`evaluate` keeps, see
-        :class:`flsv.functional.shapley.predicted_outputs.OutputMeasure`. None: it keeps no outputs.
+    def output_measure(self, measure: Measure) -> ValuesFromOutputs | None:
+        """Return the object that computes Shapley values by ``measure`` from the outputs that :meth:`evaluate` keeps.
+        None: it keeps no outputs.
         """
         return None
 

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from flsv.core import VOCABULARY, Client, ClientMatrix, Values
 from flsv.metrics.guide import needs_in_words
 from flsv.scores import OWN_SCORES
+from flsv.scores.performance import Measure
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError
@@ -120,9 +121,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     rows_of_clients: Sequence[str] = ()
     """Names of arguments of ``update``, other than a round's attributes, that are tensors with a row per client."""
 
-    measure: Any = None
-    """The performance measure by which the metric scores models, see :mod:`flsv.scores.performance`. None: accuracy, if
-    it scores any."""
+    measure: Measure | str | None = None
+    """The performance measure by which models are scored for the metric, or the name of a classifier's score. None:
+    accuracy, if it reads utilities."""
 
     evaluates = False
     """Whether each client evaluates models for the metric on validation samples of its own."""
@@ -333,7 +334,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 continue
             # An argument that was None may be stored as an empty dictionary.
             argument = None if value == {} else value
-            if parameter.default != argument:
+            if argument != parameter.default and repr(argument) != repr(parameter.default):
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 

@@ -34,7 +34,7 @@ from flsv.functional.fedce import (
 )
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
-from flsv.scores.performance import Mode, Measure, performance_of
+from flsv.scores.performance import Measure, Mode, performance_of
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
@@ -228,9 +228,8 @@ class ContributionEstimation(ContributionMetric):
         cap: Positive | None = None,
         **kwargs: Any,
     ) -> None:
-        self.measure = performance_of(self, performance, mode)
-        self.performance = self.measure.request
-        is_loss = self.measure.called == "negative_loss" or self.measure.mode == "min"
+        self.performance = performance_of(self, performance, mode)
+        is_loss = self.performance.called == "negative_loss" or self.performance.mode == "min"
         if is_loss:
             raise ConfigurationError(
                 f"{type(self).__name__}(performance={performance!r}): less is better for this performance, but a score "
@@ -239,6 +238,11 @@ class ContributionEstimation(ContributionMetric):
         self.combine = combine
         self.cap = cap
         super().__init__(num_clients, num_classes=None, **kwargs)
+
+    @property
+    def measure(self) -> Measure:  # type: ignore[override]  # follows from an argument
+        """Return the performance measure by which models are scored."""
+        return self.performance
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):
@@ -268,7 +272,9 @@ class ContributionEstimation(ContributionMetric):
         device = client_ids.device
         weights = _shares(aggregation_weights)
         # Some clients may not reply: `scores` has the scores of the others, and `has_score` [k] says which these are.
-        scores, has_score = scores_without_own(clients, aggregate, weights, self.measure.request)
+        scores, has_score = scores_without_own(
+            clients, aggregate, weights, self.performance.request
+        )
         self._check_range(scores)
         gram = self._matrix(client_updates).gram()
         cosines = leave_one_out_cosines(gram, weights).to(device)  # [k]
@@ -284,7 +290,7 @@ class ContributionEstimation(ContributionMetric):
         scores = scores.to(self.scores)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
-                f"FedCE's error is 1 - score and needs scores in [0, 1], but performance={self.measure!r} gave "
+                f"FedCE's error is 1 - score and needs scores in [0, 1], but {self.performance.title} gave "
                 f"{scores.tolist()}. Choose another performance, such as 'accuracy'."
             )
 

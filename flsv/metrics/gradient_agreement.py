@@ -14,7 +14,7 @@ from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
-from flsv.scores.performance import classifier_measure, performance_of
+from flsv.scores.performance import Measure, classifier_measure, performance_of
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
 STEP_FRACTION = 0.05
@@ -89,7 +89,7 @@ class GradientAgreement(ContributionMetric):
     ) -> None:
         self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.game`.
-        self.measure = classifier_measure("negative_loss")
+        self.measure: Measure = classifier_measure("negative_loss")
         if loss is not None:
             self.measure = performance_of(self, loss, mode="min", argument="loss")
         super().__init__(num_clients, num_classes=None, **kwargs)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from flsv.core import Values
 from flsv.functional.shapley.halvings import choose_halvings
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
+from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
@@ -39,10 +39,6 @@ from flsv.values.query import (
     value_after_round,
     values_by_round,
 )
-
-if TYPE_CHECKING:
-    from flsv.games.client_evaluation import ClientEvaluator
-
 
 #: Why there are no values in a run.
 BEFORE_TRAINING = "there are no values before the coalitions are trained"
@@ -283,7 +279,7 @@ class ShadowShapley(MeasuredMetric):
         masks: Tensor,
         rounds: Sequence[int],
         weights: Tensor | None = None,
-        of_outputs: OutputMeasure | ClientEvaluator | None = None,
+        of_outputs: ValuesFromOutputs | None = None,
     ) -> Game:
         """Return the game whose values these are.
 

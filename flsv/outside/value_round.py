@@ -407,7 +407,7 @@ def _check_needs(contribution_metrics: ContributionMetrics) -> None:
 
 def _metrics_of_classes(contribution_metrics: ContributionMetrics) -> list[str]:
     metrics = contribution_metrics.metrics.items()
-    measures = contribution_metrics.performances.items()  # only a name is a score of classes
+    measures = contribution_metrics.performances.items()
     return [
         *(name for name, metric in metrics if getattr(metric, "per_class", False)),
         *(name for name, measure in measures if measure.is_of_classifier),

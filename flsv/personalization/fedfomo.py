@@ -34,7 +34,7 @@ from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_columns import keep_common
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
-from flsv.scores.performance import Mode, Measure, performance_of
+from flsv.scores.performance import Measure, Mode, performance_of
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 
@@ -89,9 +89,13 @@ class FedFomo(UploadKeeper):
         self.num_downloads = num_downloads
         self.epsilon = epsilon
         self.epsilon_decay = epsilon_decay
-        self.measure = performance_of(self, performance, mode)
-        self.performance = self.measure.request
+        self.performance = performance_of(self, performance, mode)
         self._affinity = torch.zeros(0, 0)
+
+    @property
+    def measure(self) -> Measure:  # type: ignore[override]  # follows from an argument
+        """Return the performance measure by which models are scored."""
+        return self.performance
 
     def set_up(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
@@ -139,7 +143,7 @@ class FedFomo(UploadKeeper):
         for peer in peers:
             upload = self._uploads[peer]
             downloads.append(upload.to(round.client_vectors))
-        compute = partial(mix_models, performance=self.measure.request)
+        compute = partial(mix_models, performance=self.performance.request)
         values = request_model_values(client, compute, downloads, round.space.num_parameters)
         return peers, values
 

@@ -37,7 +37,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -105,9 +105,7 @@ class CoalitionScoring(L.Callback):
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
-    def _make_evaluator(
-        self, trainer: L.Trainer, loop: Any, measure: Measure
-    ) -> VectorEvaluator:
+    def _make_evaluator(self, trainer: L.Trainer, loop: Any, measure: Measure) -> VectorEvaluator:
         device = trainer.lightning_module.device
         (evaluator,) = make_evaluators(
             trainer,

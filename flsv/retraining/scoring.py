@@ -21,12 +21,10 @@ class ModelScoring:
         self, measures: Measures, evaluator_of: Callable[[Measure], VectorEvaluator]
     ) -> None:
         self._measures = measures
-        # {evaluator: the measures that it computes}
-        self.evaluators: dict[VectorEvaluator, list[str]] = {}
-        for name, measure in measures.items():
-            known = [evaluator for evaluator in self.evaluators if evaluator.computes(measure)]
-            evaluator = known[0] if known else evaluator_of(measure)
-            self.evaluators.setdefault(evaluator, []).append(name)
+        self.evaluators: list[VectorEvaluator] = []
+        for measure in measures.values():
+            if not any(evaluator.computes(measure) for evaluator in self.evaluators):
+                self.evaluators.append(evaluator_of(measure))
 
     def score(
         self,
@@ -43,9 +41,7 @@ class ModelScoring:
             scores = {evaluator: evaluator.score_module(module) for evaluator in self.evaluators}
 
         for requester, measure in (untrained or {}).items():
-            for evaluator, scores_of_module in scores.items():
-                if evaluator.computes(measure):
-                    check_untrained(requester, measure, scores_of_module)
+            check_untrained(requester, measure, _scores_by(measure, scores))
         return self._model(scores, index=0)
 
     def score_vectors(self, vectors: Sequence[Tensor]) -> list[ScoredModel]:
@@ -57,15 +53,24 @@ class ModelScoring:
         }
         return [self._model(scores, index) for index in range(len(vectors))]
 
-    def _model(self, scores_by_evaluator: Mapping[VectorEvaluator, Scores], index: int) -> ScoredModel:
+    def _model(
+        self, scores_by_evaluator: Mapping[VectorEvaluator, Scores], index: int
+    ) -> ScoredModel:
         utilities = {}
         outputs = {}
-        for evaluator, scores in scores_by_evaluator.items():
-            for name in self.evaluators[evaluator]:
-                measure = self._measures[name]
-                utility = utility_of(scores, measure)[index]
-                utilities[name] = utility.view(-1).tolist()
-                if scores.outputs is not None:
-                    # A copy, since torch.save would write a view together with all models' outputs.
-                    outputs[outputs_name(measure)] = scores.outputs[index].cpu().clone()
+        for name, measure in self._measures.items():
+            scores = _scores_by(measure, scores_by_evaluator)
+            utility = utility_of(scores, measure)[index]
+            utilities[name] = utility.view(-1).tolist()
+            if scores.outputs is not None:
+                # A copy, since torch.save would write a view together with all models' outputs.
+                outputs[outputs_name(measure)] = scores.outputs[index].cpu().clone()
         return ScoredModel(utilities, outputs)
+
+
+def _scores_by(measure: Measure, scores_by_evaluator: Mapping[VectorEvaluator, Scores]) -> Scores:
+    """Return the scores of the evaluator that computes a measure."""
+    for evaluator, scores in scores_by_evaluator.items():
+        if evaluator.computes(measure):
+            return scores
+    raise ValueError(f"{measure.title} is not computed by any evaluator.")

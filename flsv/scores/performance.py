@@ -43,6 +43,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.scores.class_scores import CLASS_SCORES, ClassScore
+from flsv.utilities.arguments import attribute_of
 from flsv.utilities.choices import Evaluators as Evaluators
 from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError, nearest
@@ -84,27 +85,27 @@ class Measure:
     def __repr__(self) -> str:
         if self.called:
             return repr(self.called)
-        # Fingerprints of runs have this text: with another, a resumed run would have other settings.
+        # This is in run.json, where a class keeps its name.
         return f"ModelScore(of={self.of!r}, mode={self.mode!r})"
 
     @property
     def is_of_classifier(self) -> bool:
-        """Whether this is a classifier's score, such as accuracy."""
+        """Return whether this is a classifier's score, such as accuracy."""
         return isinstance(self.of, str) and bool(self.called)
 
     @property
     def is_logged(self) -> bool:
-        """Whether this is a value that the module logs."""
+        """Return whether this is a value that the module logs."""
         return isinstance(self.of, str) and not self.called
 
     @property
     def request(self) -> str | Measure:
-        """What a request to a client names the measure by."""
+        """Return what the server sends to clients to request scores: a classifier's score by its name."""
         return self.called if self.is_of_classifier else self
 
     @property
     def title(self) -> str:
-        """The measure's name in tables and texts."""
+        """Return the measure's name in tables and texts."""
         if self.called:
             name = self.called
         elif isinstance(self.of, str):
@@ -115,17 +116,28 @@ class Measure:
 
     @property
     def by_class(self) -> bool:
-        """Whether clients score models and report this measure class by class."""
-        return self.at_clients and isinstance(self.of, str) and self.of in BY_CLASS
+        """Return whether clients score models and report this measure class by class."""
+        return self.at_clients and self.called in BY_CLASS
 
     @property
     def name(self) -> str:
-        """The measure's name in an evaluator's :class:`Scores`."""
+        """Return the measure's name in an evaluator's :class:`flsv.games.vector_evaluator.Scores`."""
         return self.of if isinstance(self.of, str) else "metric"
 
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""
         return -values if self.mode == "min" else values
+
+    def scored_by(self, evaluators: Evaluators) -> Measure:
+        """Return the measure by which ``evaluators``, the server or the clients, score models. Clients use balanced
+        instead of plain accuracy.
+        """
+        if evaluators == "server":
+            return self
+        measure = self
+        if self.called == "accuracy":
+            measure = classifier_measure("balanced_accuracy")  # clients count by class
+        return replace(measure, at_clients=True)
 
 
 #: Performance measures by name, or by the metric that needs them.
@@ -138,9 +150,35 @@ def classifier_measure(name: str) -> Measure:
     return Measure(name, "max", called=name)
 
 
+#: The measure of parts that do not name one.
+ACCURACY = classifier_measure("accuracy")
+
+
 def as_measure(measure: str | Measure) -> Measure:
     """Return a measure, or that of a classifier with this name."""
     return classifier_measure(measure) if isinstance(measure, str) else measure
+
+
+def measure_of(part: Any) -> Measure | None:
+    """Return the performance measure by which models are scored for a metric or a strategy: its attribute ``measure``,
+    which may also be the name of a classifier's score. None: it has none.
+
+    Raises:
+        ConfigurationError: the part has its measure under another name.
+    """
+    measure = attribute_of(part, "measure")
+    if measure is not None:
+        return as_measure(measure)
+    if attribute_of(part, "measured_by") is not None:
+        other_name = "measured_by"
+    elif isinstance(attribute_of(part, "performance"), Measure):
+        other_name = "performance"
+    else:
+        return None
+    raise ConfigurationError(
+        f"{type(part).__name__} has its performance measure in the attribute {other_name!r}, which is not read. "
+        "Name the attribute 'measure'."
+    )
 
 
 class FromOutputs(Metric):
@@ -185,7 +223,7 @@ def title_of(measure: Measure, positive: str | None) -> str:
     return f"{title} of {positive}"
 
 
-def scores_positive(measure: Any) -> bool:
+def scores_positive(measure: Measure) -> bool:
     """Return whether a measure is a positive class's score, as F1 is."""
     if not isinstance(measure.of, Metric):
         return False
@@ -218,17 +256,6 @@ def loss_measure(owner: Any, loss: str | None) -> Measure:
         return classifier_measure("negative_loss")
     measure = performance_of(owner, loss, "min", "loss")
     return replace(measure, derived=True)
-
-
-def measure_of(evaluators: Evaluators, performance: Measure) -> Measure:
-    """Return the measure by which ``evaluators`` (server or clients) score models. Clients use balanced instead of
-    plain accuracy.
-    """
-    if evaluators == "server":
-        return performance
-    if performance.called == "accuracy":
-        performance = classifier_measure("balanced_accuracy")  # clients count by class
-    return replace(performance, at_clients=True)
 
 
 def undefined_untrained(
@@ -279,8 +306,8 @@ def performance_of(
         argument: the name of the argument ``performance``, for messages.
 
     Returns:
-        The measure. ``"auroc"``, ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``. With a ``mode``, and any other
-        name, they are values that the module logs under that name.
+        The measure. ``"auroc"``, ``"average_precision"`` and ``"f1"`` are flsv's own scores without a ``mode``. With a
+        ``mode``, they are values that the module logs under that name, as any other name is.
 
     Raises:
         ConfigurationError: ``performance`` is another name and ``mode`` is None, it is in ``CLASSIFICATION`` and

@@ -18,7 +18,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import scores
 from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
@@ -30,6 +29,7 @@ from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import REPORTED_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
+from flsv.scores.performance import measure_of
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.uploads.base import Upload
 from flsv.utilities.errors import ConfigurationError, check_lightning, need_classes
@@ -227,7 +227,7 @@ _METRICS_OF_UPDATES = (
 
 
 def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> None:
-    measures = {name: metric.measure for name, metric in metrics.evaluating.items()}
+    measures = {name: measure_of(metric) for name, metric in metrics.evaluating.items()}
     measures |= metrics.performances
     metrics_of_logs = []
     metrics_of_forward = []

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from flsv import scores
 from flsv.core import VOCABULARY, Round, Stage, Values, stage_of
 from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
 from flsv.core.vocabulary import ARGUMENTS
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import NAMES_IN_USE
+from flsv.scores.performance import ACCURACY, Measure, measure_of
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
 
@@ -105,15 +105,10 @@ class ContributionMetrics:
         return self._names_of_readers("needs_utilities")
 
     @property
-    def performances(self) -> dict[str, Any]:
-        """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
-        :mod:`flsv.scores.performance`. The default is accuracy."""
-        return {
-            name: scores.performance.as_measure(
-                attribute_of(self.metrics[name], "measure") or "accuracy"
-            )
-            for name in self.game_metrics
-        }
+    def performances(self) -> dict[str, Measure]:
+        """Return the performance measure of each metric that evaluates models, ``{name: measure}``. The default is
+        accuracy."""
+        return {name: measure_of(self.metrics[name]) or ACCURACY for name in self.game_metrics}
 
     @cached_property
     def trained_names(self) -> list[str]:

@@ -41,6 +41,7 @@ from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
 from flsv.scores import OWN_SCORES
+from flsv.scores.performance import measure_of
 from flsv.sites.conversations import Conversations
 from flsv.sites.messages import (
     GARBLED_REPLY_ERRORS,
@@ -118,10 +119,10 @@ def _check_metrics(
     config: FederationConfig, metric_names: Iterable[str], evaluating_metrics: Mapping[str, Any]
 ) -> None:
     for name, metric in evaluating_metrics.items():
-        measure = metric.measure
+        measure = measure_of(metric)
         if measure is not None and not (measure.is_of_classifier or measure.at_clients):
             raise ConfigurationError(
-                f"the metric {name!r} lets sites score models by {measure!r}, which cannot be sent to "
+                f"the metric {name!r} lets sites score models by {measure.title!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:

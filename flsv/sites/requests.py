@@ -14,6 +14,7 @@ from flsv.core.round import started_from
 from flsv.games.client_evaluation import score_models
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import CLASS_SCORES
+from flsv.scores.performance import measure_of
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -88,7 +89,7 @@ def requested_scores(config: FederationConfig) -> set[str | None]:
     for part in _parts_of(config):
         if not getattr(part, "evaluates", False):
             continue
-        measure = part.measure
+        measure = measure_of(part)
         if measure is not None:
             scores.add(None if measure.by_class else measure.called or measure.name)
     return scores

@@ -24,6 +24,7 @@ from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.predicted_outputs import (
     OutputMeasure,
     PredictedValues,
+    ValuesFromOutputs,
     favors_nobody,
 )
 from flsv.games.members import Members, members_of
@@ -40,10 +41,8 @@ from flsv.values.coalition_files import (
 )
 from flsv.values.over_seeds import mean_with_interval
 
-if TYPE_CHECKING:
-    from pandas import DataFrame  # slow to import
-
-    from flsv.games.client_evaluation import ClientEvaluator
+if TYPE_CHECKING:  # pandas is slow to import
+    from pandas import DataFrame
 
 #: The number of last rounds whose values' spread enters the intervals, and over which values are averaged.
 NUM_RECENT_ROUNDS = 3
@@ -71,7 +70,7 @@ class Game:
     rounds: Sequence[int]
     measure: str
     weights: Tensor | None = None
-    of_outputs: OutputMeasure | ClientEvaluator | None = None
+    of_outputs: ValuesFromOutputs | None = None
     outputs: str = CLASSIFIER_OUTPUTS
     averages: bool = False
     per_class: bool = False

@@ -249,7 +249,7 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
 
     algorithm.set_up(info)
 
-    assert algorithm._loss is metric.measured_by
+    assert algorithm._loss is metric.measure
 
 
 @parametrize_with_checks(

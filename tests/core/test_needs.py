@@ -18,6 +18,7 @@ from flsv.metrics import CumulativeShapley, LeaveOneOut, WassersteinContribution
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.scores.performance import classifier_measure, performance_of
 from helpers import refused
 from helpers.data import toy_sets
 from helpers.fits import fit
@@ -72,6 +73,23 @@ class UndeclaredGame(ByGame):
 
 class WithoutNeeds(ByGame):
     needs = None
+
+
+class ByLoss(ByGame):
+    round_fields = {"game": lambda round: round.game("negative_loss")}  # noqa: RUF012
+    measure = "negative_loss"
+
+
+class MeasuredBy(ByGame):
+    measured_by = "negative_loss"
+
+
+class WithPerformance(FedAvg):
+    needs = ("game",)
+
+    def __init__(self):
+        super().__init__()
+        self.performance = performance_of(self, "val_loss", "min")
 
 
 class ByValidationLoss(FedAvg):
@@ -180,7 +198,28 @@ def test_an_aggregator_weighs_by_the_servers_validation_set(tmp_path):
     torch.testing.assert_close(loop.state.weights, weights)
 
 
+def test_a_metric_may_name_its_measure_by_a_classifiers_score(tmp_path):
+    loop = fit_loop(tmp_path, metrics={"loss": ByLoss()})
+
+    assert loop.contribution_metrics.performances == {"loss": classifier_measure("negative_loss")}
+    assert (loop.contributions["loss"] < 0).all()
+
+
 # ---- what is refused before the first round
+
+
+@pytest.mark.parametrize(
+    ("options", "attribute"),
+    [
+        ({"metrics": {"mine": MeasuredBy()}}, "measured_by"),
+        ({"aggregator": WithPerformance()}, "performance"),
+    ],
+)
+def test_a_part_with_its_measure_in_another_attribute_is_told_the_name(
+    options, attribute, tmp_path
+):
+    with refused(f"measure in the attribute '{attribute}'.*Name the attribute 'measure'"):
+        fit_loop(tmp_path, **options)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flsv.core import Client, LocalData, RespondingClient
 from flsv.core.responses import expected_response
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import few_coalitions, predicted_shapley
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games import client_evaluation
 from flsv.games.client_evaluation import MIN_HELD_OUT, hits_by_class, score_coalitions, score_models
 from flsv.games.members import members_of
@@ -250,8 +251,8 @@ class LocalDataWithAllHits:
     def evaluate(self, models, keep):
         return self.scores
 
-    def score_outputs(self, outputs):
-        return self.scores
+    def output_measure(self, name):
+        return OutputMeasure(lambda outputs: self.scores.values[name], logits=True)
 
 
 def test_client_that_scores_coalitions_hides_a_rare_class_and_the_next_one():

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassF1Score
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized
-from flsv.scores import ModelScore
+from flsv.scores import Measure
 from flsv.utilities.seeding import isolated_rngs
 from helpers import make_generator, refused, warns
 from helpers.fits import all_samples
@@ -160,7 +160,7 @@ def make_utility(**options):
 WEIGHTS = torch.tensor([0.5, 0.1, 0.0, 0.7])  # of the four clients
 NAMED_METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
 #: Of torchmetrics, which has no name in flsv: an evaluator of its own computes it.
-F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
+F1_SCORE = Measure(MulticlassF1Score(CLASSES, average="macro"), "max")
 
 
 def naive_scores_of_coalitions(net, round, data, weighting, server_lr):
@@ -192,8 +192,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     evaluator = make_evaluator(net, backend=backend)
     f1_evaluator = make_evaluator(net, num_classes=None, metric=F1_SCORE.of, backend=backend)
     # None is the key of the evaluator whose scores have names.
-    evaluators = {None: evaluator, F1_SCORE: f1_evaluator}
-    games = CoalitionGames(evaluators, server_lr=server_lr)
+    games = CoalitionGames([evaluator, f1_evaluator], server_lr=server_lr)
     games.begin(round)
 
     utilities = {}
@@ -482,7 +481,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
 
 def begin_games():
     net = make_network()
-    games = CoalitionGames({None: make_evaluator(net)})
+    games = CoalitionGames([make_evaluator(net)])
     games.begin(make_round(net))
     return games
 

@@ -18,7 +18,6 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator
-from flsv.games.output_score import OutputScore
 from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
 from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
@@ -229,9 +228,9 @@ def make_batches(num_classes):
     return list(zip(x.split(16), y.split(16)))
 
 
-def make_evaluator(net, measure, data):
-    score = performance_of("mine", measure, mode=None)
-    return ModelEvaluator(net, ParameterSpace(net), data, metric=score.of, logits=score.logits)
+def make_evaluator(net, performance, data):
+    measure = performance_of("mine", performance, mode=None)
+    return ModelEvaluator(net, ParameterSpace(net), data, metric=measure.of, logits=measure.logits)
 
 
 #: By scikit-learn: of the probabilities of class 1 ``[V]``, or of three classes ``[V, 3]``.
@@ -272,14 +271,15 @@ def probabilities_by_hand(kind, models, x):
     return torch.stack(probabilities)
 
 
-def assert_scores(evaluator, models, probabilities, expected):
+def assert_scores(evaluator, performance, models, probabilities, expected):
     """The scores of models are these, and so are the scores of outputs, which are kept as logits."""
     scores = evaluator(models, keep=True)
-    scores_of_outputs = evaluator.output_scorer().score(scores.outputs)
+    output_measure = evaluator.output_measure(performance_of("mine", performance, mode=None))
+    scores_of_outputs = output_measure.utility(scores.outputs)
 
     torch.testing.assert_close(scores.outputs.double().softmax(-1), probabilities)
     assert scores.value("metric").tolist() == pytest.approx(expected, abs=1e-6)
-    assert scores_of_outputs.value("metric").tolist() == pytest.approx(expected, abs=1e-6)
+    assert scores_of_outputs.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["two logits", "one logit", "probabilities"])
@@ -295,11 +295,12 @@ def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name,
     expected = [score(y.numpy(), of_model) for of_model in probabilities_of_class_1]
 
     by_name = make_evaluator(net, name, data)
-    by_torchmetrics = make_evaluator(net, TORCHMETRICS_OF_SCORES[name], data)
+    metric = TORCHMETRICS_OF_SCORES[name]
+    by_torchmetrics = make_evaluator(net, metric, data)
 
     assert len(set(expected)) > 1
-    assert_scores(by_name, models, probabilities, expected)
-    assert_scores(by_torchmetrics, models, probabilities, expected)
+    assert_scores(by_name, name, models, probabilities, expected)
+    assert_scores(by_torchmetrics, metric, models, probabilities, expected)
 
 
 @pytest.mark.parametrize("name", SCORES_OF_THREE_CLASSES)
@@ -315,7 +316,7 @@ def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(nam
     evaluator = make_evaluator(net, name, data)
 
     assert len(set(expected)) > 1
-    assert_scores(evaluator, models, probabilities, expected)
+    assert_scores(evaluator, name, models, probabilities, expected)
 
 
 @pytest.mark.fast_rows("two logits-auroc-labels2-all of class 1")
@@ -482,10 +483,10 @@ def test_predicted_outputs_of_a_positive_layer_are_positive(layer):
     far_apart_models = 3 * torch.randn(len(masks), num_parameters)
     scores = evaluator(far_apart_models, keep=True)
     utilities = -scores.value("metric")
-    output_score = OutputScore.for_evaluator(evaluator, measure)
+    output_measure = evaluator.output_measure(measure)
 
     # The deviance of a prediction below 0 would raise an error here.
-    estimates = output_score.shapley(masks, [utilities], [scores.outputs], weights=torch.ones(3))
+    estimates = output_measure.shapley(masks, [utilities], [scores.outputs], weights=torch.ones(3))
 
     (estimate,) = estimates
     is_grand = masks.all(dim=1)

@@ -9,10 +9,9 @@ from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.predicted_outputs import PredictionScore, case_values
+from flsv.functional.shapley.predicted_outputs import OutputMeasure, case_values
 from flsv.games import ModelEvaluator
-from flsv.games.output_score import OutputScore
-from flsv.scores.performance import performance_of
+from flsv.scores.performance import as_measure, performance_of
 from helpers import make_generator
 
 SAMPLES, CLIENTS, CLASSES = 240, 3, 3
@@ -24,32 +23,32 @@ def labels_of_samples():
     return torch.multinomial(class_shares, SAMPLES, replacement=True, generator=generator)
 
 
-def make_score(measure):
-    """A score of three classes, one of them rare. The module itself plays no part."""
+def make_measure(name):
+    """A measure of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(SAMPLES, 2)
     labels = labels_of_samples()
     batches = list(zip(inputs.split(100), labels.split(100)))
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, num_classes=CLASSES)
-    return OutputScore.for_evaluator(evaluator, measure)
+    return evaluator.output_measure(as_measure(name))
 
 
-def make_score_of_regression(metric, targets, mode=None):
+def make_measure_of_regression(metric, targets, mode=None):
     module = nn.Linear(2, 1)
     inputs = torch.zeros(len(targets), 2)
     batches = [(inputs, targets[:, None])]
     measure = performance_of("test", metric, mode)
     space = ParameterSpace(module)
     evaluator = ModelEvaluator(module, space, batches, metric=measure.of)
-    return OutputScore.for_evaluator(evaluator, measure)
+    return evaluator.output_measure(measure)
 
 
-def covariance_of(score, masks, outputs):
+def covariance_of(measure, masks, outputs):
     """The covariance, between draws of the validation samples, of the values of equally large clients."""
     _, num_clients = masks.shape
     sizes = torch.ones(num_clients)
-    return score.scores_by_sample.values(masks, outputs, sizes, scoring=score).covariance()
+    return measure.shapley_by_sample(masks, outputs, sizes).covariance()
 
 
 def make_outputs(masks):
@@ -108,18 +107,18 @@ def covariance_by_bootstrap(utilities, draw_samples, outputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("measure", "utilities", "draw_samples"),
+    ("name", "utilities", "draw_samples"),
     [
         ("accuracy", accuracies, resample),
         ("negative_loss", negative_losses, resample),
         ("balanced_accuracy", balanced_accuracies, resample_each_class),
     ],
 )
-def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, draw_samples):
+def test_covariance_of_values_is_that_of_a_plain_bootstrap(name, utilities, draw_samples):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
 
-    covariance = covariance_of(make_score(measure), masks, outputs)
+    covariance = covariance_of(make_measure(name), masks, outputs)
 
     expected = covariance_by_bootstrap(utilities, draw_samples, outputs.numpy())
     largest_variance = float(expected.diagonal().max())
@@ -129,26 +128,24 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure, utilities, d
 def test_values_of_samples_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
-    output_score = make_score("balanced_accuracy")
-    score_outputs = output_score.score
-    score_each_sample = output_score.scores_by_sample.score
+    measure = make_measure("balanced_accuracy")
     sizes = torch.tensor([3.0, 2.0, 1.0])
-    sorted_outputs = outputs[:, output_score.order]  # scores take the samples sorted by class
+    sorted_outputs = outputs[:, measure.order]  # the measure takes the samples sorted by class
 
     estimate = predicted_shapley(
         masks,
-        score_outputs(sorted_outputs),
+        measure.utility(sorted_outputs),
         sorted_outputs,
         weights=sizes,
-        score=score_outputs,
+        score=measure.utility,
         logits=True,
     )
     values_by_sample = case_values(
         masks,
-        score_each_sample(sorted_outputs),
+        measure.by_sample(sorted_outputs),
         sorted_outputs,
         weights=sizes,
-        scoring=PredictionScore(score_each_sample, logits=True),
+        measure=OutputMeasure(measure.by_sample, logits=True),
     )
 
     assert values_by_sample.shape == (CLIENTS, SAMPLES)
@@ -160,14 +157,14 @@ def test_values_of_samples_average_to_the_predicted_values():
 def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, power):
     num_samples = 50
     targets = torch.linspace(-1, 1, num_samples)
-    score = make_score_of_regression(metric, targets)
+    measure = make_measure_of_regression(metric, targets)
 
     # The model of both clients predicts 0. The other models (of nobody and of each client alone) predict 1.
     masks = all_coalitions(2)
     has_both_clients = masks.all(dim=1)
     outputs = torch.ones(len(masks), num_samples)
     outputs[has_both_clients] = 0
-    covariance = covariance_of(score, masks, outputs)
+    covariance = covariance_of(measure, masks, outputs)
 
     # Both clients have the same value, half of the mean gain. So all four variances and covariances are the value's
     # variance.
@@ -181,7 +178,7 @@ def test_values_by_errors_of_a_regression_have_the_variance_of_a_mean(metric, po
 
 def test_measure_that_is_no_mean_over_samples_is_resampled():
     targets = torch.randn(400, generator=make_generator())
-    score = make_score_of_regression(R2Score(), targets, mode="max")
+    measure = make_measure_of_regression(R2Score(), targets, mode="max")
     zeros = torch.zeros(400)
     noise = torch.randn(400, generator=make_generator(1))
     outputs_of_nobody = outputs_of_client_1 = zeros
@@ -191,9 +188,9 @@ def test_measure_that_is_no_mean_over_samples_is_resampled():
         [outputs_of_nobody, outputs_of_client_0, outputs_of_client_1, outputs_of_both]
     )
 
-    covariance = covariance_of(score, all_coalitions(2), outputs)
+    covariance = covariance_of(measure, all_coalitions(2), outputs)
 
-    assert score.scores_by_sample.is_resampled
+    assert measure.is_resampled
     variance_of_client_0 = covariance[0, 0]
     assert 0 < variance_of_client_0 < 0.01
     covariance_of_clients = covariance[0, 1]

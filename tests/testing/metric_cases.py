@@ -83,7 +83,7 @@ class TrainedCase(OwnMetricCase):
     """A metric of trained coalitions: each client alone, every two and all, as if they had trained the mean model."""
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        measure = self.part.measured_by
+        measure = self.part.measure
 
         def utility(masks: Tensor) -> Tensor:
             cohort_masks = masks[:, round.client_ids]

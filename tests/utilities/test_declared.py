@@ -5,11 +5,13 @@ import copy
 import dataclasses
 import importlib
 import inspect
+import json
 import math
 import pickle
 import types
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
@@ -17,13 +19,19 @@ import pytest
 import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import nn
+from torchmetrics import Metric
 
 from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg, TrimmedMean
 from flsv.configuration.identity import described
+from flsv.core.strategy import Strategy
 from flsv.data import IIDPartitioner
+from flsv.filters import UpdateFilter
+from flsv.metrics import ContributionMetric
 from flsv.privacy import GaussianPrivacy
+from flsv.scores import FromOutputs
 from flsv.training.algorithms import MoreauSGD
+from flsv.uploads import Upload
 from flsv.utilities.declared import (
     Count,
     NonNegative,
@@ -58,6 +66,8 @@ NEEDED = {
     "ServerOptimizer": {"optimizer": partial(torch.optim.SGD, lr=1.0)},
 }
 STEP = 1e-6
+#: Each part's description, by the code that makes the part.
+DESCRIPTIONS = Path(__file__).with_name("descriptions.json")
 
 
 def public_classes(packages):
@@ -203,6 +213,67 @@ def test_parts_that_differ_in_an_argument_have_different_descriptions(cls):
             # Equal values, such as 1 and 1.0, may have one description.
             described_value = value_by_description.setdefault(description, value)
             assert described_value == value, name
+
+
+#: Classes of a federation's parts.
+PART_CLASSES = (Strategy, ContributionMetric, Upload, UpdateFilter)
+#: What these parts cannot be made without, beside NEEDED.
+NEEDED_BY_PARTS = {
+    "FalseReports": {"loss": 1.0},
+    "FixedCohort": {"clients": [0]},
+    "PowerOfChoice": {"candidates": 2},
+}
+
+
+class OwnScore(Metric):
+    """A metric whose attributes do not depend on torchmetrics' version."""
+
+    higher_is_better = True
+
+    def update(self, outputs, labels):
+        pass
+
+    def compute(self):
+        return torch.zeros(())
+
+
+#: Performance measures of each kind, of which more is better.
+MEASURES = (
+    {"performance": "balanced_accuracy"},
+    {"performance": "auroc"},
+    {"performance": "val_score", "mode": "max"},
+    {"performance": OwnScore()},
+    {"performance": FromOutputs("auroc", logits=False)},
+)
+
+
+def parts_by_code():
+    """Return all public parts with their defaults, and parts with other measures, by the code that makes them."""
+    parts = {}
+    for cls in public_classes(PACKAGES):
+        if not issubclass(cls, PART_CLASSES):
+            continue
+        required = {**required_arguments(cls), **NEEDED_BY_PARTS.get(cls.__name__, {})}
+        changes = [{}]
+        parameters = inspect.signature(cls).parameters
+        if "performance" in parameters:
+            changes += MEASURES
+        if "evaluators" in parameters:
+            changes += [{"evaluators": "clients"}]
+        if "loss" in parameters and not required:
+            changes += [{"loss": "val_loss"}]
+        for changed in changes:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+            parts[f"{cls.__name__}({arguments})"] = cls(**{**required, **changed})
+    return parts
+
+
+def test_descriptions_of_parts_stay_as_they_were():
+    """With another description a saved run cannot be resumed."""
+    descriptions = {code: described(part) for code, part in parts_by_code().items()}
+
+    saved_descriptions = json.loads(DESCRIPTIONS.read_text())
+    assert descriptions == saved_descriptions, f"If a change is meant, write it to {DESCRIPTIONS}."
 
 
 def parts_with(cls, name, values):

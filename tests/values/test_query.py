@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from flsv import read_run
 from flsv.functional import few_coalitions
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games.members import members_of
-from flsv.games.output_score import OutputScore
 from flsv.metrics import ShadowShapley
 from flsv.sampling import ClientSampler, UniformSampler
 from flsv.values.coalition_files import (
@@ -117,9 +117,9 @@ class ModuleThatLogsItsLoss(Plain):
         self.log("val_loss", loss)
 
 
-def make_output_score(score, data) -> OutputScore:
+def make_output_measure(score, data) -> OutputMeasure:
     labels = torch.cat([labels for _inputs, labels in data.val_dataloader()])
-    return OutputScore(lambda outputs: score(outputs, labels), logits=True)
+    return OutputMeasure(lambda outputs: score(outputs, labels), logits=True)
 
 
 def make_game(game_of_run) -> Game:
@@ -131,7 +131,7 @@ def make_game(game_of_run) -> Game:
         range(ROUNDS),
         game_of_run.measure,
         weights=data.num_samples,
-        score=None if score is None else make_output_score(score, data),
+        of_outputs=None if score is None else make_output_measure(score, data),
         averages=game_of_run.sampler is not None,
         per_class=game_of_run.metric.get("per_class", False),
     )

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -79,6 +80,24 @@ class PredictedValues(ShapleyEstimate):
     disagreement: Tensor
 
 
+class ValuesFromOutputs(Protocol):
+    """Protocol of what computes Shapley values from the outputs of trained coalitions: an :class:`OutputMeasure`, or
+    clients who score models themselves.
+    """
+
+    def shapley(
+        self,
+        trained: Tensor,
+        utilities: Sequence[Tensor],
+        outputs: Iterable[Tensor],
+        weights: Tensor,
+    ) -> list[PredictedValues]:
+        """Compute Shapley values after several rounds, from the utilities and outputs of each round, with the arguments
+        of :func:`predicted_shapley`.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class OutputMeasure:
     """A performance measure of models, as a function of their outputs for V validation samples.
@@ -111,9 +130,7 @@ class OutputMeasure:
         outputs: Iterable[Tensor],
         weights: Tensor,
     ) -> list[PredictedValues]:
-        """Compute Shapley values after several rounds, from the utilities and outputs of each round, with the arguments
-        of :func:`predicted_shapley`.
-        """
+        """Compute Shapley values after several rounds, see :class:`ValuesFromOutputs`."""
         return values_of_rounds(trained, utilities, outputs, weights, measure=self)
 
     def shapley_by_sample(

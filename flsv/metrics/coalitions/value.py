@@ -21,11 +21,9 @@ from flsv.metrics.base import Claims, ContributionMetric
 from flsv.metrics.coalitions.folds import Fold, FoldName, fold_named
 from flsv.scores.performance import (
     Evaluators,
-    Mode,
     Measure,
-    as_measure,
+    Mode,
     classifier_measure,
-    measure_of,
     performance_of,
     title_of,
 )
@@ -43,7 +41,7 @@ class MeasuredMetric(ContributionMetric):
 
     claims: Claims = ("value",)
     to_pay_by = True
-    performance: str | Measure
+    performance: Measure
     evaluators: Evaluators
 
     def _set_performance(
@@ -51,20 +49,19 @@ class MeasuredMetric(ContributionMetric):
     ) -> None:
         self.per_class = per_class
         self.evaluators = evaluators
-        self.performance = performance_of(self, performance, mode).request
-        if per_class and self.performance != "accuracy":
+        self.performance = performance_of(self, performance, mode)
+        if per_class and self.performance.called != "accuracy":
             raise ConfigurationError(
                 f"{type(self).__name__}(per_class=True) works with performance='accuracy' only, but got "
                 f"performance={performance!r}. Remove the argument performance or per_class."
             )
 
     @property
-    def measure(self) -> Any:
-        """The performance measure by which models are evaluated, in the form that :meth:`flsv.Round.game` takes."""
-        performance = as_measure(self.performance)
+    def measure(self) -> Measure:  # type: ignore[override]  # depends on the evaluators
+        """Return the performance measure by which models are scored."""
         if self.per_class:
-            performance = classifier_measure("per_class_accuracy")
-        return measure_of(self.evaluators, performance)
+            return classifier_measure("per_class_accuracy").scored_by(self.evaluators)
+        return self.performance.scored_by(self.evaluators)
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]  # depends on the evaluators
@@ -82,7 +79,7 @@ class MeasuredMetric(ContributionMetric):
         if self.per_class:
             return "gain in a class's accuracy"
         measure = self.measure
-        if measure.title == "negative_loss" and measure.is_of_classifier:
+        if measure.title == "negative_loss":
             return "fall of the validation loss (nats)"
         positive_class = None
         if self.class_names is not None and len(self.class_names) == 2:

@@ -16,8 +16,8 @@ from flsv.functional.shapley.mixtures import (
     interpolation_weights,
 )
 from flsv.functional.shapley.predicted_outputs import (
+    OutputMeasure,
     PredictedGame,
-    PredictionScore,
     has_complete_sizes,
 )
 from helpers import make_generator
@@ -232,7 +232,7 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
 
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
-    game = PredictedGame(trained, utilities, outputs, sizes, PredictionScore(accuracy, logits=True))
+    game = PredictedGame(trained, utilities, outputs, sizes, OutputMeasure(accuracy, logits=True))
     exact = exact_shapley(game, 17).values.mean(1)
 
     assert estimate.evaluations <= 2**14
