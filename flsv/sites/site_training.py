@@ -207,10 +207,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(
-            trainer, self, self._steps.shown_loader, self._steps.num_batches
-        )
-        self._step_counts = self._steps.patch_step_counts()
+        self._loop = FederatedFitLoop(trainer, rounds=self, client=self._steps)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._loop.take_loaders_from(lambda: self._loader)
@@ -223,7 +220,6 @@ class SiteTraining(L.Callback, Rounds):
             exception.add_note(f"flsv: {note}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._step_counts.restore()
         self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
