@@ -195,7 +195,9 @@ class ClientEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         # There is no validation after other epochs than the round's last, unless training stops.
-        is_allowed = self.is_last_epoch or self.trainer.should_stop
+        fit_loop = self.trainer.fit_loop
+        is_stopping = self.trainer.should_stop and fit_loop._can_stop_early
+        is_allowed = self.is_last_epoch or is_stopping
         return is_allowed and super()._should_check_val_fx(data_fetcher)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
