@@ -119,7 +119,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
 
     Attributes:
         batch: the client's batch that is trained on, or None.
-        is_last_epoch: whether this is the round's last local epoch.
+        ends_round: whether this is the round's last local epoch.
         is_idle: whether no client trains in this loop.
         delayed_hooks: hooks for when the module holds the next global model.
     """
@@ -127,7 +127,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
     trainer: Any
 
     batch: Any = None
-    is_last_epoch = True
+    ends_round = True
     is_idle = False
     has_stepped_plateaus = False
     steps_before_round = 0
@@ -157,7 +157,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
         return self.steps_so_far - (self.steps_before_client - self.steps_before_round)
 
     def is_at_end_of_round(self) -> bool:
-        return self.is_last_epoch and self.batch_progress.has_reached_end
+        return self.ends_round and self.batch_progress.has_reached_end
 
     def _num_ready_batches_reached(self) -> bool:
         return self.batch_progress.has_reached_end
@@ -197,11 +197,11 @@ class ClientEpochLoop(_TrainingEpochLoop):
         # There is no validation after other epochs than the round's last, unless training stops.
         fit_loop = self.trainer.fit_loop
         is_stopping = self.trainer.should_stop and fit_loop._can_stop_early
-        is_allowed = self.is_last_epoch or is_stopping
+        is_allowed = self.ends_round or is_stopping
         return is_allowed and super()._should_check_val_fx(data_fetcher)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        is_due = self.is_last_epoch if interval == "epoch" else not self.is_idle
+        is_due = self.ends_round if interval == "epoch" else not self.is_idle
         if is_due:
             super().update_lr_schedulers(interval, update_plateau_schedulers)
         if interval == "epoch" and update_plateau_schedulers:
@@ -369,7 +369,7 @@ class FederatedFitLoop(_FitLoop):
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``is_idle``: the round's batches have been trained elsewhere."""
         epoch_loop = self.epoch_loop
-        epoch_loop.is_last_epoch = is_last
+        epoch_loop.ends_round = is_last
         epoch_loop.is_idle = is_idle
         epoch_loop.batch_progress.epoch_length = len(self.round_loader)
 
@@ -379,7 +379,7 @@ class FederatedFitLoop(_FitLoop):
         try:
             super().advance()
         finally:  # as for any batch outside of a client's epoch
-            epoch_loop.is_last_epoch = True
+            epoch_loop.ends_round = True
             epoch_loop.batch_progress.is_last_epoch = True
 
     def end_round(self) -> None:
