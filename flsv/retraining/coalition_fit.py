@@ -52,9 +52,7 @@ def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
 
 def change_in_place(loop: Any, **changes: Any) -> None:
     """Give a FederatedLoop other arguments in place, since callbacks and modules may refer to this object."""
-    new_attributes = vars(loop.replace(**changes))
-    vars(loop).clear()
-    vars(loop).update(new_attributes)
+    loop.set_arguments(**changes)
 
 
 class CoalitionScoring(L.Callback):
