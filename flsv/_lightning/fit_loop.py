@@ -125,6 +125,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
     """
 
     trainer: Any
+    batch_progress: Any  # a ClientBatchProgress
 
     batch: Any = None
     ends_round = True
@@ -286,7 +287,7 @@ class FederatedFitLoop(_FitLoop):
         return self._combined_loader.flattened[0]
 
     @property
-    def max_batches(self) -> float:
+    def max_batches(self) -> float:  # type: ignore[override]  # Lightning sets it once an epoch
         """Number of batches of the present local epoch, before the first round and for schedules of a round."""
         is_configuring = hook_of(self.trainer.lightning_module) == CONFIGURE_HOOK
         if self.round_loader is None or is_configuring:

@@ -180,7 +180,7 @@ def loader_as(
     return _copied_loader(source.train_loader, dataset, sampler, source.train_options, num_batches)
 
 
-def _class_with_length(kind: type[DataLoader[Any]], num_batches: Callable[[], int]) -> Any:
+def _class_with_length(kind: Any, num_batches: Callable[[], int]) -> Any:
     """Return a subclass with the same name, since Python asks an object's class for its length."""
     class_body = {"__len__": lambda self: num_batches(), "__module__": kind.__module__}
     return type(kind)(kind.__name__, (kind,), class_body)
