@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, Timer
 from lightning.pytorch.loops import _FitLoop, _TrainingEpochLoop
+from lightning.pytorch.loops.progress import _BatchProgress
 from lightning.pytorch.loops.utilities import _select_data_fetcher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from flsv._lightning.patches import CONFIGURE_HOOK, Patch, PatchedAttributes, is_loop
 from flsv._lightning.private import hook_of
+from flsv._lightning.stepping_batches import STEPS_OF_FITS
 from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
@@ -42,6 +44,19 @@ class LoadersOfFit(CombinedLoader):
     @property
     def iterables(self) -> Any:
         return self._shown_loader()
+
+
+class PresentClient(Protocol):
+    """What the Trainer reports of the client that trains now, or between clients of all of them."""
+
+    def shown_loader(self) -> Any:
+        """Return the ``trainer.train_dataloader``."""
+
+    def num_batches(self) -> int:
+        """Return the number of batches in a round."""
+
+    def num_steps_of_fit(self) -> float:
+        """Return the number of optimizer steps in all rounds."""
 
 
 class Rounds:
@@ -71,20 +86,49 @@ class _Memory(L.Callback):
         self._remember()
 
 
+class ClientBatchProgress(_BatchProgress):
+    """Lightning's counts of batches, in which ``is_last_batch`` is true at the last batch of a client's round.
+
+    Attributes:
+        is_last_epoch: whether this is the client's last local epoch.
+        epoch_length: number of batches of the local epoch, None before the first.
+    """
+
+    is_last_epoch = True
+    epoch_length: int | None = None
+    _has_fetched_last = False
+
+    @property
+    def has_reached_end(self) -> bool:
+        """Whether the batch is the last of its local epoch."""
+        # A module that fetches its batches itself does so after its hooks, so they are counted, too.
+        return self._has_fetched_last or self.current.ready == self.epoch_length
+
+    @property
+    def is_last_batch(self) -> bool:
+        return self.is_last_epoch and self.has_reached_end
+
+    @is_last_batch.setter
+    def is_last_batch(self, is_last: bool) -> None:
+        # Lightning sets it at the last batch of its epoch, which is a local epoch.
+        self._has_fetched_last = is_last
+
+
 class ClientEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, which runs for each client and local epoch.
 
     Attributes:
         batch: the client's batch that is trained on, or None.
-        is_last_epoch: whether this is the round's last local epoch.
+        ends_round: whether this is the round's last local epoch.
         is_idle: whether no client trains in this loop.
         delayed_hooks: hooks for when the module holds the next global model.
     """
 
     trainer: Any
+    batch_progress: Any  # a ClientBatchProgress
 
     batch: Any = None
-    is_last_epoch = True
+    ends_round = True
     is_idle = False
     has_stepped_plateaus = False
     steps_before_round = 0
@@ -93,6 +137,12 @@ class ClientEpochLoop(_TrainingEpochLoop):
     def __init__(self, lightnings_loop: Any) -> None:
         vars(self).update(vars(lightnings_loop))
         self.max_steps = -1  # a fast_dev_run's would end the cohort early
+        lightnings_progress = lightnings_loop.batch_progress
+        self.batch_progress = ClientBatchProgress(
+            lightnings_progress.total,
+            lightnings_progress.current,
+            lightnings_progress.is_last_batch,
+        )
         self.delayed_hooks: list[Callable[[], Any]] = []
 
     @property
@@ -108,7 +158,10 @@ class ClientEpochLoop(_TrainingEpochLoop):
         return self.steps_so_far - (self.steps_before_client - self.steps_before_round)
 
     def is_at_end_of_round(self) -> bool:
-        return self.is_last_epoch and self.batch_idx + 1 == self.trainer.num_training_batches
+        return self.ends_round and self.batch_progress.has_reached_end
+
+    def _num_ready_batches_reached(self) -> bool:
+        return self.batch_progress.has_reached_end
 
     def advance(self, data_fetcher: Any) -> None:
         if not self.is_idle:
@@ -143,11 +196,13 @@ class ClientEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         # There is no validation after other epochs than the round's last, unless training stops.
-        is_allowed = self.is_last_epoch or self.trainer.should_stop
+        fit_loop = self.trainer.fit_loop
+        is_stopping = self.trainer.should_stop and fit_loop._can_stop_early
+        is_allowed = self.ends_round or is_stopping
         return is_allowed and super()._should_check_val_fx(data_fetcher)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
-        is_due = self.is_last_epoch if interval == "epoch" else not self.is_idle
+        is_due = self.ends_round if interval == "epoch" else not self.is_idle
         if is_due:
             super().update_lr_schedulers(interval, update_plateau_schedulers)
         if interval == "epoch" and update_plateau_schedulers:
@@ -155,11 +210,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
 
 
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round.
-
-    Args:
-        shown_loader: returns the ``trainer.train_dataloader`` of the client that trains.
-        num_batches: returns its number of batches in a round.
+    """Lightning's fit loop, in which an epoch is a round, and which answers for the client what the Trainer asks it.
 
     Attributes:
         has_begun_round: whether the hooks at the round's start have run. They are not called again for a checkpoint's
@@ -176,26 +227,20 @@ class FederatedFitLoop(_FitLoop):
     _first_batch_index = 0
     _make_loader: Callable[[], Any] | None = None
 
-    def __init__(
-        self,
-        trainer: L.Trainer,
-        rounds: Rounds,
-        shown_loader: Callable[[], Any],
-        num_batches: Callable[[], int],
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, rounds: Rounds, client: PresentClient) -> None:
         # This loop takes over Lightning's state.
         lightnings_loop: Any = trainer.fit_loop
         vars(self).update(vars(lightnings_loop))
         self.epoch_loop = ClientEpochLoop(lightnings_loop.epoch_loop)
-        self._combined_loader: Any = LoadersOfFit(None, shown_loader)
+        self._combined_loader: Any = LoadersOfFit(None, client.shown_loader)
         # In a tuple, since Lightning takes any loop among the attributes of a loop for a part of it.
         self._lightnings_loops = lightnings_loop, lightnings_loop.epoch_loop
         self._rounds = rounds
-        self._shown_loader = shown_loader
-        self._num_batches = num_batches
+        self._client = client
         # Values from a checkpoint for plateau schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
         self._patches = PatchedAttributes()
+        STEPS_OF_FITS.begin(self)
         trainer.fit_loop = self
 
     def begin(self, client_callback: L.Callback) -> None:
@@ -223,14 +268,17 @@ class FederatedFitLoop(_FitLoop):
         return patches
 
     def give_back(self) -> None:
-        """Restore the Trainer's own loops, with the progress and the shown loader of these."""
+        """Restore the Trainer's own loops, with the progress of these and a loader of all clients' samples."""
+        STEPS_OF_FITS.end(self)
         self._patches.restore()
         fit_loop, epoch_loop = self._lightnings_loops
-        _take_over(epoch_loop, self.epoch_loop, except_for=("max_steps",))
+        _take_over(epoch_loop, self.epoch_loop, except_for=("max_steps", "batch_progress"))
+        epoch_loop.batch_progress.load_state_dict(self.epoch_loop.batch_progress.state_dict())
         _take_over(fit_loop, self, except_for=("epoch_loop", "max_batches", "_combined_loader"))
         if self.round_loader is not None:
-            fit_loop.max_batches = self._num_batches()
-            fit_loop._combined_loader = CombinedLoader(self._shown_loader(), "max_size_cycle")
+            fit_loop.max_batches = self._client.num_batches()
+            loader = self._client.shown_loader()
+            fit_loop._combined_loader = CombinedLoader(loader, "max_size_cycle")
         self.trainer.fit_loop = fit_loop
 
     @property
@@ -239,12 +287,16 @@ class FederatedFitLoop(_FitLoop):
         return self._combined_loader.flattened[0]
 
     @property
-    def max_batches(self) -> float:
+    def max_batches(self) -> float:  # type: ignore[override]  # Lightning sets it once an epoch
         """Number of batches of the present local epoch, before the first round and for schedules of a round."""
         is_configuring = hook_of(self.trainer.lightning_module) == CONFIGURE_HOOK
         if self.round_loader is None or is_configuring:
-            return self._num_batches()
+            return self._client.num_batches()
         return len(self.round_loader)
+
+    def num_steps_of_fit(self) -> float:
+        """Return ``trainer.estimated_stepping_batches``, a client's number of optimizer steps in all rounds."""
+        return self._client.num_steps_of_fit()
 
     def take_loaders_from(self, make_loader: Callable[[], Any]) -> None:
         """Get each round's loader from ``make_loader`` from now on."""
@@ -257,10 +309,13 @@ class FederatedFitLoop(_FitLoop):
         loader = self._make_loader()
         if loader is self.round_loader:
             return
-        self._combined_loader = LoadersOfFit(loader, self._shown_loader)
+        self._combined_loader = LoadersOfFit(loader, self._client.shown_loader)
         self._data_fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
         self._data_fetcher.setup(self._combined_loader)
-        iter(self._data_fetcher)  # a loader has no length before, which Lightning reads even after an error
+        iter(
+            self._data_fetcher
+        )  # a loader has no length before, which Lightning reads even after an error
+        self.trainer.val_check_batch = self.max_batches
 
     def names_logged_in(self, hook: str) -> list[str]:
         """Return the names of the values that have been logged in a hook of the fit."""
@@ -303,25 +358,30 @@ class FederatedFitLoop(_FitLoop):
 
     def train_client(self, loader: Any, epochs: Sequence[Any]) -> None:
         """Train on a client's local epochs, one after the other. ``loader`` is the round's CohortLoader."""
-        self.epoch_loop.steps_before_client = self.epoch_loop.steps_so_far
+        epoch_loop = self.epoch_loop
+        epoch_loop.steps_before_client = epoch_loop.steps_so_far
         for epoch in epochs:
             loader.select(epoch)
+            epoch_loop.batch_progress.is_last_epoch = epoch is epochs[-1]
             self.train_epoch(is_last=epoch is loader.epochs[-1])
         loader.select(None)
 
     def train_epoch(self, is_last: bool = True, is_idle: bool = False) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``is_idle``: the round's batches have been trained elsewhere."""
-        self.epoch_loop.is_last_epoch = is_last
-        self.epoch_loop.is_idle = is_idle
+        epoch_loop = self.epoch_loop
+        epoch_loop.ends_round = is_last
+        epoch_loop.is_idle = is_idle
+        epoch_loop.batch_progress.epoch_length = len(self.round_loader)
 
         self.trainer.val_check_batch = self.max_batches
         fetcher: Any = self._data_fetcher
         iter(fetcher)  # the dataloader now yields other batches
         try:
             super().advance()
-        finally:
-            self.epoch_loop.is_last_epoch = True  # as for any batch outside of a client's epoch
+        finally:  # as for any batch outside of a client's epoch
+            epoch_loop.ends_round = True
+            epoch_loop.batch_progress.is_last_epoch = True
 
     def end_round(self) -> None:
         """Call the hooks that were delayed until the module holds the next global model."""

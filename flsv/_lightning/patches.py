@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -227,31 +227,6 @@ def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:
     if type(profiler) is not PassThroughProfiler:
         return []
     return [(profiler, "profile", nullcontext)]
-
-
-def property_patch(trainer: L.Trainer, getters: Mapping[str, Callable[[], Any]]) -> Patch:
-    """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``getters``,
-    except if they return None."""
-    trainer_class = type(trainer)
-    properties = {}
-    for name, getter in getters.items():
-        original = getattr(trainer_class, name)
-        properties[name] = _property_with_getter(trainer, original, getter)
-    patched_class = type(trainer_class.__name__, (trainer_class,), properties)
-    return trainer, "__class__", patched_class
-
-
-def _property_with_getter(trainer: L.Trainer, original: Any, getter: Callable[[], Any]) -> property:
-    """Return a property that is ``getter()`` for this trainer, or Lightning's value if that is None."""
-
-    def get(self: L.Trainer) -> Any:
-        if self is trainer:
-            value = getter()
-            if value is not None:
-                return value
-        return original.fget(self)
-
-    return property(get)
 
 
 def new_optimizers(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from flsv._lightning.data_source import data_of, generators_of, kept_data_generators
 from flsv._lightning.evaluation import as_module_input, list_loaders, validating
-from flsv._lightning.patches import property_patch
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import kept_generators
@@ -40,10 +39,9 @@ _TRANSFER_HOOKS = (
     "transfer_batch_to_device",
     "on_after_batch_transfer",
 )
-#: Attributes of a copied Trainer that return the values of the fit's Trainer.
-_SHOWN_ATTRIBUTES = (
+#: Properties of a copied Trainer that return the values of the fit's Trainer.
+_SHOWN_PROPERTIES = (
     "val_dataloaders",
-    "estimated_stepping_batches",
     "checkpoint_callback",
     "checkpoint_callbacks",
     "early_stopping_callback",
@@ -223,7 +221,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Return a shallow copy of the trainer, without callbacks and loggers, in which ``module`` is evaluated."""
     # Every object in Lightning's private attributes is copied that refers to the trainer or the module, or that a
     # validation changes, so that the original trainer does not change.
-    trainer_copy: Any = copy.copy(trainer)
+    trainer_copy = _copy_with_shown_properties(trainer)
     _copy_strategy(trainer_copy, module)
     _copy_data(trainer_copy, trainer, module)
     # The copy has its own logs and profiler, and no callbacks. Its loggers have the folders of the fit's loggers, where
@@ -234,14 +232,25 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     trainer_copy.profiler = PassThroughProfiler()
     _copy_loops(trainer_copy)
 
-    # Hooks see the same loaders, numbers of steps, and callbacks with folders as in the fit.
-    getters = {name: partial(getattr, trainer, name) for name in _SHOWN_ATTRIBUTES}
-    owner, name, patched_class = property_patch(trainer_copy, getters)
-    setattr(owner, name, patched_class)
-
     module.trainer = trainer_copy
     module._metric_attributes = None  # Lightning's map from ids of the original module's metrics
     return trainer_copy
+
+
+def _copy_with_shown_properties(trainer: L.Trainer) -> Any:
+    """Return a shallow copy in which hooks see the same loaders, and callbacks with folders, as in the fit."""
+    trainer_class = type(trainer)
+    properties = {}
+    for name in _SHOWN_PROPERTIES:
+        properties[name] = property(partial(_value_in_fit, trainer, name))
+    class_of_copy = type(trainer_class.__name__, (trainer_class,), properties)
+    trainer_copy: Any = object.__new__(class_of_copy)
+    vars(trainer_copy).update(vars(trainer))
+    return trainer_copy
+
+
+def _value_in_fit(trainer: L.Trainer, name: str, trainer_copy: L.Trainer) -> Any:
+    return getattr(trainer, name)
 
 
 def _copy_strategy(trainer_copy: Any, module: L.LightningModule) -> None:

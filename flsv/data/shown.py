@@ -175,21 +175,15 @@ def loader_as(
     if not isinstance(dataset, IterableDataset):
         sampler = _sampler(dataset, source, rows)
     if source.train_loader is None:
-        loader = DataLoader(dataset, sampler=sampler, **source.train_options)
-    else:
-        loader = _copied_loader(source.train_loader, dataset, sampler, source.train_options)
-
-    _set_length(loader, num_batches)
-    return loader
+        loader_class = _class_with_length(DataLoader, num_batches)
+        return loader_class(dataset, sampler=sampler, **source.train_options)
+    return _copied_loader(source.train_loader, dataset, sampler, source.train_options, num_batches)
 
 
-def _set_length(loader: Any, num_batches: Callable[[], int]) -> None:
-    """Make ``len(loader)`` call ``num_batches``. Python asks an object's class, so the loader gets a subclass of its
-    class, with the same name.
-    """
-    kind = type(loader)
+def _class_with_length(kind: Any, num_batches: Callable[[], int]) -> Any:
+    """Return a subclass with the same name, since Python asks an object's class for its length."""
     class_body = {"__len__": lambda self: num_batches(), "__module__": kind.__module__}
-    loader.__class__ = type(kind.__name__, (kind,), class_body)
+    return type(kind)(kind.__name__, (kind,), class_body)
 
 
 def _copied_loader(
@@ -197,16 +191,18 @@ def _copied_loader(
     dataset: Any,
     sampler: Sampler[int] | None,
     options: Mapping[str, Any],
+    num_batches: Callable[[], int],
 ) -> DataLoader[Any]:
-    loader = copy.copy(users_loader)
-    attributes = {**options, "dataset": dataset}
-    if loader.batch_size is None:  # the user gave a sampler of batches
+    attributes = {**vars(copy.copy(users_loader)), **options, "dataset": dataset}
+    if users_loader.batch_size is None:  # the user gave a sampler of batches
         attributes |= {"batch_size": None, "drop_last": False}
     if sampler is not None:
         attributes["sampler"] = sampler
         attributes["batch_sampler"] = BatchSampler(
             sampler, options["batch_size"], options["drop_last"]
         )
+    loader_class = _class_with_length(type(users_loader), num_batches)
+    loader: DataLoader[Any] = object.__new__(loader_class)
     vars(loader).update(attributes)  # setattr would raise an error
     return loader
 

@@ -92,7 +92,7 @@ class LightningFit(Rounds):
             folder_lock = FolderLock(run_folder(trainer))
             self._cleanup.callback(folder_lock.release)
         # This takes the place of the trainer's loop.
-        self.loop = FederatedFitLoop(trainer, self, self.steps.shown_loader, self.steps.num_batches)
+        self.loop = FederatedFitLoop(trainer, rounds=self, client=self.steps)
         self._cleanup.callback(self.loop.give_back)
 
     def _local_steps(self) -> LocalSteps:
@@ -163,8 +163,8 @@ class LightningFit(Rounds):
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
-        step_counts = self.steps.patch_step_counts()
-        self._cleanup.callback(step_counts.restore)
+        shown_loader = self.steps.show_loader_in_data()
+        self._cleanup.callback(shown_loader.restore)
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""

@@ -122,7 +122,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @checked
     @with_arguments_of(FederationConfig.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = FederationConfig(*args, **kwargs)
+        self._begin(FederationConfig(*args, **kwargs))
+
+    def _begin(self, config: FederationConfig) -> None:
+        """Set all attributes for a first fit with these settings."""
+        self._read_only: frozenset[str] = frozenset()
         self.config = config
         for name in _ARGUMENT_NAMES:
             if name != "metrics":  # the property returns the live metrics
@@ -141,6 +145,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._is_prepared = False
         self._reset()
         self._read_only = frozenset(_ARGUMENT_NAMES)  # from now on
+        vars(self).pop("_described", None)
 
     @cached_property
     def _described(self) -> dict[str, str]:
@@ -190,6 +195,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 arguments[name] = getattr(self.config, name)
         copied_arguments = copy.deepcopy(arguments)  # at once: arguments may share objects
         return type(self)(**copied_arguments, **functions, **changes)
+
+    def set_arguments(self, **changes: Any) -> None:
+        """Change arguments before the first fit, where callbacks and modules refer to this loop. Otherwise use
+        :meth:`replace`.
+        """
+        self._begin(self.replace(**changes).config)
 
     # ---- Lightning's hooks
 

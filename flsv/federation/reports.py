@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flsv import scores
 from flsv.__about__ import __version__
+from flsv._lightning.logged_values import callback_metrics_of
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round, Values
@@ -415,7 +416,7 @@ class RunReports:
     def _logged_numbers(self) -> dict[str, float]:
         """Return the numbers that the module has logged, without those of the run and learning rates."""
         numbers = {}
-        for name, value in self._trainer.callback_metrics.items():
+        for name, value in callback_metrics_of(self._trainer).items():
             is_learning_rate = name.partition("-")[0] == "lr"  # also LearningRateMonitor's "lr-SGD"
             is_score = name not in self._monitored.names and not is_learning_rate
             if value.numel() == 1 and is_score:

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 
 from flsv._lightning.data_source import generators_of
+from flsv._lightning.logged_values import callback_metrics_of
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
@@ -71,7 +72,7 @@ class OwnValidation:
         self._copies = None
         if copies is None:
             return ""
-        run_values = _numbers(self._trainer.callback_metrics)
+        run_values = _numbers(callback_metrics_of(self._trainer))
         try:
             values = self._values(copies)
             names = self._differing(values, run_values)

@@ -17,6 +17,7 @@ import lightning as L
 import torch
 from torchmetrics import Metric
 
+from flsv._lightning.logged_values import callback_metrics_of
 from flsv.metrics.base import CLIENT_SCORE_PREFIX
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
@@ -41,7 +42,7 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write_round(self, result: RoundResult) -> None:
-        callback_metrics = self._trainer.callback_metrics
+        callback_metrics = callback_metrics_of(self._trainer)
         for name in self.names:  # values of earlier rounds
             callback_metrics.pop(name, None)
         self.names = set()
@@ -64,7 +65,7 @@ class Monitored(Sink):
 
     def _store(self, numbers: Mapping[str, float]) -> None:
         tensors = torch.tensor(list(numbers.values())).unbind()
-        self._trainer.callback_metrics.update(zip(numbers, tensors))
+        callback_metrics_of(self._trainer).update(zip(numbers, tensors))
         self.names |= numbers.keys()
 
 

@@ -6,7 +6,6 @@ run only if training depends on them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,14 +19,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from flsv._lightning.patches import (
-    WATCHERS,
-    callbacks_of,
-    find_loop,
-    in_turn,
-    is_loop,
-    property_patch,
-)
+from flsv._lightning.logged_values import GuardedValues
+from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
@@ -37,6 +30,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
+from flsv.retraining.training_needs import only_watches_the_run
 from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
@@ -52,9 +46,7 @@ def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
 
 def change_in_place(loop: Any, **changes: Any) -> None:
     """Give a FederatedLoop other arguments in place, since callbacks and modules may refer to this object."""
-    new_attributes = vars(loop.replace(**changes))
-    vars(loop).clear()
-    vars(loop).update(new_attributes)
+    loop.set_arguments(**changes)
 
 
 class CoalitionScoring(L.Callback):
@@ -68,6 +60,7 @@ class CoalitionScoring(L.Callback):
     _has_last_round_ended = False
     _start_hash = ""
     _models: FitModels | None = None
+    _has_read_logged_values = False
 
     def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
         self._data = data
@@ -75,8 +68,6 @@ class CoalitionScoring(L.Callback):
         self._measures = measures if job.scores_rounds else {}
         self._model_by_round: dict[int, ScoredModel] = {}
         self._first_updates: Mapping[int, Tensor] = {}
-        # The parts of the fit that the program's own code has read.
-        self.reads = ProgramReads()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rounding = rounding_of(trainer)
@@ -166,11 +157,16 @@ class CoalitionScoring(L.Callback):
         global_model = loop.state.model()
         self._models = replace(self._models, trained=global_model.cpu().clone())
 
+    def refuse_logged_values(self) -> None:
+        """Note that the program reads logged values, although the fit does not validate, and raise NeedsValidation."""
+        self._has_read_logged_values = True  # the program may catch the error
+        raise NeedsValidation
+
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
         if not self._start_hash:
             raise RuntimeError("the fit has trained nothing")
-        if self.reads.values and not self._job.validates:
+        if self._has_read_logged_values:
             raise NeedsValidation
         return FitResult(
             scored=self._scored_models(),
@@ -225,7 +221,7 @@ def prepare_coalition_fit(
     if not job.validates:
         trainer.limit_val_batches = 0
         trainer.num_sanity_val_steps = 0
-    scoring.reads.begin(trainer, validates=job.validates)
+        GuardedValues(trainer, scoring.refuse_logged_values)
     # The strategy's hook runs after those of the callbacks and of the module.
     vars(trainer.strategy)["on_train_end"] = partial(scoring.deliver, trainer)
     return scoring
@@ -308,127 +304,6 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
     return taking_part
 
 
-#: Packages whose code may read a fit's results, since training does not depend on these reads.
-_PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
-#: Attributes of a Trainer that have other values in a fit without validations.
-_VALIDATION_ATTRIBUTES = (
-    "callback_metrics",
-    "logged_metrics",
-    "progress_bar_metrics",
-    "num_val_batches",
-    "val_dataloaders",
-    "enable_validation",
-)
-
-
-class ProgramReads:
-    """Record of whether the program's own code reads validation results (``values``) or Lightning's checkpoint
-    callbacks (``checkpoints``) during a fit.
-    """
-
-    values = False
-    checkpoints = False
-
-    def begin(self, trainer: L.Trainer, validates: bool) -> None:
-        """Record from now on whether the program reads validation results. If the fit does not validate, such a read
-        raises NeedsValidation.
-        """
-
-        def note_values() -> None:
-            frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
-            is_of_callback = _is_of_callback_that_trains(frame_of_reader, trainer)
-            if is_of_the_fit(frame_of_reader) and not is_of_callback:
-                return
-            self.values = True
-            if not validates:
-                raise NeedsValidation
-
-        owner, name, patched_class = property_patch(
-            trainer, dict.fromkeys(_VALIDATION_ATTRIBUTES, note_values)
-        )
-        setattr(owner, name, patched_class)
-
-    def watch_checkpoints(self, trainer: L.Trainer) -> None:
-        """Record from now on whether the program reads Lightning's callbacks that save checkpoints or stop training."""
-        for callback in callbacks_of(trainer):
-            if only_watches_the_run(callback):
-                callback.__class__ = self._watched(type(callback))
-
-    def _watched(self, kind: Any) -> Any:
-        """Return a subclass of a callback's class that records the program's reads of its attributes."""
-
-        def get_attribute(callback: Any, name: str) -> Any:
-            is_special_name = name.startswith("__")
-            frame_of_reader = sys._getframe(1)
-            if not is_special_name and not is_of_the_fit(frame_of_reader):
-                self.checkpoints = True
-            return kind.__getattribute__(callback, name)
-
-        attributes = {"__getattribute__": get_attribute, "__module__": kind.__module__}
-        watched_kind = type(kind.__name__, (kind,), attributes)
-        watched_kind.__qualname__ = kind.__qualname__  # Lightning's key of the callback's state
-        return watched_kind
-
-
 def is_of_the_fit(frame: FrameType) -> bool:
-    return _package_of(frame) in _PACKAGES_OF_THE_FIT
-
-
-def _package_of(frame: FrameType) -> str:
     package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return package
-
-
-def _is_of_callback_that_trains(frame: FrameType, trainer: L.Trainer) -> bool:
-    """Return whether ``frame`` runs Lightning's code in a callback that takes part in coalitions: in a subclass of
-    EarlyStopping, or in an EarlyStopping that another callback holds.
-    """
-    reader = frame.f_locals.get("self")
-    if not isinstance(reader, L.Callback) or _package_of(frame) != "lightning":
-        return False
-    is_in_list = any(callback is reader for callback in callbacks_of(trainer))
-    return not is_in_list or not only_watches_the_run(reader)
-
-
-_PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")
-
-
-def depends_on_validations(trainer: L.Trainer, module: L.LightningModule) -> bool:
-    """Return whether validations may change training: the program overrides validation hooks, or a learning-rate
-    scheduler reads a logged value.
-    """
-    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
-        return True
-    owners = [callback for callback in callbacks_of(trainer) if not only_watches_the_run(callback)]
-    for owner in (module, *owners):
-        for attributes in _namespaces_of_program(owner):
-            if any(name.startswith(_PREFIXES_OF_VALIDATION_HOOKS) for name in attributes):
-                return True
-    return False
-
-
-def _namespaces_of_program(owner: Any) -> list[Mapping[str, Any]]:
-    """Return the attributes of an object, and of its classes that do not belong to torch, Lightning or flsv."""
-    namespaces: list[Mapping[str, Any]] = [vars(owner)]
-    for kind in type(owner).__mro__:
-        package, _, _ = kind.__module__.partition(".")
-        if package not in (*_PACKAGES_OF_THE_FIT, "builtins"):
-            namespaces.append(vars(kind))
-    return namespaces
-
-
-def only_watches_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only observes or ends a run: it is one of :data:`WATCHERS`, and its class is one of
-    Lightning's or flsv's.
-
-    Example:
-        >>> from lightning.pytorch.callbacks import EarlyStopping
-        >>> class Stops(EarlyStopping):
-        ...     __module__ = "project"
-        >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
-        (True, False)
-    """
-    if getattr(callback, "only_watches", False):
-        return True
-    is_of_library = type(callback).__module__.startswith(("lightning.", "flsv."))
-    return is_of_library and isinstance(callback, WATCHERS)
+    return package in ("flsv", "lightning", "torch")

@@ -140,7 +140,7 @@ def train_coalition(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -
 def _fit_with_needed_validations(
     run_copy: CopyOfRun, measures: Measures, job: TrainingJob
 ) -> FitResult:
-    """Fit a copy of the run. If this fails without validations, fit another copy with validations."""
+    """Fit a copy of the run. If this fails without validations, fit another copy with all that the run has."""
     try:
         return _fit_copy(run_copy, measures, job)
     except ConfigurationError:
@@ -148,7 +148,7 @@ def _fit_with_needed_validations(
     except Exception:  # NeedsValidation, or the error of a hook that reads results of validations
         if job.validates:
             raise
-    return _fit_copy(run_copy, measures, replace(job, validates=True))
+    return _fit_copy(run_copy, measures, replace(job, validates=True, keeps_checkpoints=True))
 
 
 def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitResult:

@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
-from flsv.retraining.coalition_fit import (
-    depends_on_validations,
-    only_watches_the_run,
-    prepare_coalition_fit,
-)
+from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.training_job import TrainingJob
+from flsv.retraining.training_needs import (
+    depends_on_validations,
+    only_watches_the_run,
+    reads_checkpoints,
+)
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -125,9 +126,8 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
+    needs_checkpoints = reads_checkpoints(trainer, module)
     scoring = prepare_coalition_fit(trainer, module, data, measures={}, job=job, folder=folder)
-    reads = scoring.reads
-    reads.watch_checkpoints(trainer)
     if trainer.check_val_every_n_epoch:
         trainer.check_val_every_n_epoch = 1  # the fit has one round only
     comparison = _Comparison()
@@ -135,10 +135,9 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
     fit_quietly(trainer, module, data)
     result = scoring.result()  # raises an error if nothing was trained
 
-    reads_results = reads.values or reads.checkpoints
     return DryRunResult(
-        needs_validations=comparison.depends_on_validations or reads_results,
-        needs_checkpoints=reads.checkpoints,
+        needs_validations=comparison.depends_on_validations or needs_checkpoints,
+        needs_checkpoints=needs_checkpoints,
         seed=job.seed,
         first_updates=result.first_updates,
     )

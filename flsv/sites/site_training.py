@@ -95,6 +95,8 @@ class NumberedData:
 class SiteTraining(L.Callback, Rounds):
     """Callback that turns a fit into one site's training in one round."""
 
+    _loop: Any = None  # a FederatedFitLoop from `setup` to `teardown`
+
     def __init__(
         self,
         packet: Packet,
@@ -207,10 +209,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(
-            trainer, self, self._steps.shown_loader, self._steps.num_batches
-        )
-        self._step_counts = self._steps.patch_step_counts()
+        self._loop = FederatedFitLoop(trainer, rounds=self, client=self._steps)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._loop.take_loaders_from(lambda: self._loader)
@@ -218,13 +217,16 @@ class SiteTraining(L.Callback, Rounds):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
+        if self._loop is None:  # the error was raised before `setup` or after `teardown`
+            return
         note = note_on_types(exception, self._loop.epoch_loop.batch)
         if note:
             exception.add_note(f"flsv: {note}")
+        self.teardown(trainer, pl_module, "fit")  # Lightning does not call it after an error
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._step_counts.restore()
         self._loop.give_back()
+        self._loop = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._data.warn_of_growth()

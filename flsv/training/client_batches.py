@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +18,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader, default_collate
 
-from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of, property_patch
+from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of
 from flsv._lightning.private import hook_of
 from flsv.core import FederationState
 from flsv.core.state import LocalWork
@@ -230,24 +229,20 @@ class LocalSteps:
         numbers_of_steps, numbers_of_batches = zip(*lengths)
         return max(numbers_of_steps), max(numbers_of_batches)
 
-    def patch_step_counts(self) -> PatchedAttributes:
-        """Make the trainer report the present client's number of steps, and data modules its loader. Undo it by
-        ``restore`` of the result."""
-        num_steps_of_present_client = partial(
-            self._count_of_present_client, self.num_steps, name="estimated_stepping_batches"
+    def show_loader_in_data(self) -> PatchedAttributes:
+        """Make data modules return the present client's loader. Undo it by ``restore`` of the result."""
+        if not isinstance(self._data, FederatedDataModule):  # at a site
+            return PatchedAttributes()
+        data_modules: list[Any] = [self._data]
+        if self._data.users_module is not None:
+            data_modules.append(self._data.users_module)
+        return PatchedAttributes(
+            [(module, "train_dataloader", self.shown_loader) for module in data_modules]
         )
-        # No loop can answer for this property: it is Lightning's own product of batches and epochs, but a client takes
-        # part in some rounds only, and its windows of accumulated batches end with its local epochs.
-        getters: dict[str, Callable[[], Any]] = {
-            "estimated_stepping_batches": num_steps_of_present_client,
-        }
-        # Each change is an object, the name of an attribute, and its new value.
-        changes: list[tuple[Any, str, Any]] = [property_patch(self._trainer, getters)]
-        if isinstance(self._data, FederatedDataModule):  # not at a site
-            for data in (self._data, self._data.users_module):
-                if data is not None:
-                    changes.append((data, "train_dataloader", self.shown_loader))
-        return PatchedAttributes(changes)
+
+    def num_steps_of_fit(self) -> float:
+        """Return the present client's number of optimizer steps in the whole fit, or the largest."""
+        return self._count_of_present_client(self.num_steps, name="estimated_stepping_batches")
 
     def num_batches(self) -> int:
         """Return the present client's number of batches in a round, or the largest."""

@@ -97,9 +97,6 @@ class ClientSteps(L.Callback):
         self._epoch_loop.batch = batch
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
             self.seed(context.instruction)
-        # Lightning's epoch is one local epoch, which ends after the number of its batches.
-        is_last_batch = context.position + 1 == context.batches
-        self._epoch_loop.batch_progress.is_last_batch = is_last_batch
 
         if self._algorithm is not None:
             with opened(context.local):  # the algorithm may read the client's data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 import torch
@@ -24,6 +24,7 @@ from flsv.training.module_snapshot import (
     saved_state,
     write_state,
 )
+from flsv.training.module_state import ModuleState, kept_state
 from flsv.training.optimizers import Optimizers
 from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.store import ClientStore
@@ -34,12 +35,6 @@ from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import generator_state, restore_generator
 
 _MISSING = object()
-
-
-class _ModuleState(NamedTuple):
-    vector: Tensor  # [P]
-    snapshot: ModuleSnapshot
-    private: dict[str, Tensor]  # the parameters that clients do not share
 
 
 class TrainerState:
@@ -82,7 +77,7 @@ class TrainerState:
 
     def remember(self) -> None:
         """Store a copy of the module, before any hook of a round."""
-        self._state_before_round = self._read()
+        self._state_before_round = ModuleState.read(self.module, self.space)
         # The global model keeps its own values of the parameters that clients do not share.
         self._private = self._state_before_round.private
         self._is_in_round = True
@@ -131,7 +126,7 @@ class TrainerState:
         """Restore the state from before the round."""
         self.leave(keep=False)
         self._restore_generators()
-        self._write(self._state_before_round)
+        self._state_before_round.write(self.module, self.space)
         if self.module.trainer.validating:  # a validation ends the round early
             self.module.eval()
         self._forget_clients()
@@ -158,7 +153,8 @@ class TrainerState:
             private_parameters = dict(self._private)
             if private is not None:
                 private_parameters.update(private)
-            self._write(_ModuleState(model, self._initial_snapshot, private_parameters))
+            client_state = ModuleState(model, self._initial_snapshot, private_parameters)
+            client_state.write(self.module, self.space)
 
         self._client = client
         self._steps.client = client
@@ -248,7 +244,6 @@ class TrainerState:
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
         # The module has the state of the client in training. It gets the global model's until this is copied.
-        client_state = self._read()
         with ExitStack() as version_guards:
             # A backward pass fails if the versions of tensors that its forward pass has stored differ. In the end these
             # tensors have the same values as before, so they keep their versions. Inference tensors have none.
@@ -256,10 +251,10 @@ class TrainerState:
                 if not tensor.is_inference():
                     version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
 
-            self._write(self._state_before_round)
-            state_dict = {name: value.clone() for name, value in self.module.state_dict().items()}
-            self._write(client_state)
-        return state_dict
+            with kept_state(self.module, self.space):
+                self._state_before_round.write(self.module, self.space)
+                state_dict = self.module.state_dict()
+                return {name: value.clone() for name, value in state_dict.items()}
 
     def _copied_tensors(self, names: Iterable[str]) -> list[tuple[str, Tensor, Tensor]]:
         tensors: dict[str, Tensor] = dict(self.module.named_parameters())
@@ -293,19 +288,6 @@ class TrainerState:
                 'layers that are unfrozen). Set FederatedLoop(share=["trainable", "name.*"]) to share them, or '
                 'share=["trainable", "!name.*"] to keep them at their client.'
             )
-
-    def _read(self) -> _ModuleState:
-        return _ModuleState(
-            vector=self.space.read(self.module),
-            snapshot=ModuleSnapshot(self.module),
-            private=self.space.read_private(self.module),
-        )
-
-    def _write(self, state: _ModuleState) -> None:
-        # Layers, parameters and buffers come before the values within them.
-        state.snapshot.restore()
-        self.space.write(self.module, state.vector)
-        self.space.write_private(self.module, state.private)
 
 
 def _values_of_data(snapshot: ModuleSnapshot) -> dict[str, Any]:

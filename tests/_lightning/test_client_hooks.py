@@ -61,6 +61,60 @@ def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path):
     }
 
 
+class NotesLastBatches(Plain):
+    """Notes in every batch, by hook, whether the Trainer calls it the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = SimpleNamespace(is_last={})
+
+    def note(self, hook):
+        if self.trainer.training:  # not in a validation
+            self.shared.is_last.setdefault(hook, []).append(self.trainer.is_last_batch)
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.note("transfer")
+        return batch
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.note("start")
+
+    def on_before_zero_grad(self, optimizer):
+        self.note("step")
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.note("end")
+
+
+class FetchesItsBatches(NotesLastBatches):
+    """Lightning transfers no batch for it."""
+
+    def training_step(self, dataloader_iter):
+        batch, _, _ = next(dataloader_iter)
+        return super().training_step(batch, 0)
+
+
+@pytest.mark.parametrize(
+    ("make_module", "hooks"),
+    [
+        (NotesLastBatches, ["transfer", "start", "step", "end"]),
+        (FetchesItsBatches, ["start", "step", "end"]),
+    ],
+)
+def test_last_batch_in_every_hook_is_that_of_a_clients_last_local_epoch(
+    tmp_path, make_module, hooks
+):
+    module = make_module()
+    data = toy_data()
+    fit(FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS), tmp_path, module, data, rounds=2)
+
+    expected = []
+    for client in range(data.num_clients):
+        length = len(data.client_loader(client, generator=torch.Generator()))
+        expected += [False] * (LOCAL_EPOCHS * length - 1) + [True]
+    assert module.shared.is_last == dict.fromkeys(hooks, 2 * expected)
+
+
 class FailsInItsFirstStep(Counts):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         raise ZeroDivisionError("mine")

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
     Callback,
+    EarlyStopping,
     LambdaCallback,
     ModelCheckpoint,
 )
@@ -71,6 +72,14 @@ def test_loggers_have_the_epoch_as_lightning_logs_it_and_metrics_have_not(logged
     assert [row["epoch"] for row in rows] == [row["step"] for row in rows]
     assert "epoch" not in trainer.logged_metrics
     assert "step" not in trainer.callback_metrics
+
+
+def test_stop_before_min_epochs_ends_no_round_early(tmp_path):
+    never_better = EarlyStopping("val_acc", patience=0, mode="max", min_delta=5.0)
+    loop = FederatedLoop(seed=1)
+    fit(loop, tmp_path, rounds=5, callbacks=[never_better], min_epochs=4)
+
+    assert loop.round_index == 4
 
 
 @pytest.mark.parametrize("is_before_loop", [True, False])

@@ -13,7 +13,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import Cohorts, fit, make_shapfed_loop, trainer_for
+from helpers.fits import Cohorts, fit, make_shapfed_loop, plain_trainer, trainer_for
 from helpers.models import Plain
 
 
@@ -41,7 +41,15 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
     assert trainer.limit_train_batches == 0.5
     assert trainer.reload_dataloaders_every_n_epochs == 0
-    assert data.loader_in_fit is None
+    assert "train_dataloader" not in vars(data)
+    loops_before = plain_trainer(tmp_path).fit_loop
+    assert type(trainer.fit_loop) is type(loops_before)
+    assert type(trainer.fit_loop.epoch_loop) is type(loops_before.epoch_loop)
+    assert vars(trainer.fit_loop).keys() == vars(loops_before).keys()
+    assert vars(trainer.fit_loop.epoch_loop).keys() == vars(loops_before.epoch_loop).keys()
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    assert type(progress) is type(loops_before.epoch_loop.batch_progress)
+    assert progress.is_last_batch
 
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1

@@ -239,10 +239,12 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(tmp_pat
         tmp_path,
     )
     first_packet = make_training_message(model)
+    lightnings_estimate = L.Trainer.estimated_stepping_batches
 
     reply = site.respond(first_packet)
 
     assert reply.kind == "update"
+    assert L.Trainer.estimated_stepping_batches is lightnings_estimate
 
     noise = reply.tensors["vector"] - model
     assert float(noise.std()) == pytest.approx(1.0, rel=0.02)

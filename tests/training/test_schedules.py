@@ -247,8 +247,30 @@ def test_trainers_estimate_of_steps_is_lightnings_again_after_a_fit(tmp_path):
     assert trainer.estimated_stepping_batches == steps_of_all_epochs
 
 
+class NotesOtherTrainers(Plain):
+    """Notes its Trainer's class, and what a Trainer without a loop estimates in the meantime."""
+
+    def __init__(self, other_trainer):
+        super().__init__()
+        self.shared = SimpleNamespace(classes=set(), estimates=set(), other_trainer=other_trainer)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.shared.classes.add(type(self.trainer))
+        self.shared.estimates.add(self.shared.other_trainer.estimated_stepping_batches)
+
+
+def test_no_class_of_a_trainer_changes_and_others_keep_lightnings_estimate(tmp_path):
+    other_trainer = plain_trainer(tmp_path / "other", rounds=2)
+    other_trainer.fit(Plain(), toy_data())
+    estimate = other_trainer.estimated_stepping_batches
+    module = fit_clients(tmp_path, NotesOtherTrainers(other_trainer))
+
+    assert module.shared.classes == {L.Trainer}
+    assert module.shared.estimates == {estimate}
+
+
 def properties_that_a_loop_replaces():
-    """Return what a Trainer answers by: while clients train, a loop puts its own in their place."""
+    """Return what a Trainer answers by: during a fit, one of them asks the fit's loop."""
     trainer_class = L.Trainer
     return (
         trainer_class.is_last_batch,

@@ -16,7 +16,7 @@ from flsv._lightning.private import trainer_of
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.training.module_state import kept_state
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
@@ -289,20 +289,18 @@ class ClientContext:
         module = self.module
         terms_of_batch = self.loss_terms
         self.loss_terms = []  # loss terms belong to the client's own training
-        vector = self.space.read(module)
-        private_tensors = self.space.read_private(module)
         states_of_metrics = metric_states(module)
-
-        with self._isolated_rngs(), discarded_logs(module), torch.enable_grad():
-            snapshot = ModuleSnapshot(module)  # with its patched methods
-            try:
+        try:
+            with (
+                self._isolated_rngs(),
+                discarded_logs(module),
+                torch.enable_grad(),
+                kept_state(module, self.space),  # with its patched methods
+            ):
                 yield
-            finally:
-                self.loss_terms = terms_of_batch
-                snapshot.restore()
-                self.space.write(module, vector)
-                self.space.write_private(module, private_tensors)
-                put_metric_states(states_of_metrics)
+        finally:
+            self.loss_terms = terms_of_batch
+            put_metric_states(states_of_metrics)
 
     def _isolated_rngs(self) -> AbstractContextManager[None]:
         """Return a context with random numbers of its own for the next call of :meth:`step`."""
