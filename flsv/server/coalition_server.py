@@ -1,4 +1,5 @@
-"""CoalitionServer: the server's side of a coalition that is trained beside a run, as a federation of its members."""
+"""The server's half of coalitions that are trained beside a run, each as a federation of its members.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from flsv.aggregation import FedAvg
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     Channel,
@@ -20,19 +19,12 @@ from flsv.core import (
     FederationState,
     Instruction,
     LocalData,
-    Round,
 )
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.filters import OutlierFilter
-from flsv.functional.outliers import MIN_FACTOR
-from flsv.sampling import ClientSampler
-from flsv.sampling.base import checked_probabilities, draw_cohort
+from flsv.sampling.base import checked_probabilities, coalition_sampler, draw_cohort
 from flsv.server.checks import check_names
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
-
-#: A norm far from those whose squares float32 cannot hold.
-_LARGE_NORM = 1e15
 
 
 class CoalitionServer:
@@ -40,10 +32,20 @@ class CoalitionServer:
 
     In each round :meth:`begin_round` returns the instructions for its cohort, and :meth:`end_round` takes the updates.
     Where the clients train is the caller's matter: at sites, or as rows of stacked tensors.
-    """
 
-    #: Whether a round whose updates no filter can exclude skips all parts of the server that do nothing.
-    skips_idle_parts = True
+    Args:
+        members: the ids of the coalition's clients, at least one.
+        federation: the federation of the run.
+        saved: the state of an earlier server, from :meth:`state_dict`. None: the coalition has not begun.
+
+    Attributes:
+        state: the coalition's state, with its model.
+        server: the server of its rounds.
+        instructions: the instructions of this round, ``{client id: instruction}``.
+
+    Raises:
+        ConfigurationError: the run's sampler cannot draw cohorts of a coalition.
+    """
 
     def __init__(
         self,
@@ -51,10 +53,7 @@ class CoalitionServer:
         federation: FederationInfo,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        #: Whether no further round can change the model, because all members have failed.
-        self.is_over = False
-        sampler: Any = federation.strategies["sampler"]
-        self._sampler_of_run: ClientSampler = sampler
+        self._sampler_of_run: Any = federation.strategies["sampler"]
         self.set_members(members)
 
         strategies, metrics, filters = _copied_parts(federation)
@@ -64,13 +63,6 @@ class CoalitionServer:
         self.server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
         self._parts = [*strategies.values(), *self.server.filters]
 
-        self._only_averages = (
-            type(self.server.aggregator) is FedAvg
-            and self.server.aggregator.server_lr == 1
-            and len(strategies) == 1
-            and not metrics
-            and {type(part) for part in self.server.filters} <= {OutlierFilter}
-        )
         self.state = _state_before_rounds(federation)
         if saved is not None:
             self.state.global_vector = saved["model"].to(federation.global_vector).clone()
@@ -98,7 +90,14 @@ class CoalitionServer:
 
     def set_members(self, members: list[int]) -> None:
         self.members = members
-        self._sampler = self._sampler_of_run.among(members)
+        self._sampler = coalition_sampler(self._sampler_of_run, members)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the coalition keeps its model in all further rounds, where a run of its members would have ended:
+        all clients that can be drawn have failed since the last update.
+        """
+        return self._sampler.draws_only(self.state.failed, self.state.num_clients)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the coalition's next round needs, by the keys of checkpoints."""
@@ -114,10 +113,17 @@ class CoalitionServer:
     def begin_round(
         self, round_index: int, clients: Sequence[Client], absent: Collection[int] = ()
     ) -> dict[int, Instruction]:
-        """Draw the coalition's cohort, and return the instructions for its clients, except ``absent`` ones."""
+        """Draw the coalition's cohort, and return the instructions for its clients, except ``absent`` ones. A coalition
+        that is over has no cohort.
+
+        Args:
+            round_index: the round, from 0.
+            clients: all n clients of the run.
+            absent: ids of clients that cannot take part.
+        """
         self._clients = clients
         self.state.round_index = round_index
-        cohort = self._draw_cohort(clients)
+        cohort = [] if self.is_over else self._draw_cohort(clients)
         self.state.cohort = [client for client in cohort if client not in absent]
         self.instructions = self.server.instruct(self.state.cohort, self.state)
         return self.instructions
@@ -142,37 +148,27 @@ class CoalitionServer:
         updates: Sequence[ClientUpdate],
         broken: Sequence[int],
         server_data: LocalData | None,
-        matrix: Tensor | None = None,
-    ) -> bool:
-        """Aggregate the cohort's updates. Return False, and keep the model, if there is no next model."""
-        is_complete = self._aggregate(updates, broken, server_data, matrix)
-        if not is_complete:
-            state = self.state
-            state.failed = sorted({*state.failed, *state.cohort})
-            drawable = self._sampler.members  # as in FederationRun
-            if drawable is None:
-                drawable = range(state.num_clients)
-            self.is_over = set(state.failed).issuperset(drawable)
-        return is_complete
+    ) -> list[int]:
+        """Compute the next model from the cohort's updates.
 
-    def _aggregate(
-        self,
-        updates: Sequence[ClientUpdate],
-        broken: Sequence[int],
-        server_data: LocalData | None,
-        matrix: Tensor | None,
-    ) -> bool:
-        if not updates:
-            return False
-        if matrix is None:
-            matrix = torch.stack([update.vector for update in updates])
-        if self.skips_idle_parts and not broken and self._average(updates, matrix):
-            return True
+        Args:
+            updates: the updates that clients have sent, with finite vectors ``[P]``.
+            broken: ids of the clients whose model was not finite.
+            server_data: the server's validation set.
+
+        Returns:
+            The ids of the clients whose updates filters have left in the round. Empty if there is none, so that the
+            model stays as it is.
+        """
         self.server.send(self.instructions)  # only counts the messages
+        senders = [*broken, *(update.client_id for update in updates)]
+        if not updates:
+            self._add_failed(senders)
+            return []
         try:
             received_round = self.server.receive(
                 updates,
-                matrix,
+                torch.stack([update.vector for update in updates]),
                 instructions=self.instructions,
                 state=self.state,
                 clients=self._clients,
@@ -180,54 +176,23 @@ class CoalitionServer:
                 drawing_probabilities=self._drawing_probabilities,
                 broken=broken,
             )
-            self._accept(set(received_round.client_ids.tolist()))
-            finished_round = self.server.finish(received_round, self.state)
         except NoModel:
-            return False
-        senders = [update.client_id for update in updates]
-        self.state.complete(finished_round, [*broken, *senders])
-        return True
+            self._add_failed(senders)
+            return []
+        try:
+            finished_round = self.server.finish(received_round, self.state)
+        except NoModel:  # for the second time in a row: a run would end
+            self._add_failed(self.members)
+            return []
+        self.state.complete(finished_round, senders)
+        accepted: list[int] = received_round.client_ids.tolist()
+        return accepted
 
-    def _average(self, updates: Sequence[ClientUpdate], matrix: Tensor) -> bool:
-        """End the round by the average of similar updates, where no part of the server does anything else. Return
-        False, and change nothing, if the server has such parts or a filter might act.
+    def _add_failed(self, clients: Sequence[int]) -> None:
+        """Add clients to those that have failed since the last update. A client that has sent nothing is none of them,
+        since its next reply may arrive.
         """
-        if not self._only_averages:
-            return False
-        state = self.state
-        model = state.model()
-        num_parameters = self.server.space.num_parameters
-        norms = (matrix[:, :num_parameters] - model[:num_parameters]).norm(dim=1)
-        smallest, largest = torch.stack(norms.aminmax()).tolist()
-        # Then no update is MIN_FACTOR times the median, and none is so long that rounding loses the others.
-        if not 0 < largest <= MIN_FACTOR * smallest < _LARGE_NORM:
-            return False
-        round = Round(
-            round_index=state.round_index,
-            client_ids=torch.tensor([update.client_id for update in updates]),
-            num_samples=torch.tensor([update.num_samples for update in updates]),
-            losses=torch.tensor([update.loss for update in updates]),
-            num_steps=torch.tensor([update.num_steps for update in updates]),
-            global_vector=model,
-            client_vectors=matrix,
-            starts=[model] * len(updates),
-            reports={},
-            clients=tuple(self._clients[update.client_id] for update in updates),
-            all_clients=self._clients,
-            server_data=None,
-            space=self.server.space,
-            seed=state.seed,
-        )
-        vector, weights = self.server.aggregator.aggregate(round, {})
-        if not vector.sum().isfinite():
-            return False
-        state.is_aggregate_finite = True
-        senders = [update.client_id for update in updates]
-        state.complete(round.aggregated(vector, weights), senders)
-        return True
-
-    def _accept(self, clients: set[int]) -> None:
-        """Let clients keep their states whose updates the filters have left in the round."""
+        self.state.failed = sorted({*self.state.failed, *clients})
 
 
 def _copied_parts(
