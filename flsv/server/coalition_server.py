@@ -1,4 +1,7 @@
 """The server's half of coalitions that are trained beside a run, each as a federation of its members.
+
+:class:`CoalitionServer` is the server of one coalition, of any kind. :class:`AveragedCoalitions` are the servers of
+many coalitions, if they only average models.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from flsv.aggregation import FedAvg
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     Channel,
@@ -21,10 +26,17 @@ from flsv.core import (
     LocalData,
 )
 from flsv.core.strategy import FederationInfo, Strategy
+from flsv.filters import OutlierFilter, with_finite_check
+from flsv.functional.distances import distances
+from flsv.functional.outliers import MIN_FACTOR
 from flsv.sampling.base import checked_probabilities, coalition_sampler, draw_cohort
+from flsv.sampling.uniform import FixedCohort
 from flsv.server.checks import check_names
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
+
+#: A norm far from those whose squares float32 cannot hold.
+_LARGE_NORM = 1e15
 
 
 class CoalitionServer:
@@ -222,3 +234,164 @@ def metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[
     if metric_name is None or metric_name not in federation.metrics:
         return {}
     return {metric_name: federation.metrics[metric_name]}
+
+
+def only_averages(federation: FederationInfo) -> bool:
+    """Return whether a coalition's server does nothing but average models, by :class:`AveragedCoalitions`."""
+    has_other_strategies = bool(federation.strategies.keys() - {"aggregator", "sampler"})
+    filter_classes = {type(update_filter) for update_filter in federation.filters}
+    has_other_filters = bool(filter_classes - {OutlierFilter})
+    is_average = type(federation.strategies["aggregator"]) is FedAvg
+    return is_average and not has_other_strategies and not has_other_filters
+
+
+class AveragedCoalitions:
+    """The servers of K coalitions at once, which average their clients' models and do nothing else.
+
+    The models are those of K :class:`CoalitionServer`, up to rounding. A round is one product: the cohorts' weights
+    ``[K, n]`` times the updates. The updates are added to K sums as clients have trained, and are not kept: call
+    :meth:`begin_round`, for each client :meth:`add`, and :meth:`end_round`.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions, each of at least one client.
+        federation: the federation of the run, of which :func:`only_averages` is true.
+
+    Attributes:
+        models: ``[K, P]``, the model of each coalition after its last round.
+        cohorts: bool ``[K, n]``, the clients of each coalition that train in this round.
+        is_over: bool ``[K]``, whether a coalition has ended, since all its clients have failed.
+        needs_server: bool ``[K]``, whether a coalition has ended because it needs a :class:`CoalitionServer`: a filter
+            would exclude an update, or the average is not finite. Its model is not valid.
+
+    Raises:
+        ConfigurationError: the run's sampler cannot draw cohorts of a coalition.
+
+    Example:
+        >>> from flsv.aggregation import FedAvg
+        >>> from flsv.sampling import FullParticipation
+        >>> from flsv.testing.rounds import PreparedRounds
+        >>> from flsv.testing.samplers import federation_of
+        >>> strategies = {"aggregator": FedAvg(), "sampler": FullParticipation()}
+        >>> federation = replace(federation_of(PreparedRounds(), 2), strategies=strategies)
+        >>> coalitions = AveragedCoalitions(torch.tensor([[True, False], [True, True]]), federation)
+        >>> coalitions.begin_round(0, clients=[])
+        >>> for client in (0, 1):
+        ...     rows = coalitions.rows_of(client)
+        ...     coalitions.add(client, rows, coalitions.models[rows] + client)
+        >>> coalitions.end_round()
+        >>> (coalitions.models - federation.global_vector).mean(1)
+        tensor([0.0000, 0.5000])
+    """
+
+    def __init__(self, masks: Tensor, federation: FederationInfo) -> None:
+        num_coalitions = len(masks)
+        global_vector = federation.global_vector
+        aggregator: Any = federation.strategies["aggregator"]
+        self.models = global_vector.repeat(num_coalitions, 1)
+        self.cohorts = torch.zeros_like(masks)
+        self.is_over = torch.zeros(num_coalitions, dtype=torch.bool)
+        self.needs_server = torch.zeros(num_coalitions, dtype=torch.bool)
+
+        self._state = _state_before_rounds(federation)
+        self._num_parameters = federation.space.num_parameters
+        self._server_lr = aggregator.server_lr
+        self._filters = with_finite_check(federation.filters)
+        self._shares = federation.split_sizes["train"].cpu().double()  # [n]
+        if aggregator.weighting == "uniform":
+            self._shares = torch.ones_like(self._shares)
+
+        self._samplers = []
+        for mask in masks:
+            members = mask.nonzero().flatten().tolist()
+            self._samplers.append(coalition_sampler(federation.strategies["sampler"], members))
+        self._drawable = _masks_of([sampler.members for sampler in self._samplers], masks)
+        # Whether clients have failed since their coalition's last update, bool [K, n].
+        self._has_failed = torch.zeros_like(masks)
+        self._sums = torch.zeros_like(self.models)
+        # Norms of this round's updates: infinite if an update is not finite, NaN if there is none.
+        self._norms = torch.zeros(masks.shape, dtype=torch.float64, device=global_vector.device)
+
+    def begin_round(self, round_index: int, clients: Sequence[Client]) -> None:
+        """Draw the cohorts of a round. ``clients`` are those of the run."""
+        self._state.round_index = round_index
+        self.cohorts = self._draw(clients)
+        self.cohorts[self.is_over] = False
+        shares = self.cohorts * self._shares
+        self._weights = shares / shares.sum(
+            1, keepdim=True
+        )  # [K, n], NaN for coalitions that have ended
+        self._norms.fill_(torch.nan)
+        self._sums.zero_()
+
+    def _draw(self, clients: Sequence[Client]) -> Tensor:
+        if all(type(sampler) is FixedCohort for sampler in self._samplers):
+            return self._drawable.clone()
+        cohorts = [draw_cohort(sampler, self._state, {}, clients) for sampler in self._samplers]
+        return _masks_of(cohorts, self.cohorts)
+
+    def rows_of(self, client: int) -> Tensor:
+        """Return the coalitions whose cohort has the client, as indices ``[m]`` of :attr:`models`."""
+        return self.cohorts[:, client].nonzero().flatten().to(self.models.device)
+
+    def add(self, client: int, rows: Tensor, trained_models: Tensor) -> None:
+        """Add the models ``[m, P]`` that a client has trained from those of the coalitions ``rows``, int64 ``[m]``, all
+        or some of :meth:`rows_of`.
+        """
+        initial_models = self.models[rows]
+        num_parameters = self._num_parameters
+        norms = distances(trained_models[:, :num_parameters], initial_models[:, :num_parameters])
+        is_finite = trained_models.isfinite().all(1)
+        self._norms[rows, client] = norms.where(is_finite, torch.inf)
+
+        updates = (trained_models - initial_models).masked_fill_(~is_finite[:, None], 0)
+        weights = self._weights[:, client].to(updates)[rows]
+        self._sums.index_add_(0, rows, weights[:, None] * updates)
+
+    def end_round(self) -> None:
+        """Set the next models. A coalition without a finite update keeps its model."""
+        norms = self._norms.cpu()
+        is_sent = norms.isfinite()  # bool [K, n]
+        has_update = is_sent.any(1)
+        self.needs_server |= self._filters_may_act(norms, has_update)
+
+        # The weights of the updates that count sum to 1.
+        sums_of_weights = self._weights.where(is_sent, 0).sum(1)
+        scales = (1 / sums_of_weights).where(has_update, 0).to(self.models)
+        steps = self._sums.mul_(scales[:, None])
+        steps[:, : self._num_parameters] *= self._server_lr
+        next_models = self.models + steps
+        is_finite = next_models.isfinite().all(1)
+        self.needs_server |= ~is_finite.cpu()
+        self.models = next_models.where(is_finite[:, None], self.models)
+
+        self._has_failed = (self._has_failed | self.cohorts) & ~has_update[:, None]
+        have_all_failed = (self._has_failed | ~self._drawable).all(1)
+        self.is_over = self.needs_server | have_all_failed
+
+    def _filters_may_act(self, norms: Tensor, has_update: Tensor) -> Tensor:
+        """Return for each coalition whether a filter may exclude an update of a norm in ``norms [K, n]``, which are not
+        finite where there is no update.
+        """
+        has_length = norms.isfinite() & (norms > 0)
+        smallest = norms.where(has_length, torch.inf).amin(1)
+        largest = norms.where(has_length, 0).amax(1)
+        # Then no update is MIN_FACTOR times the median, and none is so long that rounding loses the others.
+        are_similar = (largest <= MIN_FACTOR * smallest) & (largest < _LARGE_NORM)
+
+        may_act = torch.zeros_like(has_update)
+        for row in (has_update & ~are_similar).nonzero().flatten().tolist():
+            model_norm = float(self.models[row, : self._num_parameters].norm())
+            norms_of_row = norms[row][norms[row].isfinite()]
+            may_act[row] = any(
+                update_filter.may_exclude(norms_of_row, model_norm)
+                for update_filter in self._filters
+            )
+        return may_act
+
+
+def _masks_of(cohorts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Return bool ``[K, n]``, whether each of K cohorts has each client."""
+    masks = torch.zeros_like(like)
+    for mask, cohort in zip(masks, cohorts):
+        mask[list(cohort)] = True
+    return masks
