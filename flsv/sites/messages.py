@@ -174,9 +174,12 @@ def check_request(packet: Packet) -> None:
         checked_int(plain, "client", maximum=clients - 1)
         if plain.get("classes") is not None:
             checked_int(plain, "classes", maximum=MAX_COUNT, minimum=1)
-        if packet.kind == "handshake":
+        is_greeting = packet.kind == "handshake"
+        if is_greeting and "rounds" not in plain:
             return
         rounds = checked_int(plain, "rounds", maximum=MAX_COUNT, minimum=1)
+        if is_greeting:
+            return
         # Requests after the last round have the number after the last round's.
         last_round = rounds - 1 if packet.kind == "train" else rounds
         checked_int(plain, "round", maximum=last_round)
