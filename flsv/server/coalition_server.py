@@ -295,15 +295,16 @@ class AveragedCoalitions:
         self._state = _state_before_rounds(federation)
         self._num_parameters = federation.space.num_parameters
         self._server_lr = aggregator.server_lr
-        self._filters = with_finite_check(federation.filters)
+        self._filters: Sequence[Any] = with_finite_check(federation.filters)  # OutlierFilters
         self._shares = federation.split_sizes["train"].cpu().double()  # [n]
         if aggregator.weighting == "uniform":
             self._shares = torch.ones_like(self._shares)
 
-        self._samplers = []
+        sampler_of_run: Any = federation.strategies["sampler"]
+        self._samplers: list[Any] = []
         for mask in masks:
             members = mask.nonzero().flatten().tolist()
-            self._samplers.append(coalition_sampler(federation.strategies["sampler"], members))
+            self._samplers.append(coalition_sampler(sampler_of_run, members))
         self._drawable = _masks_of([sampler.members for sampler in self._samplers], masks)
         # Whether clients have failed since their coalition's last update, bool [K, n].
         self._has_failed = torch.zeros_like(masks)
