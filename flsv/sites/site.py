@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +51,6 @@ from flsv.sites.requests import (
     SPLITS,
     TRAINING_LOSS,
     ResponseScore,
-    function_of,
     numbers_of_request,
     numbers_of_run,
     requested_functions,
@@ -206,7 +206,7 @@ class Site:
             return [ResponseScore(name, "test") for name in OWN_SCORES]
         if packet.kind != "query":
             return []
-        function = function_of(packet.plain["function"])
+        function = resolve_name(packet.plain["function"])
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
         score = score_of_response(self._config, function, args, kwargs)
         return [] if score is None else [score]
@@ -434,7 +434,7 @@ class Site:
         return plain_scores(class_scores)
 
     def _query(self, packet: Packet) -> Packet:
-        function = function_of(packet.plain["function"])  # "module:function"
+        function = resolve_name(packet.plain["function"])  # "module:function"
         expected = self._expected_response(packet, function)
         numbers = 0
         if expected is not None:
