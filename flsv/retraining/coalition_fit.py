@@ -38,7 +38,7 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.sampling.base import coalition_sampler
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger

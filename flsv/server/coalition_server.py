@@ -308,7 +308,9 @@ class AveragedCoalitions:
         self._drawable = _masks_of([sampler.members for sampler in self._samplers], masks)
         # Whether clients have failed since their coalition's last update, bool [K, n].
         self._has_failed = torch.zeros_like(masks)
-        self._sums = torch.zeros_like(self.models)
+        # Halves would lose the digits of later clients.
+        dtype_of_sums = torch.promote_types(self.models.dtype, torch.float32)
+        self._sums = torch.zeros_like(self.models, dtype=dtype_of_sums)
         # Norms of this round's updates: infinite if an update is not finite, NaN if there is none.
         self._norms = torch.zeros(masks.shape, dtype=torch.float64, device=global_vector.device)
 
@@ -344,7 +346,8 @@ class AveragedCoalitions:
         is_finite = trained_models.isfinite().all(1)
         self._norms[rows, client] = norms.where(is_finite, torch.inf)
 
-        updates = (trained_models - initial_models).masked_fill_(~is_finite[:, None], 0)
+        updates = trained_models.to(self._sums) - initial_models
+        updates.masked_fill_(~is_finite[:, None], 0)
         weights = self._weights[:, client].to(updates)[rows]
         self._sums.index_add_(0, rows, weights[:, None] * updates)
 
@@ -357,10 +360,10 @@ class AveragedCoalitions:
 
         # The weights of the updates that count sum to 1.
         sums_of_weights = self._weights.where(is_sent, 0).sum(1)
-        scales = (1 / sums_of_weights).where(has_update, 0).to(self.models)
+        scales = (1 / sums_of_weights).where(has_update, 0).to(self._sums)
         steps = self._sums.mul_(scales[:, None])
         steps[:, : self._num_parameters] *= self._server_lr
-        next_models = self.models + steps
+        next_models = (self.models + steps).to(self.models)
         is_finite = next_models.isfinite().all(1)
         self.needs_server |= ~is_finite.cpu()
         self.models = next_models.where(is_finite[:, None], self.models)

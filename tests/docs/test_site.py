@@ -161,8 +161,9 @@ def test_the_index_by_question_has_every_metric_once():
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
-def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_have():
-    page = (ROOT / "docs/explanation/round.md").read_text()
+@pytest.mark.parametrize("name", ["round", "site_answer"])
+def test_a_journey_in_the_docs_names_classes_where_they_are_and_methods_that_they_have(name):
+    page = (ROOT / f"docs/explanation/{name}.md").read_text()
     _, _, code_block = page.partition("```text\n")
     tree, _, _ = code_block.partition("```")
     # A line is "Class.method   path/of/module.py   description".

@@ -36,7 +36,7 @@ def make_federation(sampler=None, aggregator=None, filters=(), **strategies):
 def trained(model, client, round_index):
     """Return what a client makes of a model. It does not change the first element."""
     noise = torch.randn(len(model), generator=generator_for(0, "training", client, round_index))
-    vector = 0.9 * model + 0.1 * noise
+    vector = 0.9 * model + 0.1 * noise.to(model)
     vector[0] = model[0]
     return vector
 
@@ -147,6 +147,15 @@ def test_elements_that_no_client_changes_stay_exactly():
     _, at_once = train_both(federation, without_a_change)
 
     assert at_once.models[:, 0].eq(federation.global_vector[0]).all()
+
+
+def test_coalitions_at_once_of_halves_are_those_one_by_one():
+    federation = make_federation()
+    halves = replace(federation, global_vector=federation.global_vector.bfloat16())
+    one_by_one, at_once = train_both(halves)
+
+    assert at_once.models.dtype == torch.bfloat16
+    torch.testing.assert_close(at_once.models, one_by_one.models, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(
