@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from flsv.core import Client
-from flsv.sites.messages import Packet, Reply
+from flsv.sites.messages import Packet
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Conversation:
         self.result: Any = None
         self.error: BaseException | None = None
         self._server_code = server_code
-        self._reply: Reply | None = None
+        self._reply: Packet | None = None
         self._is_ended = False
         self._resume_signal = threading.Semaphore(0)
         self._pause_signal = threading.Semaphore(0)
@@ -63,13 +63,13 @@ class Conversation:
             self.request = None
             self._pause_signal.release()
 
-    def resume(self, reply: Reply | None = None) -> None:
+    def resume(self, reply: Packet | None = None) -> None:
         """Pass the site's reply to the thread, and let the thread run until its next request or its end."""
         self._reply = reply
         self._resume_signal.release()
         self._pause_signal.acquire()
 
-    def send(self, request: Packet) -> Reply:
+    def send(self, request: Packet) -> Packet:
         """Send a request and wait for the site's reply. The conversation's own thread calls this method."""
         if self._is_ended:
             raise Ended
@@ -96,12 +96,12 @@ class Conversations:
         exchange: function that sends ``{site: packet}``, and returns each site's reply.
     """
 
-    def __init__(self, exchange: Callable[[Mapping[int, Packet]], dict[int, Reply]]) -> None:
+    def __init__(self, exchange: Callable[[Mapping[int, Packet]], dict[int, Packet]]) -> None:
         self._exchange = exchange
         self._running: dict[threading.Thread, Conversation] = {}
 
-    def send(self, site: int, packet: Packet) -> Reply:
-        """Send a packet to a site, and return its reply, or the reason why there is none."""
+    def send(self, site: int, packet: Packet) -> Packet:
+        """Send a packet to a site, and return its reply, a failed one if there is none."""
         conversation = self._running.get(threading.current_thread())
         if conversation is None:
             return self._exchange({site: packet})[site]
@@ -137,7 +137,7 @@ class Conversations:
 
     def _run_all(self, conversations: Mapping[int, Conversation]) -> None:
         # Without a reply each conversation begins.
-        replies: Mapping[int, Reply | None] = dict.fromkeys(conversations)
+        replies: Mapping[int, Packet | None] = dict.fromkeys(conversations)
         while replies:
             requests = {}
             for site, reply in replies.items():

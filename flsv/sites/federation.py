@@ -60,7 +60,7 @@ from flsv.sites.messages import (
     read_update,
 )
 from flsv.sites.requests import TRAINING_LOSS
-from flsv.sites.transport import Directory, Reply
+from flsv.sites.transport import Directory
 from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
@@ -341,7 +341,7 @@ class RemoteSites:
         }
 
     def updates(
-        self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
+        self, replies: Mapping[int, Packet], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
         updates, errors = self._valid_updates(replies, device, space)
@@ -359,7 +359,7 @@ class RemoteSites:
         return list(finite_updates.values()), broken_sites
 
     def _valid_updates(
-        self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
+        self, replies: Mapping[int, Packet], device: torch.device, space: ParameterSpace
     ) -> tuple[dict[int, ClientUpdate | None], dict[int, str]]:
         """Return the sites' updates, None for one that is not finite, and the errors of other sites."""
         updates = {}
@@ -385,7 +385,7 @@ class RemoteSites:
         return f" in round {self._state.round_index + 1}"
 
     def _read_update(
-        self, site: int, reply: Reply, device: torch.device, space: ParameterSpace
+        self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> ClientUpdate | None:
         """Return a site's update, None if it is not finite. Raise BadReply if the reply is not valid."""
         packet = check_done(reply)

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flsv.sites import Packet, RemoteServer, SiteClient
 from flsv.sites.deployment import reply_or_failure
-from flsv.sites.messages import Reply
+from flsv.sites.messages import failed
 
 __all__ = ["client_app", "server_app"]
 
@@ -76,7 +76,7 @@ class GridTransport:
 
     def exchange(
         self, packets: Mapping[int, Packet], seconds: float
-    ) -> Iterator[tuple[int, Reply]]:
+    ) -> Iterator[tuple[int, Packet]]:
         deadline = time.monotonic() + seconds
         message_ids = self._grid.push_messages(_messages(packets, seconds))
         node_by_message = dict(zip(message_ids, packets))  # without those that have replied
@@ -105,16 +105,14 @@ def _messages(packets: Mapping[int, Packet], seconds: float) -> list[Message]:
     return messages
 
 
-def _reply(message: Message) -> Reply:
+def _reply(message: Message) -> Packet:
     if message.has_error():
         reason = f"{message.error.reason or 'it failed'} (code {message.error.code})"
-        if message.error.code in CODES_OF_FAILED_APP:
-            return Packet("failed", {"error": reason, "permanent": True})
-        return reason
+        return failed(reason, is_permanent=message.error.code in CODES_OF_FAILED_APP)
     try:
         return from_record(message.content)
     except ValueError as error:
-        return str(error)
+        return failed(str(error))
 
 
 def client_app(client: SiteClient) -> ClientApp:

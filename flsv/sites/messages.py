@@ -86,10 +86,6 @@ class Packet:
         return digest([getattr(self, field.name) for field in fields(self)])
 
 
-Reply = Packet | str
-"""A packet from a site or, if the site has not replied, the reason as text."""
-
-
 def printable(text: object) -> str:
     """Replace characters that are not printable, such as a site's line breaks and terminal codes, by question marks."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
@@ -174,9 +170,12 @@ def check_request(packet: Packet) -> None:
         checked_int(plain, "client", maximum=clients - 1)
         if plain.get("classes") is not None:
             checked_int(plain, "classes", maximum=MAX_COUNT, minimum=1)
-        if packet.kind == "handshake":
+        is_greeting = packet.kind == "handshake"
+        if is_greeting and "rounds" not in plain:
             return
         rounds = checked_int(plain, "rounds", maximum=MAX_COUNT, minimum=1)
+        if is_greeting:
+            return
         # Requests after the last round have the number after the last round's.
         last_round = rounds - 1 if packet.kind == "train" else rounds
         checked_int(plain, "round", maximum=last_round)
@@ -225,7 +224,14 @@ def failure_packet(error: BaseException) -> Packet:
     text = getattr(error, "without_data", None)
     if text is None:
         text = f"{cause or 'it failed with an error'}; the site's own log has the details"
-    return Packet("failed", {"error": text, "permanent": cause is None})
+    return failed(text, is_permanent=cause is None)
+
+
+def failed(reason: str, is_permanent: bool = False) -> Packet:
+    """Make the packet that stands for a reply that a site cannot give, or that has not arrived. ``is_permanent``:
+    another attempt would fail in the same way.
+    """
+    return Packet("failed", {"error": reason, "permanent": is_permanent})
 
 
 def named_cause(error: BaseException) -> str | None:
@@ -243,10 +249,8 @@ def describe_reports(update: ClientUpdate) -> str:
     return ", ".join(descriptions) or "nothing"
 
 
-def check_done(reply: Reply) -> Packet:
-    """Return a site's reply if it is a packet without an error report. Raise BadReply otherwise."""
-    if isinstance(reply, str):
-        raise BadReply(reply)
+def check_done(reply: Packet) -> Packet:
+    """Return a site's reply if it has not failed. Raise BadReply otherwise."""
     if reply.kind == "failed":
         reason = str(reply.plain.get("error"))[:_MAX_REASON_LENGTH]
         if reply.plain.get("permanent") is True:
@@ -347,7 +351,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return name
 
 
-def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+def read_response(reply: Packet, expected: Numbers) -> tuple[Any, str]:
     """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
     result = unpack(packet.plain["result"], packet.tensors)

@@ -35,7 +35,7 @@ from nvflare.fuel.utils import fobs
 
 from flsv.sites import Packet, RemoteServer, SiteClient
 from flsv.sites.deployment import SITE_FOLDER, reply_or_failure
-from flsv.sites.messages import Refused, Reply
+from flsv.sites.messages import Refused, failed
 from flsv.sites.run_status import Stopped
 from flsv.sites.transport import Address
 from flsv.utilities.errors import ConfigurationError, similar_names
@@ -53,7 +53,7 @@ GRACE_SECONDS = 10.0
 NODE_FILE = "flsv-node.toml"
 POLICY_FILE = "flsv-site.toml"
 
-ReplyQueue = queue.SimpleQueue[tuple[Address, Reply]]
+ReplyQueue = queue.SimpleQueue[tuple[Address, Packet]]
 
 
 def to_shareable(packet: Packet) -> Shareable:
@@ -117,7 +117,7 @@ class NvflareTransport:
 
     def exchange(
         self, packets: Mapping[Address, Packet], seconds: float
-    ) -> Iterator[tuple[Address, Reply]]:
+    ) -> Iterator[tuple[Address, Packet]]:
         deadline = time.monotonic() + seconds
         reply_queue: ReplyQueue = queue.SimpleQueue()
         tasks = []
@@ -134,8 +134,8 @@ class NvflareTransport:
 
     def _await_replies(
         self, reply_queue: ReplyQueue, missing: set[Address], deadline: float
-    ) -> Iterator[tuple[Address, Reply]]:
-        """Yield the reply of each ``missing`` site, or the reason why it has none."""
+    ) -> Iterator[tuple[Address, Packet]]:
+        """Yield the reply of each ``missing`` site, a failed one if its connection has ended."""
         while missing:
             self._check_abort()
             # Replies that came in time are read even if the server itself is late.
@@ -147,7 +147,7 @@ class NvflareTransport:
                     break
                 for site in self._disconnected(missing):
                     missing.discard(site)
-                    yield site, "its process or its connection has ended"
+                    yield site, failed("its process or its connection has ended")
                 continue
             missing.discard(site)
             yield site, reply
@@ -175,14 +175,14 @@ def _receive(
     reply_queue.put((site, _reply(result)))
 
 
-def _reply(result: Shareable) -> Reply:
+def _reply(result: Shareable) -> Packet:
     return_code = result.get_return_code(ReturnCode.OK)
     if return_code != ReturnCode.OK:
-        return f"NVFlare: {return_code}"
+        return failed(f"NVFlare: {return_code}")
     try:
         return from_shareable(result)
     except ValueError as error:
-        return str(error)
+        return failed(str(error))
 
 
 class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare is not installed

@@ -70,9 +70,11 @@ class SitePolicy:
         try:
             return cls(**tomllib.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
+            error.add_note(f"in the policy {path}")  # in the site's own log
+            reason = getattr(error, "strerror", None) or error  # without the path
             names = [option.name for option in fields(cls)]
             raise Refused(
-                f"its policy {path} cannot be read: {error}. A policy may have the keys {names}"
+                f"its policy cannot be read: {reason}. A policy may have the keys {names}"
             ) from error
 
     def check_names(self, scores: Collection[str], functions: Collection[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from flsv.configuration.federation_config import FederationConfig
@@ -134,17 +134,11 @@ def numbers_of_request(
     config: FederationConfig, name: str, num_clients: int, num_classes: int
 ) -> int:
     """Return the largest number of values in a round's responses to the function ``name``, ``"module:function"``."""
-    function = function_of(name)
+    function = resolve_name(name)
     are_counts_by_class = None in requested_scores(config)
     if function is score_models and not are_counts_by_class:
         num_classes = 0  # there is one score of each model
     return numbers_of_round(function, num_clients, num_classes)
-
-
-def function_of(function: str) -> Any:
-    """Import a function by its name, ``"module:function"``."""
-    module_name, _, function_name = function.partition(":")
-    return getattr(importlib.import_module(module_name), function_name)
 
 
 def _parts_of(config: FederationConfig) -> list[Any]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +30,7 @@ from flsv.engines.engine import shared_space
 from flsv.games.module_copies import ModuleCopies
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
-from flsv.sites.ledgers import AnswerBudget
+from flsv.sites.ledgers import SiteAnswers
 from flsv.sites.messages import (
     Packet,
     Refused,
@@ -50,7 +51,6 @@ from flsv.sites.requests import (
     SPLITS,
     TRAINING_LOSS,
     ResponseScore,
-    function_of,
     numbers_of_request,
     numbers_of_run,
     requested_functions,
@@ -60,7 +60,6 @@ from flsv.sites.requests import (
 from flsv.sites.site_memory import (
     SiteMemory,
     SiteState,
-    StoredAnswers,
     keyed_hash,
     noise_key,
     own_secret,
@@ -127,7 +126,7 @@ class Site:
 
         loop = settings()
         self._config = loop.config
-        self._budget = AnswerBudget(folder, self._default_max_answers)
+        self._answers = SiteAnswers(folder, self._default_max_answers)
         self._secret = own_secret(folder)
 
         self._data = _federated(data())
@@ -207,7 +206,7 @@ class Site:
             return [ResponseScore(name, "test") for name in OWN_SCORES]
         if packet.kind != "query":
             return []
-        function = function_of(packet.plain["function"])
+        function = resolve_name(packet.plain["function"])
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
         score = score_of_response(self._config, function, args, kwargs)
         return [] if score is None else [score]
@@ -270,7 +269,7 @@ class Site:
         """Count the sizes of the splits of the message's client id. An update tells them, too."""
         sizes = self._sizes()
         # Whether the sizes under another client id differ may depend on the samples, so they count in any case.
-        self._budget.spend(
+        self._answers.count(
             f"sizes {plain['client']} {sizes}",
             len(sizes),
             plain=plain,
@@ -326,7 +325,7 @@ class Site:
             return Packet("broken")
 
         state_name = packet.digest.hex()
-        memory.save(state_name, training.site_state, _states_to_keep(memory, packet))
+        memory.save(state_name, training.site_state, [packet.plain["continue_from"]])
         withheld = self.policy.withheld([TRAINING_LOSS])
         return update_packet(update, state_name, lost=state is None, withheld=withheld)
 
@@ -382,23 +381,27 @@ class Site:
         self, packet: Packet, numbers: int, make_answer: Callable[[SiteState], Packet]
     ) -> Packet:
         """Count the numbers that an answer may have, make it and store it for the same message."""
-        # Whether an answer fails may depend on samples. So it is counted before it is made, and a failure is an answer.
         name = digest([packet.digest, self.policy.reports]).hex()
-        stored_answers = StoredAnswers(self._folder)
-        stored_answer = stored_answers.load(name)
-        if stored_answer is not None:
-            return stored_answer
-        site_state = self._state_for(packet)
-        self._budget.spend(name, numbers, plain=packet.plain, limit=self.policy.max_answers)
+        with self._answers.locked():
+            stored_answer = self._answers.load(name)
+            if stored_answer is not None:
+                return stored_answer
+            site_state = self._state_for(packet)
+            # Whether an answer fails may depend on samples. So it is counted before it is made, and a failure is an
+            # answer.
+            self._answers.count(name, numbers, plain=packet.plain, limit=self.policy.max_answers)
+            answer = self._answer_or_failure(packet, partial(make_answer, site_state))
+            if numbers:
+                self._answers.save(name, answer)
+        return answer
+
+    def _answer_or_failure(self, packet: Packet, make_answer: Callable[[], Packet]) -> Packet:
         try:
-            answer = make_answer(site_state)
+            return make_answer()
         except Exception as error:
             if named_cause(error) is not None:
                 raise  # it does not depend on samples, and the next attempt may succeed
-            answer = self._logged_failure(packet, error)
-        if numbers:
-            stored_answers.save(name, answer)
-        return answer
+            return self._logged_failure(packet, error)
 
     def _test(self, packet: Packet) -> Packet:
         if not self._config.evaluation.every:
@@ -431,7 +434,7 @@ class Site:
         return plain_scores(class_scores)
 
     def _query(self, packet: Packet) -> Packet:
-        function = function_of(packet.plain["function"])  # "module:function"
+        function = resolve_name(packet.plain["function"])  # "module:function"
         expected = self._expected_response(packet, function)
         numbers = 0
         if expected is not None:
@@ -483,7 +486,7 @@ class Site:
         state_name = packet.digest.hex()
         memory = self._memory(packet)
         # The earlier states stay, since the server may discard this result.
-        memory.save(state_name, site_state, names_to_keep=memory.load_all())
+        memory.save(state_name, site_state)
         return Packet("result", {"result": plain_result, "state": state_name}, on_cpu(tensors))
 
     def _check_enough(self, reported_score: ResponseScore) -> None:
@@ -565,15 +568,6 @@ def _federated(site_data: L.LightningDataModule) -> FederatedDataModule:
     if isinstance(site_data, FederatedDataModule):
         return site_data
     return FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
-
-
-def _states_to_keep(memory: SiteMemory, packet: Packet) -> Sequence[str | None]:
-    """Return the names of the saved states that stay when the state after a training is saved."""
-    saved_names = list(memory.load_all())
-    if packet.digest.hex() in saved_names:
-        # A repeated training, as after a kill, keeps the states of the requests that followed it.
-        return saved_names
-    return [packet.plain["continue_from"]]
 
 
 @contextmanager

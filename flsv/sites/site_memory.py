@@ -5,11 +5,12 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Container
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from flsv.sites.messages import Packet
 from flsv.utilities.atomic_files import replacing
@@ -57,19 +58,19 @@ class SiteMemory:
         return self.load_all().get(name)
 
     def save(
-        self,
-        name: str,
-        state: SiteState,
-        names_to_keep: Container[str | None],
+        self, name: str, state: SiteState, names_to_keep: Collection[str | None] | None = None
     ) -> None:
-        """Save a state. Delete all others but those of ``names_to_keep``."""
-        states = {}
-        for saved_name, saved_state in self.load_all().items():
-            if saved_name in names_to_keep:
-                states[saved_name] = saved_state
-        states[name] = state
-        with replacing(self._path, private=True) as file:
-            torch.save(states, file)
+        """Save a state. Delete all others but those of ``names_to_keep``, if it is not None.
+
+        Saving a state again, as after a kill, deletes none: those of the requests that followed it stay.
+        """
+        with FileLock(f"{self._path}.lock"):  # another process may save one at the same time
+            states = self.load_all()
+            if names_to_keep is not None and name not in states:
+                states = {kept: states[kept] for kept in states if kept in names_to_keep}
+            states[name] = state
+            with replacing(self._path, private=True) as file:
+                torch.save(states, file)
 
     def load_all(self) -> dict[str, SiteState]:
         """Return all saved states, ``{name: state}``."""
@@ -83,34 +84,15 @@ class SiteMemory:
         return states
 
 
-class StoredAnswers:
-    """A site's counted answers by name, in its folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "answers"
-
-    def load(self, name: str) -> Packet | None:
-        path = self._folder / f"{name}.pt"
-        if not path.is_file():
-            return None
-        kind, plain, tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return Packet(kind, plain, tensors)
-
-    def save(self, name: str, answer: Packet) -> None:
-        self._folder.mkdir(exist_ok=True)
-        with replacing(self._folder / f"{name}.pt", private=True) as file:
-            parts = answer.kind, dict(answer.plain), dict(answer.tensors)
-            torch.save(parts, file)
-
-
 def own_secret(folder: Path) -> str:
     """Return the site's secret text, drawn at the first call and stored in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
-    if not path.is_file():
-        with replacing(path, private=True) as file:
-            file.write(secrets.token_hex(32).encode())
-    secret = path.read_text()
+    with FileLock(f"{path}.lock"):  # another process may draw one at the same time
+        if not path.is_file():
+            with replacing(path, private=True) as file:
+                file.write(secrets.token_hex(32).encode())
+        secret = path.read_text()
     if not re.fullmatch(r"[0-9a-f]{64}", secret):
         raise ConfigurationError(
             f"{path} does not contain a secret of 64 hexadecimal digits. Delete the file, and the site will draw a new "

@@ -28,10 +28,10 @@ from flsv.sites.messages import (
     Packet,
     PermanentFailure,
     Refused,
-    Reply as Reply,
     check_done,
     checked_int,
     describe_error,
+    failed,
 )
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError, listed
@@ -57,8 +57,10 @@ class Transport(Protocol):
 
     def exchange(
         self, packets: Mapping[Address, Packet], seconds: float
-    ) -> Iterator[tuple[Address, Reply]]:
-        """Send each packet to its address, and yield ``(address, reply)`` within ``seconds``."""
+    ) -> Iterator[tuple[Address, Packet]]:
+        """Send each packet to its address, and yield ``(address, reply)`` within ``seconds``. A site without a reply is
+        left out, or has a failed one with the reason, by :func:`flsv.sites.messages.failed`.
+        """
 
 
 class Directory:
@@ -248,8 +250,8 @@ class Directory:
         self._contacted_sites.update(handshakes)
         return handshakes
 
-    def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Send packets to sites, and return each site's reply, or the reason why there is none."""
+    def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Packet]:
+        """Send packets to sites, and return each site's reply, a failed one if there is none."""
         replies = {}
 
         def sites_without_reply() -> list[int]:
@@ -263,9 +265,9 @@ class Directory:
 
         for site in sites_without_reply():
             if site in sent_packets:
-                replies[site] = f"no reply within {self.timeout:g} s"
+                replies[site] = failed(f"no reply within {self.timeout:g} s")
             else:
-                replies[site] = _UNREACHABLE
+                replies[site] = failed(_UNREACHABLE)
         return {site: replies[site] for site in packets}
 
     def _reachable_sites(self) -> dict[int, Address]:
@@ -300,7 +302,7 @@ class Directory:
             thread.join()
             self._report_waiting(None)
 
-    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
+    def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Packet]]:
         """Send packets with the server's settings added, and yield each site's reply."""
         site_at_address = {}
         complete_packets = {}
@@ -312,7 +314,7 @@ class Directory:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
             name = complete_packets[address].plain["message"]
-            yield site_at_address[address], _reply_or_reason(reply, name)
+            yield site_at_address[address], _reply_to(name, reply)
 
     def _complete(self, site: int, packet: Packet) -> Packet:
         """Add to a packet what every message to a site contains."""
@@ -354,7 +356,7 @@ class Directory:
             addresses[site] = address
         return addresses
 
-    def _read_handshake(self, site: int, reply: Reply, strict: bool) -> None:
+    def _read_handshake(self, site: int, reply: Packet, strict: bool) -> None:
         """Read a site's reply to the server's first message. With ``strict`` raise an error if it cannot take part."""
         name = self.names[site]
         try:
@@ -377,7 +379,7 @@ class Directory:
             self._write_sizes_file()
 
     def _announcement(
-        self, site: int, reply: Reply
+        self, site: int, reply: Packet
     ) -> tuple[dict[str, Any], str | None, str | None]:
         """Read a site's samples, and the hashes of its data dictionary and of the names of its classes."""
         plain = check_done(reply).plain
@@ -421,15 +423,17 @@ class Directory:
             warnings.warn(text, stacklevel=3)
 
 
-def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
-    """Return a site's reply, or the reason as text if it replies to another message than that of this name."""
-    if isinstance(reply, str) or reply.kind == "failed":
+def _reply_to(message_name: str, reply: Packet) -> Packet:
+    """Return a site's reply, a failed one if it replies to another message than that of this name."""
+    if reply.kind == "failed":
         return reply
     replied_name = reply.plain.get("message")
     if replied_name == message_name:
         return reply
     shown_name = repr(replied_name)[:120]  # a site can send a text of any length
-    return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
+    return failed(
+        f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
+    )
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:

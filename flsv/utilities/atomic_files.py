@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -69,22 +69,51 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def locked_json(path: Path, empty: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a JSON file, which no other process reads meanwhile, and write them, unless there is an
-    error. A file that is not there has the entries ``empty``.
+def locked_json(
+    path: Path,
+    empty: Mapping[str, Any],
+    is_valid: Callable[[Any], bool],
+    how_to_write: str,
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a site's JSON file, which no other process reads meanwhile, and write them, unless there is
+    an error.
+
+    Args:
+        path: the file, in a folder that exists.
+        empty: the entries of a file that is not there.
+        is_valid: a function that returns whether a value of JSON types can be the file's content.
+        how_to_write: advice, after "Write it again ", for a file that cannot be read.
+
+    Raises:
+        Refused: the file is a link, cannot be parsed, or is not valid. The text, which the server gets, has no path.
     """
     with FileLock(f"{path}.lock"):
-        entries = dict(empty)
-        if path.is_file():
-            try:
-                entries = {**json.loads(path.read_text())}
-            except (ValueError, TypeError) as error:
-                raise Refused(
-                    f"{path} cannot be read: {error}. A backup forgets what came after it"
-                ) from error
+        try:
+            entries = _read_valid(path, empty, is_valid)
+        except (ValueError, RecursionError) as error:
+            raise Refused(
+                f"its {path.name} cannot be read. Write it again {how_to_write}; a backup forgets what came after it"
+            ) from error
         yield entries
         with replacing(path, private=True) as file:
             file.write(json.dumps(entries).encode())
+
+
+def _read_valid(
+    path: Path, empty: Mapping[str, Any], is_valid: Callable[[Any], bool]
+) -> dict[str, Any]:
+    """Return the entries of a JSON file, or raise ValueError, whose text only the site's own log has."""
+    if (
+        path.is_symlink()
+    ):  # writing would replace the link, and a broken one would look like no file
+        raise ValueError(f"{path} is a link")
+    if not path.exists():
+        return dict(empty)
+    content = json.loads(path.read_text())
+    if not is_valid(content):
+        raise ValueError(f"{path} holds {content!r:.200}")
+    entries: dict[str, Any] = content
+    return entries
 
 
 def write_json(path: Path, entries: Mapping[str, Any]) -> None:

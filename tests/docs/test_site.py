@@ -163,7 +163,7 @@ def test_the_index_by_question_has_every_metric_once():
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
-@pytest.mark.parametrize("name", ["round", "value"])
+@pytest.mark.parametrize("name", ["round", "value", "site_answer"])
 def test_journeys_in_the_docs_name_classes_where_they_are_and_methods_that_they_have(name):
     page = (ROOT / f"docs/explanation/{name}.md").read_text()
     _, _, code_block = page.partition("```text\n")

@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from flsv import FederatedLoop
 from flsv.metrics import CumulativeShapley
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
+from flsv.sampling import FixedCohort
 from helpers import warns
 from helpers.fits import Cohorts, assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
@@ -83,3 +84,12 @@ def test_run_ends_when_every_client_has_failed_since_the_last_update(tmp_path):
 
     with pytest.raises(RuntimeError, match="All clients that could be drawn have failed"):
         fit(make_loop(), tmp_path, module, rounds=4)
+
+
+@pytest.mark.filterwarnings("ignore:.*The global model does not change")
+def test_run_of_a_fixed_cohort_ends_when_its_clients_have_failed(tmp_path):
+    """Other clients are never drawn."""
+    loop = FederatedLoop(sampler=FixedCohort([0, 2]), seed=1)
+
+    with pytest.raises(RuntimeError, match="All clients that could be drawn have failed"):
+        fit(loop, tmp_path, make_diverging([(1, 0), (1, 2)]), rounds=3)

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 
 import lightning as L
 import pytest
@@ -19,7 +22,7 @@ from flsv.metrics import ContributionEstimation, PartialFederatedShapley
 from flsv.personalization import FedFomo
 from flsv.sampling import PowerOfChoice
 from flsv.sites import Packet, Site, SitePolicy, agreement
-from flsv.sites.ledgers import BUDGET_FILE
+from flsv.sites.ledgers import ANSWERS_FILE
 from flsv.sites.messages import pack, unpack
 from helpers import warns
 
@@ -140,7 +143,7 @@ class CuriousServer:
     @property
     def responded(self):
         """How many numbers the site says it has answered."""
-        book = json.loads((self.folder / BUDGET_FILE).read_text())
+        book = json.loads((self.folder / ANSWERS_FILE).read_text())
         return sum(book["answers"].values())
 
     def request(self, function, *arguments, **fields):
@@ -394,8 +397,43 @@ def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
     for rounds in (3, 1000):
         assert site.respond(Packet("handshake", {**hello, "rounds": rounds})).kind == "handshake"
 
-    book = json.loads((tmp_path / BUDGET_FILE).read_text())
+    book = json.loads((tmp_path / ANSWERS_FILE).read_text())
     assert book["run"] == {"clients": 3, "rounds": 3}
+
+
+@pytest.mark.parametrize(
+    "rounds", [-5, 0, math.nan, math.inf, 10**30, 1.0, True, "3", None], ids=repr
+)
+def test_greeting_of_a_number_of_rounds_that_no_run_has_decides_no_budget(tmp_path, rounds):
+    make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
+    site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
+    hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
+
+    reply = site.respond(Packet("handshake", {**hello, "rounds": rounds}))
+
+    assert reply.kind == "failed"
+    assert "'rounds'" in reply.plain["error"]
+    assert not (tmp_path / ANSWERS_FILE).exists()
+
+
+def test_message_that_two_processes_get_at_once_is_answered_once(tmp_path, monkeypatch):
+    make_scores = count(1)
+
+    def score_slowly(site, packet, withheld, site_state):
+        time.sleep(0.5)
+        return Packet("tested", {"accuracy": next(make_scores) / 10})
+
+    monkeypatch.setattr(Site, "_own_scores", score_slowly)
+    first_server = CuriousServer(tmp_path, **EVALUATED)
+    second_server = CuriousServer(tmp_path, greets=False, **EVALUATED)
+    second_server.last_visit = first_server.last_visit
+    num_responses = first_server.responded
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(accuracy_of, [first_server, second_server], [3, 3]))
+
+    assert answers == [0.1, 0.1]
+    assert first_server.responded == num_responses + NUM_TEST_SCORES
 
 
 def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
@@ -544,7 +582,7 @@ def test_limit_without_noise_refuses_every_kind_of_message_before_a_handshake(
         assert reply.kind == "failed"
         assert "max_epsilon=1, but the app's updates have no noise" in reply.plain["error"]
     assert "has the unknown kind 'agree'" in unknown_reply.plain["error"]
-    assert not (tmp_path / BUDGET_FILE).exists()
+    assert not (tmp_path / ANSWERS_FILE).exists()
 
 
 NOT_LIMITED = ["handshake", "update", "tested", "result", "failed"]

@@ -21,7 +21,7 @@ from flsv.retraining.coalition_store import CoalitionStore
 from flsv.sampling import UniformSampler
 from flsv.sites import Directory, Packet, RemoteData, RemoteServer
 from flsv.sites.federation import check_deployment
-from flsv.sites.messages import failure_packet
+from flsv.sites.messages import failed, failure_packet
 from flsv.sites.run_status import run_status
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
@@ -74,7 +74,7 @@ class BostonThatComesLate:
                 yield address, named(packet, Packet("result", {"address": address}))
             elif self.refusals_left > 0:
                 self.refusals_left -= 1
-                yield address, "the node is not available"
+                yield address, failed("the node is not available")
             else:
                 yield address, named(packet, HELLO)
 
@@ -93,7 +93,7 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     replies = directory.exchange({0: Packet("query"), 1: Packet("query")})
 
     assert replies[0].plain["address"] == BOSTON_ADDRESS
-    assert replies[1] == "it cannot be reached"
+    assert replies[1].plain["error"] == "it cannot be reached"
     messages = [str(warning.message) for warning in recwarn]
     text = " ".join(messages)
     assert text.count("'Boston' has not announced its samples") == num_warnings
@@ -126,12 +126,11 @@ FORGED = "gone\x1b[2J\nflsv: the run has finished: all is well"
 @pytest.mark.parametrize(
     "reply",
     [
-        FORGED,
         Packet("failed", {"error": FORGED, "permanent": True}),
         Packet("failed", {"error": FORGED, "permanent": False}),
         Packet("here", {"sizes": FORGED}),
     ],
-    ids=["text", "permanent", "willing", "sizes"],
+    ids=["permanent", "willing", "sizes"],
 )
 def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
     with pytest.raises((ConfigurationError, RuntimeError)) as error:

@@ -19,6 +19,7 @@ from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sites import Packet, SiteClient, SitePolicy
 from flsv.sites.deployment import reply_or_failure
 from flsv.sites.federation import WITHHELD
+from flsv.sites.ledgers import ANSWERS_FILE, SiteAnswers
 from flsv.sites.messages import Refused
 from flsv.sites.site import LEDGER_FILE
 from helpers import refused, warns
@@ -265,15 +266,63 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
         "[]",
         '{"updates": 3, "squares": -1.0}',
         '{"updates": 3, "squares": NaN}',
+        '{"updates": -3, "squares": 1.0}',
+        "{}",
+        "[" * 100_000,
     ],
 )
 def test_damaged_ledger_is_refused(tmp_path, damaged):
-    policy = SitePolicy(max_epsilon=100.0)
     ledger = tmp_path / LEDGER_FILE
     ledger.write_text(damaged)
 
-    with refused("privacy.json cannot be read.*backup"):
-        policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+    with refused("its privacy.json cannot be read.*backup"):
+        SitePolicy(max_epsilon=100.0).spend([GaussianPrivacy(1.0, 1.0)], ledger)
+    assert ledger.read_text() == damaged
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "{}",
+        "-1000",
+        "[]",
+        '{"answers": {}}',
+        '{"run": {}, "answers": -1000}',
+        '{"run": {}, "answers": {"sizes": -1000}}',
+        '{"run": {}, "answers": {"sizes": NaN}}',
+        '{"run": {}, "answers": {"sizes": 1.5}}',
+        '{"run": {"rounds": -5}, "answers": {}}',
+        '{"run": {"rounds": 1e30}, "answers": {}}',
+        '{"run": {"round": 3}, "answers": {}}',
+    ],
+)
+def test_damaged_count_of_answers_is_refused(tmp_path, damaged):
+    (tmp_path / ANSWERS_FILE).write_text(damaged)
+
+    with refused('its answers.json cannot be read.*"earlier": count.*backup'):
+        SiteAnswers(tmp_path, lambda run: 100).count("sizes", 3, {"clients": 3, "rounds": 3})
+    assert (tmp_path / ANSWERS_FILE).read_text() == damaged
+
+
+@pytest.mark.parametrize("target", ["answers of yesterday.json", "nothing"])
+def test_count_of_answers_in_a_link_is_refused(tmp_path, target):
+    """Writing it would replace the link, and a link to nothing would begin to count anew."""
+    (tmp_path / "answers of yesterday.json").write_text('{"run": {}, "answers": {}}')
+    (tmp_path / ANSWERS_FILE).symlink_to(tmp_path / target)
+
+    with refused("its answers.json cannot be read"):
+        SiteAnswers(tmp_path, lambda run: 100).count("sizes", 3, {"clients": 3, "rounds": 3})
+
+
+@pytest.mark.parametrize("name", [ANSWERS_FILE, LEDGER_FILE])
+def test_server_is_told_of_a_damaged_file_without_the_sites_folder(tmp_path, name, caplog):
+    site = make_site(tmp_path, 0, make_private_loop)
+    (tmp_path / "sites" / "Boston" / name).write_text("{}")
+    reply = site.respond(training_packet(classes=10))
+
+    assert f"its {name} cannot be read" in reply.plain["error"]
+    assert str(tmp_path) not in reply.plain["error"]
+    assert str(tmp_path) in caplog.text
 
 
 def test_max_epsilon_counts_all_updates_with_different_noise_and_before_it_was_set(tmp_path):
@@ -354,7 +403,7 @@ def response_to_registration(client, **node):
     return dict(reply_or_failure(response).plain)
 
 
-def test_policy_file_is_read_at_every_message(tmp_path):
+def test_policy_file_is_read_at_every_message(tmp_path, caplog):
     policy = tmp_path / "flsv-site.toml"
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
     greet = partial(response_to_registration, client, folder=str(tmp_path), policy=str(policy))
@@ -366,7 +415,11 @@ def test_policy_file_is_read_at_every_message(tmp_path):
     assert "its policy sets max_epsilon=3, but the app's updates have no noise" in greet()["error"]
 
     policy.unlink()
-    assert greet()["error"].startswith(f"its policy {policy} cannot be read: ")
+    # The path stays in the site's own log.
+    assert greet()["error"].startswith(
+        "its policy cannot be read: No such file or directory. A policy"
+    )
+    assert str(policy) in caplog.text
 
 
 def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):

@@ -1,7 +1,10 @@
 """Several runs on the same sites: each gives what it gives alone, and nothing of one is read by another."""
 
 import json
+import secrets
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -127,13 +130,51 @@ def test_two_sites_in_one_folder_keep_their_own_states(tmp_path):
     assert [memory.load("first") for memory in memories] == [{"model": 0}, {"model": 1}]
 
 
+def test_processes_that_save_states_at_the_same_time_lose_none(tmp_path, monkeypatch):
+    load_all = SiteMemory.load_all
+
+    def load_slowly(memory):
+        states = load_all(memory)
+        time.sleep(0.3)
+        return states
+
+    monkeypatch.setattr(SiteMemory, "load_all", load_slowly)
+
+    def save(name):
+        SiteMemory(tmp_path, "0123456789abcdef", client=0).save(name, {"model": name})
+
+    in_threads(save, ["first", "second"])
+
+    states = load_all(SiteMemory(tmp_path, "0123456789abcdef", client=0))
+    assert states.keys() == {"first", "second"}
+
+
+def test_processes_that_start_at_the_same_time_have_one_secret(tmp_path, monkeypatch):
+    token_hex = secrets.token_hex
+
+    def draw_slowly(num_bytes):
+        time.sleep(0.3)
+        return token_hex(num_bytes)
+
+    monkeypatch.setattr(secrets, "token_hex", draw_slowly)
+
+    first_secret, second_secret = in_threads(own_secret, [tmp_path, tmp_path])
+
+    assert first_secret == second_secret
+
+
+def in_threads(function, arguments):
+    """Return ``[function(argument) for argument in arguments]``, called at the same time."""
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(function, arguments))
+
+
 def test_files_of_models_and_secret_are_readable_by_their_owner_only(tmp_path):
     memory = SiteMemory(tmp_path, "0123456789abcdef", client=0)
     memory.save("first", {"model": 1}, [])
     memory.save("second", {"model": 2}, ["first"])
     own_secret(tmp_path)
-    modes = {
-        path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()
-    }
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files}
 
     assert modes == {"state.pt": 0o600, "secret": 0o600}

@@ -181,7 +181,7 @@ def test_owners_policy_and_node_file_are_read_at_every_message(job, tmp_path):
 
     policy.unlink()
     (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
-    assert "/nowhere.toml cannot be read" in greet_lyon(job)["error"]
+    assert "its policy cannot be read" in greet_lyon(job)["error"]
 
 
 @pytest.mark.parametrize("name", ["flsv_site.toml", "fslv-site.tml", "policy.toml"])

@@ -9,11 +9,8 @@ from flsv.aggregation import FedAvg
 from flsv.core import Strategy
 from flsv.functional import few_coalitions
 from flsv.sampling import FullParticipation
-from flsv.sites.coalitions_at_sites import (
-    MIN_RELATIVE_DISTANCE,
-    CoalitionsAtSites,
-    inconsistent_own_models,
-)
+from flsv.sites.coalitions_at_sites import CoalitionsAtSites
+from flsv.sites.own_models import MIN_RELATIVE_DISTANCE, inconsistent_own_models
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
 from helpers import make_generator
