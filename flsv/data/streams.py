@@ -86,7 +86,8 @@ class StreamSamples(Dataset[Any]):
         """Return a loader seeded by ``generator``."""
         if options.get("num_workers", 0) > 1:
             raise ConfigurationError(
-                "Each of several workers would read the same samples of a stream. Set num_workers to 1 or 0."
+                "Each of several workers would yield as many samples of a stream as a local epoch has, also if the "
+                "data set divides its samples by get_worker_info. Set num_workers to 1 or 0."
             )
         return SeededLoader(self.stream, generator=worker_generator(generator), **options)
 

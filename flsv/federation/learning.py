@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.federation.run import FederationRun
@@ -94,15 +95,24 @@ def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]
     sum_of_values = None
     if values is not None and not values.value.isnan().all():
         sum_of_values = float(values.value.nansum())
-    record = {
+    start = run.state.start.get(name)
+    end = performance["value"]
+    facts: dict[str, Any] = {}
+    if values is not None:
+        with run.metrics.keeping_run([name], "its record"):
+            facts = values.record()
+    ends = facts.pop("ends", None)
+    if ends is not None:
+        # Hooks may change between two validations what a model is scored by, such as an average of weights. The gain
+        # is that which the values distribute.
+        measure = run.metrics.performances[name]
+        start, end = measure.utility(torch.tensor(ends, dtype=torch.float64)).tolist()
+    return {
         "by": performance["by"],
-        "start": run.state.start.get(name),
-        "end": performance["value"],
+        "start": start,
+        "end": end,
         "majority": performance["majority"],
         "cases": performance["cases"],
         "sum": sum_of_values,
+        **facts,
     }
-    if values is not None:
-        with run.metrics.keeping_run([name], "its record"):
-            record.update(values.record())
-    return record

@@ -66,6 +66,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
     of steps in all rounds that it is drawn in, and ``trainer.is_last_batch`` is true at each client's last batch.
 
+    A Trainer takes one FederatedLoop: of two, it says that their ``state_key`` must be unique.
     Other callbacks, before or after this one in the list, see the global model between rounds.
     ``trainer.callback_metrics`` holds the last contributions, the last aggregation weights and the last scores of the
     clients' own models (``<metric>/client_<i>``, ``weight/client_<i>``, ``.../mean``, ``.../min``, ``.../std``).

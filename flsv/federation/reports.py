@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.results.curves import Curves, Monitored
-from flsv.results.folder import CONTRIBUTIONS, run_folder
+from flsv.results.folder import CONTRIBUTIONS, RECORD, run_folder
 from flsv.results.record import Record, model_settings, now, record_of
 from flsv.results.round_result import (
     INVALID_UPDATES,
@@ -68,6 +69,8 @@ class RunReports:
         self._logged_keys: set[tuple[Any, ...]] = set()
         self._events_of_data = self._write_dictionary_and_check_data()
         self._record: Mapping[str, Any] = {}
+        # What the module had logged when the resumed run ended, if that run has trained all rounds.
+        self._logged_before: Mapping[str, float] = {}
         self.sinks: list[Sink] = []
         self._add_sinks(run_state)
 
@@ -94,6 +97,11 @@ class RunReports:
         self, loggers: Sequence[Any], run_state: RunState, earlier_csv: str | None
     ) -> None:
         """Add the sinks of files and loggers, and store the path of the table in ``run_state``."""
+        if earlier_csv is not None:  # the record beside it is overwritten below
+            folder_of_last_fit = Path(earlier_csv).parent
+            self._logged_before = _logged_in_finished_run(
+                folder_of_last_fit, self._state.round_index
+            )
         settings = hyperparameters(
             self._config, self._metrics, data=self._data, seed=self._state.seed
         )
@@ -421,6 +429,9 @@ class RunReports:
             is_score = name not in self._monitored.names and not is_learning_rate
             if value.numel() == 1 and is_score:
                 numbers[name] = value.item()
+        has_trained = self._state.round_index > self._record.get("first_round", 0)
+        if not numbers and not has_trained:
+            return dict(self._logged_before)
         return numbers
 
     def flush(self) -> None:
@@ -446,6 +457,18 @@ class ClientTables(Sink):
             row.client for row in result.table if row.metric == "weight" and row.client is not None
         ]
         self._engine.write_tables(cohort, self._folder)
+
+
+def _logged_in_finished_run(folder: Path, num_rounds: int) -> dict[str, float]:
+    """Return what the module had logged at the end of the run in a folder, if it ended after so many rounds."""
+    path = folder / RECORD
+    if not path.is_file():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("rounds_done") != num_rounds:
+        return {}
+    logged_values = record.get("logged", {}).items()
+    return {name: value for name, value in logged_values if value is not None}
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

@@ -414,11 +414,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             )
         if initial_score is not None:
             return initial_score
-        evidence = self.result().evidence or {}
-        score_of_all = evidence.get("together")
-        if score_of_all is None:
+        ends = (self.result().evidence or {}).get("ends")
+        if ends is None:
             return 0.0
-        return float(score_of_all - values.nansum())
+        _start, end = ends
+        return float(end - values.nansum())
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""

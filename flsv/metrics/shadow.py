@@ -158,8 +158,8 @@ class ShadowShapley(MeasuredMetric):
         halvings: Count | None = None,
         **kwargs: Any,
     ) -> None:
-        self.halvings = halvings or 1
-        check_halvings(coalitions, self.halvings, evaluators)
+        self.halvings = halvings
+        check_halvings(coalitions, self.num_halvings, evaluators)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
@@ -171,6 +171,11 @@ class ShadowShapley(MeasuredMetric):
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def num_halvings(self) -> int:
+        """The argument ``halvings``, or its default."""
+        return self.halvings or 1
 
     needs: Sequence[str] | None = ("games",)
     # In a FederatedLoop the values are computed after the run, by `complete`.
@@ -199,7 +204,9 @@ class ShadowShapley(MeasuredMetric):
         is_single = masks.sum(1) == 1
         clients = masks[is_single].int().argmax(1)
         outputs_by_client = outputs[is_single][clients.argsort()]
-        return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
+        return choose_halvings(
+            outputs_by_client, names, self.num_halvings, logits=logits, seed=seed
+        )
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds

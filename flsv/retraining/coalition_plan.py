@@ -131,9 +131,9 @@ class CoalitionPlan:
         metrics = list(self._metrics.values())
         self._max_fits = min(metric.max_fits for metric in metrics)
         self._design = metrics[0].coalitions
-        self._halvings = metrics[0].halvings
+        self._halvings = metrics[0].num_halvings
         for metric in metrics:
-            if metric.coalitions != self._design or metric.halvings != self._halvings:
+            if metric.coalitions != self._design or metric.num_halvings != self._halvings:
                 raise ConfigurationError(
                     f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of "
                     "coalitions. Give these metrics the same coalitions, or keep only one of them."

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ Watcher = Callable[[str, str], None]
 #: By each watcher, the threads for whose writes it is not called. The watchers have the order in which they began.
 _watchers: dict[Watcher, frozenset[int]] = {}
 _state = threading.local()
+#: Held while a watcher is added or removed.
+_lock = threading.Lock()
+#: What to undo after the last watcher.
+_undo = ExitStack()
 
 
 def watch(watcher: Watcher, other_threads: frozenset[int] = frozenset()) -> None:
@@ -62,12 +66,37 @@ def watch(watcher: Watcher, other_threads: frozenset[int] = frozenset()) -> None
     It is also called before ``torch.save``, but not before other libraries write in C++, or other programs write.
     """
     _listen()
-    _watchers[watcher] = other_threads
+    with _lock:
+        if not _watchers:
+            _announce_files_of_torch()
+        _watchers[watcher] = other_threads
 
 
 def unwatch(watcher: Watcher) -> None:
     """End what :func:`watch` has begun. A second call does nothing."""
-    _watchers.pop(watcher, None)
+    with _lock:
+        _watchers.pop(watcher, None)
+        if not _watchers:
+            _undo.close()
+
+
+def _announce_files_of_torch() -> None:
+    """Raise Python's event before torch opens a path in C++, where Python raises none, until ``_undo`` is closed."""
+    serialization: Any = torch.serialization
+    open_writer = serialization._open_zipfile_writer
+
+    def open_announced(path: Any) -> Any:
+        if isinstance(path, str | os.PathLike):
+            sys.audit("open", path, "w", os.O_WRONLY | os.O_TRUNC)
+        return open_writer(path)
+
+    def put_back() -> None:
+        # Another library may have replaced the function since.
+        if serialization._open_zipfile_writer is open_announced:
+            serialization._open_zipfile_writer = open_writer
+
+    serialization._open_zipfile_writer = open_announced
+    _undo.callback(put_back)
 
 
 @contextmanager
@@ -96,16 +125,6 @@ def unwatched() -> Iterator[None]:
 def _listen() -> None:
     """Listen to Python's audit events. This cannot be ended."""
     sys.addaudithook(_hear)
-    serialization: Any = torch.serialization
-    open_writer = serialization._open_zipfile_writer
-
-    def open_announced(path: Any) -> Any:
-        # torch opens a path in C++, where Python raises no event.
-        if isinstance(path, str | os.PathLike):
-            sys.audit("open", path, "w", os.O_WRONLY | os.O_TRUNC)
-        return open_writer(path)
-
-    serialization._open_zipfile_writer = open_announced
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:

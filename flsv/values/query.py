@@ -104,7 +104,9 @@ class Game:
         return utilities if self.per_class else utilities.squeeze(1)
 
     def evidence(self, utilities: Tensor, source: str) -> dict[str, Any]:
-        """Return where the utilities of coalitions come from, those of clients alone, and of all together."""
+        """Return where the utilities of coalitions come from, those of clients alone, and of all together, and the
+        ends between which the values distribute the gain.
+        """
         is_partly_trained = not self.are_all_trained
         is_alone = self.masks.sum(1) == 1
         return {
@@ -116,7 +118,14 @@ class Game:
             "ranks_only": source == "scores" and self.design in ("singles", "leave-one-out"),
             "alone": [] if self.per_class else utilities[is_alone].tolist(),
             "together": None if self.per_class else float(utilities[self.masks.all(1)]),
+            "ends": None if self.per_class else self._ends(utilities),
         }
+
+    def _ends(self, utilities: Tensor) -> list[float]:
+        """Return the utilities ``[K]`` of nobody and of all together."""
+        nobody = utilities[~self.masks.any(1)]
+        together = utilities[self.masks.all(1)]
+        return [float(nobody), float(together)]
 
 
 def are_singles_only(masks: Tensor) -> bool:
@@ -244,6 +253,7 @@ def value_after_round(
     if game.averages:
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
         values = recent_values.nanmean(0)
+        evidence = _with_end_of_mean(evidence, float((values - estimate).sum()))
     has_spread = _has_spread(recent_values, game)
     stderr = one_seed_stderr(
         values,
@@ -258,6 +268,14 @@ def value_after_round(
         case_values=_case_values(game, outputs),
     )
     return after_round, estimate
+
+
+def _with_end_of_mean(evidence: dict[str, Any], difference: float) -> dict[str, Any]:
+    """Return evidence in which the gain's end is that of means over rounds, whose sum has this ``difference``."""
+    if evidence["ends"] is None:
+        return evidence
+    start, end = evidence["ends"]
+    return {**evidence, "ends": [start, end + difference]}
 
 
 def _is_finite(tensor: Tensor | None) -> bool:

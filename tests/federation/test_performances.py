@@ -4,13 +4,16 @@ import json
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import CosineGradientShapley, PartialFederatedShapley
+from flsv.metrics import CosineGradientShapley, PartialFederatedShapley, ShadowShapley
 from flsv.payment import write_report
 from flsv.results.text import describe_change
+from flsv.sampling import UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain
@@ -126,3 +129,85 @@ def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_pat
 
     score_without_sanity_check, score_after_sanity_check = scores
     assert score_after_sanity_check == score_without_sanity_check
+
+
+class Averaged(Plain):
+    """Logs the loss of an average of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = AveragedModel(self.net)
+
+    def update_average(self):
+        if self.current_epoch > 0:
+            self.average.update_parameters(self.net)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("average_loss", F.cross_entropy(self.average(x), y))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class AveragedAfterTraining(Averaged):
+    def on_train_epoch_end(self):
+        self.update_average()
+
+
+class AveragedBeforeValidation(Averaged):
+    def on_validation_epoch_start(self):
+        self.update_average()
+
+
+#: A module, arguments of the loop, and of the metric.
+GAINS = {
+    "averaged after training": (
+        AveragedAfterTraining,
+        {},
+        {"performance": "average_loss", "mode": "min"},
+    ),
+    "averaged before validation": (
+        AveragedBeforeValidation,
+        {},
+        {"performance": "average_loss", "mode": "min"},
+    ),
+    "values that are means over rounds": (Plain, {"sampler": UniformSampler(2)}, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("name", GAINS)
+def test_recorded_gain_is_what_the_values_of_coalitions_distribute(tmp_path, name):
+    make, federation, options = GAINS[name]
+    metric = ShadowShapley(coalitions="all", **options)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=0, **federation)
+
+    fit(loop, tmp_path, make(), toy_data((2, 1, 1)), rounds=4)
+
+    record = read_record(tmp_path)
+    gain = record["end"] - record["start"]
+    if options.get("mode") == "min":
+        gain = -gain
+    assert gain == pytest.approx(record["sum"], abs=1e-9)
+
+
+class LogsLoss(Plain):
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self(x), y))
+
+
+def test_finished_run_that_is_resumed_shows_what_the_module_has_logged(tmp_path, capsys):
+    outputs = []
+    records = []
+    for checkpoint in (None, tmp_path / "last.ckpt"):
+        loop = FederatedLoop(metrics={"sv": ShadowShapley(coalitions="singles")}, seed=0)
+        trainer = trainer_for(loop, tmp_path, 1)
+        trainer.fit(LogsLoss(), toy_data((2, 1, 1)), ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        outputs.append(read_output(capsys))
+        records.append(json.loads((tmp_path / "run.json").read_text())["logged"])
+
+    assert all("Model: val_loss" in output for output in outputs)
+    assert records[0] == records[1] != {}

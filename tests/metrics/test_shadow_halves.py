@@ -80,7 +80,7 @@ def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
 
     halves = next_coalitions(masks[other_order], outputs[other_order])
 
-    expected_halves = choose_halvings(outputs_of_singles, names, metric.halvings, logits=True)
+    expected_halves = choose_halvings(outputs_of_singles, names, metric.num_halvings, logits=True)
     assert torch.equal(halves, expected_halves)
     all_masks = torch.cat([masks, halves])
     outputs_of_halves = torch.randn(len(halves), 10, CLASSES)
@@ -126,3 +126,12 @@ def test_halves_by_a_logged_performance_are_refused_before_training(tmp_path):
 
     with refused("chosen by the outputs"):
         fit(make_loop(metric), tmp_path, Plainest(), make_data(), ROUNDS)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"coalitions": "halves"}, {"coalitions": "halves", "halvings": 1}]
+)
+def test_shadow_shapley_is_shown_as_it_was_given(options):
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+    assert repr(ShadowShapley(**options)) == f"ShadowShapley({arguments})"

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from flsv.retraining.own_folder import ProgramFolder
+from flsv.utilities.file_writes import files_put_back
 
 
 def read_entries(folder):
@@ -432,3 +433,14 @@ def test_file_that_vanishes_after_the_run_is_not_copied():
 
     with folder.entered() as own_folder:
         assert Path(own_folder, "data", "a.txt").read_text() == "a"
+
+
+def test_torch_saves_by_its_own_function_after_the_last_of_nested_contexts():
+    own_function = torch.serialization._open_zipfile_writer
+
+    with files_put_back():
+        with files_put_back():
+            pass
+        assert torch.serialization._open_zipfile_writer is not own_function
+
+    assert torch.serialization._open_zipfile_writer is own_function
