@@ -36,3 +36,17 @@ def test_what_is_built_against_torch_comes_from_the_index_of_torch(name):
     (packages,) = re.findall(r"`pip install ([\w ]+) --index-url ", (ROOT / name).read_text())
 
     assert packages.split() == ["torch", "torchvision"]
+
+
+def test_nothing_that_users_read_installs_flsv_from_the_package_index():
+    """Nobody owns its name there, so that a stranger's package would be installed."""
+    advice = re.compile(r"pip install(?: +-[-\w]+)* +['\"]?flsv(?![-\w/])[^\n]*")
+    files = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "configs").rglob("*.*")]
+    files += [path for path in (ROOT / "flsv").rglob("*.*") if path.suffix != ".pyc"]
+    found = []
+    for file in files:
+        if file.is_file():
+            found += advice.findall(file.read_text(encoding="utf-8", errors="ignore"))
+
+    assert found == []
+    assert advice.findall("pip install --force-reinstall flsv.\npip install 'flsv[flower]'")
