@@ -1,6 +1,8 @@
 """A text of a configuration is the same text after each reading and writing."""
 
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 import yaml
@@ -68,8 +70,13 @@ def own_section(parser, config, path):
     parsed = parser.parse_args(["--config", str(path)])
     written = parser.dump(parsed)
     path.write_text(written)
-    assert parser.dump(parser.parse_args(["--config", str(path)])) == written
-    return yaml.safe_load(written)["own"]
+
+    printed = StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit):
+        parser.parse_args(["--config", str(path), "--print_config"])
+    section = yaml.safe_load(written)["own"]
+    assert yaml.safe_load(printed.getvalue())["own"] == section
+    return section
 
 
 def of_config(section, names):
