@@ -1,8 +1,9 @@
 """What a build adds: the package index's description with the project's links, and the commit of a checkout.
 
 The description is README.md with links that lead somewhere from there. A link in README.md is relative to the
-repository, which an index does not have. It becomes absolute, at the version's tag, below ``[project.urls] Repository`` of
-pyproject.toml. While there is none, links become words, and pictures go. The other links follow from this one address.
+repository, which an index does not have. It becomes absolute, at the version's tag, below ``[project.urls]
+Repository`` of pyproject.toml. While there is none, links become words, and pictures go. The other links follow from
+this one address.
 """
 
 from __future__ import annotations
