@@ -126,21 +126,16 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 
-# What README's lines and its command for the tests install. Torch is large and takes minutes, so CI's other environments
-# find it here: besides its own packages, each has those of README's, but for what it wants in another version. The index of
-# CPU-only wheels is tried without the machine's own options of pip, by which another index would answer in its place.
-CPU_INDEX = $(shell sed -n 's/^pip install .*--index-url \([^ ]*\).*/\1/p' README.md)
+# What README's two commands install. Torch is large and takes minutes, so CI's other environments find it here: besides its
+# own packages, each has those of README's, but for what it wants in another version.
+README_START = $$(grep '^pip install .* && flsv' README.md)
 README_TESTS = $$(grep '^pip install .* && pytest' README.md)
 .venv-readme/made readme: export PATH := $(CURDIR)/.venv-readme/bin:$(PATH)
 .venv-readme/made: pyproject.toml README.md
 	rm -rf .venv-readme
 	python3 -m venv .venv-readme
-	@if pip --isolated install --quiet --dry-run --no-deps --retries 0 --timeout 5 torch --index-url $(CPU_INDEX); \
-	then echo "readme: torch comes from $(CPU_INDEX)"; cp README.md .venv-readme/README.md; \
-	else echo "readme: $(CPU_INDEX) cannot be reached, so torch comes from this machine's own index"; \
-	sed 's/ --index-url [^ ]*//' README.md > .venv-readme/README.md; fi
-	bash -ec "$$(grep '^pip install' .venv-readme/README.md | grep -v '&&')"
-	command="$(README_TESTS)"; bash -ec "$${command%%&& pytest*}"
+	command="$(README_START)"; bash -ec "$${command%% &&*}"
+	command="$(README_TESTS)"; bash -ec "$${command%% &&*}"
 	touch $@
 
 ON_README = rm -rf $(@D) && python3 -m venv $(@D) \
@@ -175,8 +170,8 @@ flower-oldest: ## a real deployment on the oldest release of Flower that flsv al
 	.venv-flower/bin/python -m pytest -m flower tests/sites/flower/test_deployment.py
 
 # A module that only `dev` installs would be found here and nowhere else.
-readme: .venv-readme/made ## README's commands as they stand, in an environment of their own: installing, the quickstart, the tests
-	cd .venv-readme && bash -ec "$$(grep '^flsv fit' README.md)"
+readme: .venv-readme/made ## README's two commands as they stand, in an environment of their own: the quickstart, the tests
+	bash -ec "$(README_START)"
 	bash -ec "$(README_TESTS)"
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated

@@ -1,16 +1,20 @@
-"""The package index's description: README.md with links that lead somewhere from there, and the project's links.
+"""What a build adds: the package index's description with the project's links, and the commit of a checkout.
 
-A link in README.md is relative to the repository, which an index does not have. It becomes absolute, at the version's
-tag, below ``[project.urls] Repository`` of pyproject.toml. While there is none, links become words, and pictures go.
-The other links follow from this one address.
+The description is README.md with links that lead somewhere from there. A link in README.md is relative to the
+repository, which an index does not have. It becomes absolute, at the version's tag, below ``[project.urls]
+Repository`` of pyproject.toml. While there is none, links become words, and pictures go. The other links follow from
+this one address.
 """
 
 from __future__ import annotations
 
 import re
+import runpy
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?://|mailto:|#)([^)\s]+)\)")
@@ -71,3 +75,23 @@ class Description(MetadataHookInterface):
             metadata["urls"] = {**project_links(repository, version[1]), **links}
         text = description((root / "README.md").read_text(encoding="utf-8"), repository, version[1])
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+class Commit(BuildHookInterface):
+    """``flsv/commit.txt`` of a wheel or an sdist, by which the code knows its commit where there is no repository.
+
+    An editable install has none: it finds the commit that is checked out. An sdist has the file already.
+    """
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable":
+            return
+        about = runpy.run_path(str(Path(self.root) / "flsv" / "__about__.py"))
+        commit_file = about["COMMIT_FILE"]
+        commit = about["commit_of_code"]()
+        if not commit or commit_file.exists():
+            return
+        self.folder = tempfile.TemporaryDirectory()
+        written_file = Path(self.folder.name) / commit_file.name
+        written_file.write_text(commit + "\n", encoding="utf-8")
+        build_data["force_include"][str(written_file)] = f"flsv/{commit_file.name}"

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from flsv.__about__ import __version__
+from flsv.__about__ import code_version
 from flsv.cli.command import (
     FLSV_COMMANDS,
     NO_BARS,
@@ -198,7 +198,7 @@ def _parser() -> CommandParser:
         "LightningCLI's, with a section federation beside trainer, model and data.",
     )
     parser.add_argument(
-        "--version", action="version", version=f"flsv {__version__}", help="print the version"
+        "--version", action="version", version=f"flsv {code_version()}", help="print the version"
     )
     parser.add_argument(
         *QUIET_OPTIONS,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import re
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from functools import cache
 from importlib import import_module
 from itertools import chain
@@ -18,19 +15,18 @@ from operator import attrgetter
 from typing import Any
 
 import lightning as L
-import yaml
 from jsonargparse import (
     SUPPRESS,
     ActionConfigFile,
     ArgumentParser,
     DefaultHelpFormatter,
     Namespace,
-    get_loader,
 )
 from jsonargparse._actions import _ActionConfigLoad, _ActionHelpClassPath
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.config_errors import OptionError
+from flsv.cli.config_texts import keep_texts, read_config, write_config
 from flsv.cli.configs import check_file, find_config
 from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
@@ -49,11 +45,7 @@ CONFIG_HELP = (
     "earlier ones, and adds to federation.metrics by name. --print_config shows the result."
 )
 
-
-# Lightning's Timer has a member of an enumeration as default of an argument that is a text.
-yaml.SafeDumper.add_multi_representer(
-    Enum, lambda dumper, member: dumper.represent_data(member.value)
-)
+keep_texts()
 
 #: Options of ``Trainer.fit``, which a run's ``config.yaml`` has, and ``flsv repeat`` has not.
 _FIT_OPTIONS = ("ckpt_path", "weights_only")
@@ -78,11 +70,10 @@ class ConfigFile(ActionConfigFile):
             check_file(path)
             text = path.read_text("utf-8")
             values = str(path)
-        config = get_loader("yaml")(text)
+        config = read_config(text)
         sections = _without_fit_options(parser, with_sections_of_flsv(config))
         if sections != config:
-            # JSON is YAML, and has quotes around texts that look like numbers.
-            values = json.dumps(sections)
+            values = write_config(sections)
 
         _forget_other_classes(cfg, sections)
         earlier_metrics = cfg.get(_METRICS)
@@ -196,7 +187,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
 
         if not equals_sign and remaining_words:
             text = remaining_words.pop(0)  # the value is the next word
-        section = yaml.safe_load(text)
+        section = read_config(text)
         names_class = is_part and _class_of(section) is not None
         if names_class or isinstance(section, Mapping):
             merged += ["--config", _nested(key.split("."), section)]
@@ -216,7 +207,7 @@ def _nested(keys: Sequence[str], section: Any) -> str:
         keys = ["model", "init_args", *keys[1:]]
     for key in reversed(keys):
         section = {key: section}
-    return yaml.safe_dump(section, default_flow_style=True, width=math.inf)
+    return write_config(section)
 
 
 def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,8 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed import is_torchelastic_launched
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.__about__ import code_version
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import (
@@ -414,7 +415,7 @@ def make_cli(
         auto_configure_optimizers=True,
         seed_everything_default=0,
         trainer_defaults={"max_epochs": 10, "log_every_n_steps": 1},
-        parser_kwargs={"prog": "flsv", "version": __version__},
+        parser_kwargs={"prog": "flsv", "version": code_version()},
         save_config_callback=SavedConfig,
         save_config_kwargs={"save_to_log_dir": False},
         args=args,

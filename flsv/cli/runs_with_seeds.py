@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from pandas import DataFrame
 
 from flsv.cli.checkpoints import modified
 from flsv.cli.command import QUIET_FIT_ARGUMENTS
+from flsv.cli.config_texts import write_config
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import SECTIONS
@@ -167,7 +167,7 @@ def config_with_seeds(config: Mapping[str, Any], seed: int) -> Iterator[list[str
             if name in sections:
                 sections[name] = _with_seed(sections[name], seed)
         file = Path(folder, "federation.yaml")
-        file.write_text(yaml.safe_dump(sections))
+        file.write_text(write_config(sections))
         yield ["--config", str(file)]
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from flsv import scores
-from flsv.__about__ import __version__
+from flsv.__about__ import code_version
 from flsv._lightning.logged_values import callback_metrics_of
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
@@ -192,7 +192,7 @@ class RunReports:
             },
             identity=identity,
             first_round=self._state.round_index,
-            version=__version__,
+            version=code_version(),
         )
         if self._state.run:
             record["run"] = self._state.run

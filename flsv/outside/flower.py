@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv.__about__ import __version__
+from flsv.__about__ import code_version
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import Curves
 from flsv.results.folder import CONTRIBUTIONS
@@ -310,7 +310,7 @@ def _record_without_rounds(
     module: nn.Module,
     metrics: Mapping[str, Metric],
 ) -> dict[str, Any]:
-    record = record_head(module, {"aggregator": strategy}, metrics, __version__)
+    record = record_head(module, {"aggregator": strategy}, metrics, code_version())
     for metric_info in record["metrics"].values():
         metric_info["to_pay_by"] = False
     return record | {

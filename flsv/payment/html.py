@@ -196,7 +196,7 @@ class _Scale(NamedTuple):
             line = self.bar(low_bound, high_bound, "var(--ink)", height="2px")
             layers.append(line)
         left_edge, right_edge = sorted((base, end))
-        bar = self.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
+        bar = self.bar(left_edge, right_edge, f"rgb({_color(value)})", height="1.2em")
         layers.append(bar)
         style = f"background: {', '.join(layers)}"
         return Cell("", style, title=format_number(value), css="bar")

@@ -58,7 +58,7 @@ class ClientSampler(Strategy):
 
         Args:
             clients: all n clients. Send requests by :meth:`flsv.core.Client.request` within
-            :func:`flsv.core.map_clients`.
+                :func:`flsv.core.map_clients`.
             model: the global model ``[P]`` at the start of the round.
             contributions: the metrics' values after the previous round.
             generator: the generator to draw from, and no other.

@@ -134,7 +134,7 @@ def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
     print(f"Training samples of each client\n\n{text}\n")
     print(_describe_validation(data))
     if data.division.source.columns:
-        print(f"\nColumns\n\n{_shown_columns(data).to_string(line_width=width())}\n")
+        print(f"\nColumns, and the share of values that are missing\n\n{_shown_columns(data)}\n")
     if len(data_warnings):
         _print_data_warnings(data_warnings)
     if data.positive_class is not None:
@@ -160,13 +160,24 @@ def _print_data_warnings(data_warnings: pd.DataFrame) -> None:
     print(f"Data warnings{count_note}: ask the sites\n\n{first_warnings.to_string(index=False)}\n")
 
 
-def _shown_columns(data: FederatedDataModule) -> pd.DataFrame:
-    """Return the table of columns in percent, with the least and the most instead of many clients."""
+def _shown_columns(data: FederatedDataModule) -> str:
+    """Return the table of columns in percent, with the least and the most instead of many clients, or of clients that
+    do not fit into the terminal.
+    """
     fractions = missing_table(data).set_index(READ_AS, append=True)
-    if len(fractions.columns) > _MAX_SHOWN:
-        fractions = pd.DataFrame({"least": fractions.min(axis=1), "most": fractions.max(axis=1)})
+    table = _table_of_columns(fractions)
+    widest_line = max(map(len, table.splitlines()))
+    terminal_width = width()
+    is_too_wide = terminal_width is not None and widest_line > terminal_width
+    if len(fractions.columns) > _MAX_SHOWN or is_too_wide:
+        extremes = {"least": fractions.min(axis=1), "most": fractions.max(axis=1)}
+        return _table_of_columns(pd.DataFrame(extremes))
+    return table
+
+
+def _table_of_columns(fractions: pd.DataFrame) -> str:
     percentages = _in_percent(fractions, fractions.columns)
-    return percentages.add_prefix("missing, ").reset_index(READ_AS)
+    return percentages.reset_index(READ_AS).to_string()
 
 
 def check_images(data: FederatedDataModule) -> None:

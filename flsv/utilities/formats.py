@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from flsv.__about__ import __version__
+from flsv.__about__ import code_version
 from flsv.utilities.errors import ConfigurationError, VersionWarning
 
 #: The format of a federation's state in a checkpoint. It grows when its entries change.
@@ -20,7 +20,7 @@ VERSION_PREFIX = "version of "
 
 def package_versions() -> dict[str, str]:
     """Return ``{package: version}`` of what a run's numbers depend on."""
-    version_by_package = {"flsv": __version__}  # a checkout's metadata are old, or are not there
+    version_by_package = {"flsv": code_version()}  # the metadata of a checkout are old
     for package in PACKAGES:
         version_by_package[package] = version(package)
     return version_by_package
@@ -54,7 +54,7 @@ def check_format(
     else:
         remedy = f"read it with {writer}, or start a new run"
     raise ConfigurationError(
-        f"{title} was written by {writer} in format {stored_format}, and this flsv {__version__} reads format "
+        f"{title} was written by {writer} in format {stored_format}, and this flsv {code_version()} reads format "
         f"{expected}: {remedy}."
     )
 

@@ -49,6 +49,6 @@ def from_wing(kind: str, name: str) -> Any:
     if name not in paths:
         raise ConfigurationError(
             f"{name}: no part of flsv that is installed brings it. Of its kind, {kind}, there are "
-            f"{listed(paths) or 'none'}. Install the whole package again: pip install --force-reinstall flsv."
+            f"{listed(paths) or 'none'}. Install the whole package again, in its checkout: pip install -e ."
         )
     return resolve_name(paths[name])

@@ -178,6 +178,7 @@ def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals():
     assert ") 25.0% 50.0%, transparent" in with_interval.style
     assert ") 0.0% 25.0%, transparent" in negative.style
     assert "--ink" not in negative.style
+    assert " / 100% 1.2em " in negative.style  # of one thickness in rows of one and of two lines
     assert missing.text == NO_NUMBER
     assert not missing.style
     assert not missing.title

@@ -70,6 +70,25 @@ def test_table_of_columns_has_kinds_and_shares_of_missing_values(clinics, printe
     assert "patient" not in columns.index
 
 
+@pytest.mark.parametrize(
+    ("terminal_width", "names"), [("80", list(CLINICS)), ("50", ["least", "most"])]
+)
+def test_table_of_columns_is_not_broken(terminal_width, names, clinics, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", terminal_width)
+    config = f"{CONFIG_OF_CLINICS}  dictionary: {DICTIONARY}\n"
+    Path("federation.yaml").write_text(config)
+    assert main(["data", "--config", "federation.yaml"]) == 0
+
+    _title, _, printed = capsys.readouterr().out.partition("share of values that are missing\n\n")
+    table, _, _ = printed.partition("\n\n")
+    heads, _name_of_index, *rows = table.splitlines()
+    columns_read = [row.split()[0] for row in rows]
+
+    assert heads.split() == ["is", "read", "as", *names]
+    assert columns_read == ["discharged", "age", "sex", "pressure", "creatinine"]
+    assert max(map(len, table.splitlines())) <= int(terminal_width)
+
+
 def test_tables_of_data_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
 

@@ -129,7 +129,7 @@ class CoalitionValue(MeasuredMetric):
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"`` or the
-        ``"clients"``.
+            ``"clients"``.
         kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
