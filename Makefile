@@ -14,7 +14,7 @@ install: ## a virtual environment in .venv with all that is needed
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
 
-check: lint workflows types layers size ## all that needs no test
+check: lint types layers workflows ## all that needs no test
 
 lint: ## style and format
 	$(PYTHON) -m ruff check .
@@ -38,8 +38,8 @@ types: ## mypy
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-size: ## tokens and density of the code, words of pages, and what is over a limit
-	$(PYTHON) tools/count_code.py --check
+size: ## tokens of each room and wing
+	$(PYTHON) tools/house.py
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
@@ -183,5 +183,5 @@ readme: .venv-readme/made ## README's commands as they stand, in an environment 
 # accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
 # builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
-ci: lint workflows size ## all of it
+ci: lint workflows ## all of it
 	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
