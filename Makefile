@@ -49,9 +49,9 @@ test: ## the tests and doctests but the slow ones
 test-part: ## what concerns one part, in about a minute: make test-part PART=fedexp
 	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" tests flsv
 
-# GPU_REPORT="--out here.csv --only numbers". Without a GPU it says so, and runs what goes on the CPU.
-cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
-	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
+cuda: ## all that a person with a GPU is asked for: numbers against the CPU's, and what fits cost
+	$(PYTHON) -m pytest -m cuda tests/device
+	$(PYTHON) tools/costs.py round/lenet round/lenet100 coalitions/lenet8 --accelerator gpu
 
 # torch knows one such device in a process, which g++ compiles at its first import.
 ON_EMULATED = tests/testing/test_parts.py \
