@@ -5,6 +5,8 @@ export OMP_NUM_THREADS ?= 1
 export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
+UV = $(PYTHON) -m uv pip
+
 .PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
@@ -45,9 +47,10 @@ size: ## tokens of each room and wing
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# All tests, slow ones too, whose names hold PART: a file of flsv without .py, or a class.
-test-part: ## what concerns one part, in about a minute: make test-part PART=fedexp
-	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" tests flsv
+# PART is a file of flsv without .py. Only files that are called so are collected, and what is checked of all parts.
+PART_FILES = $(shell find tests flsv -name "*$(PART)*.py")
+test-part: ## what concerns one part, slow tests too, in about a minute: make test-part PART=fedexp
+	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" $(or $(PART_FILES),tests flsv) tests/testing
 
 cuda: ## all that a person with a GPU is asked for: numbers against the CPU's, and what fits cost
 	$(PYTHON) -m pytest -m cuda tests/device
@@ -79,11 +82,10 @@ coverage: ## lines reached by the fast tests, as a report
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
 
-.venv-lowest/made: pyproject.toml tools/release.py
+.venv-lowest/made: pyproject.toml
 	rm -rf .venv-lowest
 	python3 -m venv .venv-lowest
-	$(PYTHON) tools/release.py lowest > .venv-lowest/lowest.txt
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e '.[test]'
+	$(UV) install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[test]'
 	touch $@
 
 lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
@@ -120,8 +122,8 @@ release: .venv-release/made ## all of a release up to the upload, into dist/: RE
 	.venv-release/bin/python tools/release.py wheel --dist dist
 
 constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
-	$(PYTHON) tools/release.py locked > constraints.new
-	mv constraints.new constraints.txt
+	$(UV) compile --quiet --upgrade --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt \
+	  --extra dev --extra docs pyproject.toml
 
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'

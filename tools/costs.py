@@ -99,7 +99,7 @@ def measure_in_process(
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        return json.loads(result.read_text())
+        return json.loads(result.read_text(encoding="utf-8"))
 
 
 def measure_case(
@@ -164,7 +164,7 @@ def main() -> None:
         cost_cases.be_quiet()
         numbers = measure(cases[options.cases[0]][program])
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            options.result.write_text(json.dumps(numbers))
+            options.result.write_text(json.dumps(numbers), encoding="utf-8")
         return
 
     checkouts = [CHECKOUT, *([options.against.absolute()] if options.against else [])]

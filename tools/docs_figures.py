@@ -8,6 +8,7 @@ differs, or a number is neither computed nor listed as not measured.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,7 @@ def check(name: str, page: str) -> tuple[list[str], list[str]]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     results = [check(name, (ROOT / name).read_text()) for name in LIST["pages"]]
     print("\n".join(line for lines, _ in results for line in lines))
     errors = [error for _, each in results for error in each]

@@ -43,7 +43,7 @@ def place_of(file: str) -> str:
     wing = wing_of(file)
     if wing is not None:
         return wing
-    folder = file.split("/")[0] if "/" in file else "."
+    folder = Path(file).parts[0] if "/" in file else "."
     for name, room in house()["core"].items():
         if folder in room["folders"]:
             return name

@@ -28,6 +28,7 @@ from flsv._lightning.patches import (
     is_loop,
     property_patch,
 )
+from flsv._lightning.private import set_root
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
@@ -37,7 +38,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -105,9 +106,7 @@ class CoalitionScoring(L.Callback):
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
-    def _make_evaluator(
-        self, trainer: L.Trainer, loop: Any, measure: Measure
-    ) -> VectorEvaluator:
+    def _make_evaluator(self, trainer: L.Trainer, loop: Any, measure: Measure) -> VectorEvaluator:
         device = trainer.lightning_module.device
         (evaluator,) = make_evaluators(
             trainer,
@@ -236,7 +235,7 @@ def prepare_coalition_fit(
 def write_into(folder: str, trainer: L.Trainer) -> None:
     """Let a copied Trainer, its loggers and its checkpoint callbacks write into ``folder``."""
     if not _is_in(folder, trainer.default_root_dir):
-        vars(trainer)["_default_root_dir"] = folder
+        set_root(trainer, folder)
     # A callback may save checkpoints by an absolute path, where the run's checkpoints lie.
     vars(trainer)["save_checkpoint"] = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:

@@ -77,7 +77,7 @@ def locked_json(path: Path, empty: Mapping[str, Any]) -> Iterator[dict[str, Any]
         entries = dict(empty)
         if path.is_file():
             try:
-                entries = {**json.loads(path.read_text())}
+                entries = {**json.loads(path.read_text(encoding="utf-8"))}
             except (ValueError, TypeError) as error:
                 raise Refused(
                     f"{path} cannot be read: {error}. A backup forgets what came after it"
