@@ -69,9 +69,9 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
 SLOW ?= slow
-# Three at a time on two cores: slow tests wait for processes, ranks and clocks.
+# Three at a time on two cores: slow tests wait for processes, ranks and clocks. No doctest is slow.
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 3 --dist loadfile -m "$(SLOW)"
+	$(PYTHON) -m pytest -n 3 --dist loadfile -m "$(SLOW)" tests
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
@@ -185,5 +185,5 @@ readme: .venv-readme/made ## README's commands as they stand, in an environment 
 # accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
 # builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
-ci: lint workflows ## all of it
-	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
+ci: lint ## all of it
+	$(MAKE) --jobs=2 --output-sync=target networks types layers workflows device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
