@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
-    ROOT / "docs/figures.yaml",
+    ROOT / "tests/docs/figures.py",
     ROOT / "tools/README.md",
     ROOT / "Makefile",
 ]
