@@ -47,10 +47,12 @@ size: ## tokens of each room and wing
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# PART is a file of flsv without .py. Only files that are called so are collected, and what is checked of all parts.
-PART_FILES = $(shell find tests flsv -name "*$(PART)*.py")
+# PART is a file of flsv without .py, or a class. Only files that are called so or name it are collected, and what is
+# checked of all parts.
+WITHOUT_LINES = $(subst _,,$(PART))
+PART_FILES = $(shell find flsv -name "*$(PART)*.py"; grep -rliE "$(PART)|$(WITHOUT_LINES)" tests --include=test_*.py)
 test-part: ## what concerns one part, slow tests too, in about a minute: make test-part PART=fedexp
-	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" $(or $(PART_FILES),tests flsv) tests/testing
+	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(WITHOUT_LINES)" $(PART_FILES) tests/testing
 
 cuda: ## all that a person with a GPU is asked for: numbers against the CPU's, and what fits cost
 	$(PYTHON) -m pytest -m cuda tests/device
