@@ -73,7 +73,7 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 SLOW ?= slow
 # Three at a time on two cores: slow tests wait for processes, ranks and clocks. No doctest is slow.
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 3 --dist loadfile -m "$(SLOW)" tests
+	$(PYTHON) -m pytest -n 3 --dist loadfile --durations=40 -m "$(SLOW)" tests
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
@@ -183,9 +183,13 @@ readme: .venv-readme/made ## README's commands as they stand, in an environment 
 	cd .venv-readme && bash -ec "$$(grep '^flsv fit' README.md)"
 	bash -ec "$(README_TESTS)"
 
-# Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated
-# accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
-# builds the site.
+# A part with the seconds that it takes.
+timed-%:
+	@begin=$$(date +%s); $(MAKE) --no-print-directory $* && echo "== $*: $$(($$(date +%s) - begin)) s"
+
+# The slow tests take longest, so they begin first, and all else is run beside them: a core is idle at the end only. A slow
+# test builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: lint ## all of it
-	$(MAKE) --jobs=2 --output-sync=target networks types layers workflows device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
+	$(MAKE) --jobs=2 --output-sync=target $(addprefix timed-,slow networks readme device types layers workflows) \
+	  SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
