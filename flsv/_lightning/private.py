@@ -19,11 +19,6 @@ def trainer_of(module: nn.Module) -> Any:
     return getattr(module, "_trainer", None)
 
 
-def patch_of_trainer(module: L.LightningModule, trainer: Any) -> tuple[L.LightningModule, str, Any]:
-    """Return a patch that gives a module another Trainer. Lightning's setter would also give it to its layers."""
-    return module, "_trainer", trainer
-
-
 def set_root(trainer: L.Trainer, folder: str) -> None:
     """Let a Trainer write into another folder. Its ``default_root_dir`` cannot be set."""
     trainer._default_root_dir = folder

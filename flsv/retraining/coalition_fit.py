@@ -38,7 +38,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
-from flsv.scores.performance import Measure, Measures
+from flsv.scores.performance import Measures, Measure
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
@@ -106,7 +106,9 @@ class CoalitionScoring(L.Callback):
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
-    def _make_evaluator(self, trainer: L.Trainer, loop: Any, measure: Measure) -> VectorEvaluator:
+    def _make_evaluator(
+        self, trainer: L.Trainer, loop: Any, measure: Measure
+    ) -> VectorEvaluator:
         device = trainer.lightning_module.device
         (evaluator,) = make_evaluators(
             trainer,

@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, discarded_logs
-from flsv._lightning.private import patch_of_trainer
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
@@ -602,8 +601,8 @@ def _return_constant(constant: Any, *_: Any, **__: Any) -> Any:
 def deny_client_attributes(module: L.LightningModule) -> Iterator[None]:
     """Drop what ``training_step`` logs within this context, and raise an error if it reads an attribute of the trainer
     that belongs to a single client."""
-    trainer_of_many = _TrainerOfManyClients(module.trainer)
-    patches = PatchedAttributes([patch_of_trainer(module, trainer_of_many)])
+    # Lightning's setter of `trainer` would also replace the trainer of the module's layers.
+    patches = PatchedAttributes([(module, "_trainer", _TrainerOfManyClients(module.trainer))])
     try:
         with discarded_logs(module):
             yield

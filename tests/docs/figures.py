@@ -482,7 +482,7 @@ def sentences_of_results_performance():
     yield "torch 2.15.0"
     yield "lightning 2.6.6"
     yield "20 to 25 November 2026"
-    yield "Version 1.0.0rc4"
+    yield "Commit 49d7ccac's"
 
     # not measured: what the commands run by default
     yield "600 Fashion-MNIST images each, in batches of 32"

@@ -14,6 +14,7 @@ PACKAGE = Path(flsv.__file__).parent
 #: Where a private name is read outside of flsv/_lightning, and why.
 ELSEWHERE = {
     ("utilities/classifier_head.py", "_trainer"),  # utilities import no other package of flsv
+    ("vmap/batched.py", "_trainer"),  # a patch: Lightning's setter would also replace that of the layers
 }
 
 
