@@ -13,8 +13,10 @@ import flsv
 PACKAGE = Path(flsv.__file__).parent
 #: Where a private name is read outside of flsv/_lightning, and why.
 ELSEWHERE = {
-    ("utilities/classifier_head.py", "_trainer"),  # utilities import no other package of flsv
-    ("vmap/batched.py", "_trainer"),  # a patch: Lightning's setter would also replace that of the layers
+    # Utilities import no other package of flsv.
+    ("utilities/classifier_head.py", "_trainer"),
+    # A patch: Lightning's setter would also replace the Trainer of the module's layers.
+    ("vmap/batched.py", "_trainer"),
 }
 
 
