@@ -5,6 +5,8 @@ export OMP_NUM_THREADS ?= 1
 export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
+UV = $(PYTHON) -m uv pip
+
 .PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
@@ -14,7 +16,7 @@ install: ## a virtual environment in .venv with all that is needed
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
 
-check: lint workflows types layers size ## all that needs no test
+check: lint types layers workflows ## all that needs no test
 
 lint: ## style and format
 	$(PYTHON) -m ruff check .
@@ -38,20 +40,23 @@ types: ## mypy
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-size: ## tokens and density of the code, words of pages, and what is over a limit
-	$(PYTHON) tools/count_code.py --check
+size: ## tokens of each room and wing
+	$(PYTHON) tools/house.py
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# All tests, slow ones too, whose names hold PART: a file of flsv without .py, or a class.
-test-part: ## what concerns one part, in about a minute: make test-part PART=fedexp
-	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(subst _,,$(PART))" tests flsv
+# PART is a file of flsv without .py, or a class. Only files that are called so or name it are collected, and what is
+# checked of all parts.
+WITHOUT_LINES = $(subst _,,$(PART))
+PART_FILES = $(shell find flsv -name "*$(PART)*.py"; grep -rliE "$(PART)|$(WITHOUT_LINES)" tests --include=test_*.py)
+test-part: ## what concerns one part, slow tests too, in about a minute: make test-part PART=fedexp
+	$(PYTHON) -m pytest -m "slow or not slow" -k "$(PART) or $(WITHOUT_LINES)" $(PART_FILES) tests/testing
 
-# GPU_REPORT="--out here.csv --only numbers". Without a GPU it says so, and runs what goes on the CPU.
-cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.csv
-	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
+cuda: ## all that a person with a GPU is asked for: numbers against the CPU's, and what fits cost
+	$(PYTHON) -m pytest -m cuda tests/device
+	$(PYTHON) tools/costs.py round/lenet round/lenet100 coalitions/lenet8 --accelerator gpu
 
 # torch knows one such device in a process, which g++ compiles at its first import.
 ON_EMULATED = tests/testing/test_parts.py \
@@ -66,9 +71,9 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
 SLOW ?= slow
-# Three at a time on two cores: slow tests wait for processes, ranks and clocks.
+# Three at a time on two cores: slow tests wait for processes, ranks and clocks. No doctest is slow.
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 3 --dist loadfile -m "$(SLOW)"
+	$(PYTHON) -m pytest -n 3 --dist loadfile --durations=40 -m "$(SLOW)" tests
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
@@ -79,11 +84,10 @@ coverage: ## lines reached by the fast tests, as a report
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
 
-.venv-lowest/made: pyproject.toml tools/release.py
+.venv-lowest/made: pyproject.toml
 	rm -rf .venv-lowest
 	python3 -m venv .venv-lowest
-	$(PYTHON) tools/release.py lowest > .venv-lowest/lowest.txt
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e '.[test]'
+	$(UV) install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[test]'
 	touch $@
 
 lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
@@ -120,8 +124,8 @@ release: .venv-release/made ## all of a release up to the upload, into dist/: RE
 	.venv-release/bin/python tools/release.py wheel --dist dist
 
 constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
-	$(PYTHON) tools/release.py locked > constraints.new
-	mv constraints.new constraints.txt
+	$(UV) compile --quiet --upgrade --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt \
+	  --extra dev --extra docs pyproject.toml
 
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
@@ -174,9 +178,13 @@ readme: .venv-readme/made ## README's two commands as they stand, in an environm
 	bash -ec "$(README_START)"
 	bash -ec "$(README_TESTS)"
 
-# Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated
-# accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
-# builds the site.
+# A part with the seconds that it takes.
+timed-%:
+	@begin=$$(date +%s); $(MAKE) --no-print-directory $* && echo "== $*: $$(($$(date +%s) - begin)) s"
+
+# The slow tests take longest, so they begin first, and all else is run beside them: a core is idle at the end only. A slow
+# test builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
-ci: lint workflows size ## all of it
-	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
+ci: lint ## all of it
+	$(MAKE) --jobs=2 --output-sync=target $(addprefix timed-,slow networks readme device types layers workflows) \
+	  SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"

@@ -28,6 +28,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One option renews the files that tests compare pages with: git shows what has changed."""
+    parser.addoption("--renew-golden", action="store_true", help="write the golden files anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """In the order of the folders: by their number of tests, files of one long test would come last, when the other
     workers have nothing left."""

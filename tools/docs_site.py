@@ -325,7 +325,7 @@ def defined_at(path: str) -> str:
 def names_of_stub(stub: Path) -> list[str]:
     """The names that a package imports when they are first asked for, without its subpackages."""
     names = []
-    for node in ast.parse(stub.read_text()).body:
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module not in (None, "__about__"):
             names += [alias.name for alias in node.names]
     return sorted(names)

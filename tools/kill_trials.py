@@ -159,14 +159,13 @@ def trial(
         process, before = start(command(folder), output), output.stat().st_size
         try:
             status = process.wait(draw.uniform(0.05, 1) * seconds if kills < MOST_KILLS else None)
-            return (
-                kills,
-                "" if status == 0 else f"ends with status {status}: {output.read_text()[-1000:]}",
-            )
+            printed = output.read_text(encoding="utf-8")[-1000:]
+            return kills, "" if status == 0 else f"ends with status {status}: {printed}"
         except subprocess.TimeoutExpired:
             kills += 1
             if not kill(process, draw, seconds):
-                return kills, f"a process stays alive: {output.read_text()[-3000:]}"
+                printed = output.read_text(encoding="utf-8")[-3000:]
+                return kills, f"a process stays alive: {printed}"
             lost = (
                 b"there are no values" in output.read_bytes()[before:]
             )  # ended while coalitions were trained
@@ -196,7 +195,7 @@ def main() -> None:
             shutil.copytree(whole, prepared)
             begun = time.monotonic()
             if failed or start(command(whole), output).wait():
-                raise SystemExit(output.read_text())
+                raise SystemExit(output.read_text(encoding="utf-8"))
             seconds = time.monotonic() - begun
             for index in range(options.trials):
                 kills, fault, folder = 0, "", whole.with_name(str(index))

@@ -2,8 +2,6 @@
 
     python tools/release.py check [v1.0.0]      # of the version in flsv/__about__.py; or of this tag; changes nothing
     python tools/release.py wheel [--python python3.12] [--dist dist] [--wheel WHEEL]
-    python tools/release.py locked > constraints.txt        versions that pip would install for flsv[dev,docs] today
-    python tools/release.py lowest > lowest.txt             the lowest versions that pyproject.toml allows
 
 ``wheel`` builds the sdist, and the wheel from the sdist, checks both (twine, check-wheel-contents), installs the wheel
 with its hard dependencies alone into a fresh environment, and runs there, outside of the checkout: ``pip check``, a
@@ -14,32 +12,15 @@ check-wheel-contents.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PYPROJECT = ROOT / "pyproject.toml"
-#: Of tools that check or build and are not used by the package; the newest will do.
-TOOLS = (
-    "ruff",
-    "mypy",
-    "import-linter",
-    "pytest",
-    "pytest-cov",
-    "pre-commit",
-    "hatchling",
-    "check-jsonschema",
-)
-TOOLS += ("mkdocs", "mkdocs-material", "mkdocstrings", "mkdocs-autorefs", "latex2mathml")
-_REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 _HEAD = re.compile(
     r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE
 )
@@ -63,7 +44,9 @@ def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
 def git(root: Path, *command: str) -> str | None:
     """What git says; None where it does not know, or there is no git."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
@@ -162,7 +145,12 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
     started = time.perf_counter()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True
+        [str(part) for part in command],
+        cwd=cwd,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     shown = " ".join(Path(part).name if isinstance(part, Path) else part for part in command)
     if done.returncode:
@@ -217,70 +205,11 @@ def use(wheel: Path, python: str, folder: Path) -> None:
         raise SystemExit(f"missing after these commands: {missing}")
 
 
-# ---- versions, as constraints for pip
-
-
-def lowest(text: str) -> dict[str, str]:
-    """Package to its lowest version.
-
-    Example:
-        >>> lowest('dependencies = [\\n    "torch>=2.4",\\n    "rich>=13",\\n]\\nlora = ["peft>=0.11"]')
-        {'torch': '2.4', 'rich': '13', 'peft': '0.11'}
-    """
-    found = _REQUIREMENT.findall(text)
-    return {name: version for name, version in found if name not in TOOLS}
-
-
-def constraints(report: dict[str, Any]) -> list[str]:
-    """``name==version`` of all but flsv itself, sorted, from pip's report.
-
-    Example:
-        >>> packages = [{"name": "Torch", "version": "2.4.0+cpu"}, {"name": "flsv", "version": "1.0"}]
-        >>> constraints({"install": [{"metadata": package} for package in packages]})
-        ['torch==2.4.0']
-    """
-    found = {
-        each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]
-    }
-    # A local version (+cpu) is of one index only.
-    return [
-        f"{name}=={version.partition('+')[0]}"
-        for name, version in sorted(found.items())
-        if name != "flsv"
-    ]
-
-
-def locked() -> list[str]:
-    """The lines of constraints.txt, of this Python and system. Nothing is installed."""
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--ignore-installed",
-        "--quiet",
-        "--report",
-        "-",
-    ]
-    done = subprocess.run(
-        [*pip, ".[dev,docs]"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    )
-    version = ".".join(platform.python_version_tuple()[:2])
-    place = f"Python {version}, {platform.system()} {platform.machine()}"
-    head = [f"# flsv[dev,docs] on {place}. `make constraints` makes it; to have the same versions:"]
-    return [
-        *head,
-        "#   PIP_CONSTRAINT=$PWD/constraints.txt make install",
-        *constraints(json.loads(done.stdout)),
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("check", "wheel", "locked", "lowest"))
+    parser.add_argument("what", choices=("check", "wheel"))
     parser.add_argument("tag", nargs="?", help="that is released")
     parser.add_argument("--python", default=sys.executable, help="of the fresh environment")
     parser.add_argument("--dist", type=Path, help="where wheel and sdist stay; by default nowhere")
@@ -290,12 +219,6 @@ def main() -> None:
         found = problems(ROOT, asked.tag)
         print(*found, sep="\n", file=sys.stderr)
         raise SystemExit(f"{len(found)} things to do before a release." if found else 0)
-    if asked.what in ("locked", "lowest"):
-        lines = [
-            f"{package}=={version}" for package, version in lowest(PYPROJECT.read_text()).items()
-        ]
-        print(*(locked() if asked.what == "locked" else lines), sep="\n")
-        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         wheel = (asked.wheel or build(asked.dist or folder / "dist")).absolute()

@@ -19,6 +19,11 @@ def trainer_of(module: nn.Module) -> Any:
     return getattr(module, "_trainer", None)
 
 
+def set_root(trainer: L.Trainer, folder: str) -> None:
+    """Let a Trainer write into another folder. Its ``default_root_dir`` cannot be set."""
+    trainer._default_root_dir = folder
+
+
 def hook_of(module: L.LightningModule) -> str | None:
     """Return the name of the module's hook that Lightning runs now. There is no public attribute for it."""
     return module._current_fx_name

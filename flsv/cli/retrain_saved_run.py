@@ -178,7 +178,7 @@ def _changed_settings(
 ) -> list[str]:
     """Describe each setting that differs from those of ``--config FILE``, except the number of rounds."""
     _option, file = arguments
-    run_settings = config_settings(yaml.safe_load(Path(file).read_text()))
+    run_settings = config_settings(yaml.safe_load(Path(file).read_text(encoding="utf-8")))
     rounds = "trainer.max_epochs"
     run_settings[rounds] = identity.settings.get(rounds, "None")
     return identity.other_settings(Identity(run_settings, {}), "{} instead of {}")

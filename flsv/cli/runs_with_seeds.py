@@ -167,7 +167,7 @@ def config_with_seeds(config: Mapping[str, Any], seed: int) -> Iterator[list[str
             if name in sections:
                 sections[name] = _with_seed(sections[name], seed)
         file = Path(folder, "federation.yaml")
-        file.write_text(write_config(sections))
+        file.write_text(write_config(sections), encoding="utf-8")
         yield ["--config", str(file)]
 
 

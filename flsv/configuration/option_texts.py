@@ -95,7 +95,7 @@ def source_hash_of(class_or_function: Any) -> str:
             continue
         file = inspect.getsourcefile(definition)
         if file and Path(file).is_file():
-            sources.append(Path(file).read_text())
+            sources.append(Path(file).read_text(encoding="utf-8"))
         else:
             sources.append(inspect.getsource(definition))
     if not sources:

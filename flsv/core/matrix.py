@@ -82,7 +82,7 @@ def memory_bytes() -> int:
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not CONTAINER_LIMIT_FILE.is_file():
         return machine_bytes
-    limit = CONTAINER_LIMIT_FILE.read_text().strip()
+    limit = CONTAINER_LIMIT_FILE.read_text(encoding="utf-8").strip()
     if not limit.isdecimal():  # "max": there is no limit
         return machine_bytes
     return min(machine_bytes, int(limit))

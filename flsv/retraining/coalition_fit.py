@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from flsv._lightning.logged_values import GuardedValues
 from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
+from flsv._lightning.private import set_root
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
@@ -231,7 +232,7 @@ def prepare_coalition_fit(
 def write_into(folder: str, trainer: L.Trainer) -> None:
     """Let a copied Trainer, its loggers and its checkpoint callbacks write into ``folder``."""
     if not _is_in(folder, trainer.default_root_dir):
-        vars(trainer)["_default_root_dir"] = folder
+        set_root(trainer, folder)
     # A callback may save checkpoints by an absolute path, where the run's checkpoints lie.
     vars(trainer)["save_checkpoint"] = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:

@@ -200,7 +200,7 @@ def in_quiet() -> Iterator[list[str]]:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL)
-            nowhere = stack.enter_context(open(os.devnull, "w"))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(torch.enable_grad())
             yield changed_tensors

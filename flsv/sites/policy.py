@@ -68,7 +68,7 @@ class SitePolicy:
     def read(cls, path: Path) -> SitePolicy:
         """Read a policy from a TOML file. Its keys are the arguments of this class."""
         try:
-            return cls(**tomllib.loads(path.read_text()))
+            return cls(**tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             error.add_note(f"in the policy {path}")  # in the site's own log
             reason = getattr(error, "strerror", None) or error  # without the path

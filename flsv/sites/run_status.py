@@ -78,5 +78,5 @@ def _was_stopped(run: str, path: Path) -> bool:
     """Return whether an operator has stopped the run, which keeps this status."""
     if not path.is_file():
         return False
-    text = path.read_text()  # the file may hold anything, so it is not parsed
+    text = path.read_text(encoding="utf-8")  # the file may hold anything, so it is not parsed
     return f'"{run}"' in text and '"stopped"' in text

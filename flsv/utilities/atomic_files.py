@@ -109,7 +109,7 @@ def _read_valid(
         raise ValueError(f"{path} is a link")
     if not path.exists():
         return dict(empty)
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     if not is_valid(content):
         raise ValueError(f"{path} holds {content!r:.200}")
     entries: dict[str, Any] = content

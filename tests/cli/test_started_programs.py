@@ -118,6 +118,7 @@ def test_program_has_the_same_values_however_it_is_started(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_new_worker_processes_have_the_classes_of_a_program(tmp_path, monkeypatch):
     expected_values = values_in_this_process(tmp_path, monkeypatch, RETRAINED, "1")
 

@@ -9,7 +9,9 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["own_metric", "own_algorithm", "hugging_face"])
+@pytest.mark.parametrize(
+    "page", ["own_metric", "own_algorithm", pytest.param("hugging_face", marks=pytest.mark.long)]
+)
 def test_example_of_a_guide_prints_what_the_guide_says(
     page,
     tmp_path,

@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
-import docs_figures
 import pytest
+from docs.figures import NUMBER
+
+from docs import figures
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != "README.md")
@@ -57,9 +59,45 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path):
         assert is_rounded(number, exact_numbers), number
 
 
-for_each_first_page = pytest.mark.parametrize("name", docs_figures.LIST["pages"])
+#: A number, in digits or in words; names and formulas such as x2 and 2^n are none.
+_IN_WORDS = (
+    r"(?:eleven|twelve|\w+teen|twenty|thirty|forty|fifty|\w+ty-\w+|hundred|thousand|million)"
+)
+ANY_NUMBER = re.compile(rf"(?<![\w.^]){NUMBER}|\b{_IN_WORDS}\b", re.IGNORECASE)
+NO_PROSE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]*>")
 
 
-@for_each_first_page
+def sentences(page):
+    """Sentences, rows of tables and items of lists; tests compare what commands print with what they print."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=[|#-])", text):
+        on_one_line = " ".join(block.split())
+        found += re.split(r"(?<=[.:?!])\s+(?=[A-Z`*\[(!])", on_one_line)
+    return found
+
+
+def spans_of(text, sentence):
+    """Where a text stands in a sentence, and not as the end or the beginning of another number."""
+    pattern = rf"(?<![\d.]){re.escape(text)}(?!\d)"
+    return [match.span() for match in re.finditer(pattern, sentence)]
+
+
+@pytest.mark.parametrize("name", figures.PAGES)
 def test_figures_of_the_first_pages_follow_from_their_files(name):
-    assert docs_figures.check(name, (DOCS.parent / name).read_text())[1] == []
+    page = sentences((DOCS.parent / name).read_text(encoding="utf-8"))
+    spans = {sentence: [] for sentence in page}
+    for text in figures.PAGES[name]():
+        found = {sentence: spans_of(text, sentence) for sentence in page}
+        is_said = any(found.values())
+        assert is_said, f"{name} does not say: {text}"
+        for sentence, spans_of_text in found.items():
+            spans[sentence] += spans_of_text
+
+    for sentence in page:
+        prose = NO_PROSE.sub(lambda match: " " * len(match[0]), sentence)
+        for match in ANY_NUMBER.finditer(prose):
+            has_source = any(
+                begin <= match.start() and match.end() <= end for begin, end in spans[sentence]
+            )
+            assert has_source, f"{match[0]} is not in tests/docs/figures.py: {sentence}"

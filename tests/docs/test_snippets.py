@@ -137,8 +137,13 @@ def skip_command(command):
     pass
 
 
-#: Pages that train for half a minute.
-LONG = ("docs/reference/federations.md", "docs/howto/look.md")
+#: Pages that train for twenty seconds and more.
+LONG = (
+    "docs/reference/federations.md",
+    "docs/reference/command_line.md",
+    "docs/howto/look.md",
+    "docs/tutorials/lightning.md",
+)
 
 
 def parameters():

@@ -130,6 +130,7 @@ def test_readme_quickstart_prints_the_shown_table_below_the_folder_of_tensorboar
     assert run_folder.is_relative_to(logdir)
 
 
+@pytest.mark.long
 def test_lightning_tutorial_computes_the_same_values_in_python_and_from_its_yaml(folder, capsys):
     text = (ROOT / "docs" / "tutorials" / "lightning.md").read_text()
     blocks = pages.blocks_of_page(text)

@@ -55,13 +55,13 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, nam
 
     assert same_values(fitted_copy.state_dict(), loop.state_dict())
     assert same_values(fitted_copy.contributions, loop.contributions)
-    for name, metric in fitted_copy.metrics.items():
+    for metric_name, metric in fitted_copy.metrics.items():
         assert same_values(
             metric.compute(),
-            loop.metrics[name].compute(),
+            loop.metrics[metric_name].compute(),
         )
-    for name, metric in fitted_copy.config.metrics.items():
-        assert fitted_copy.metrics[name] is metric
+    for metric_name, metric in fitted_copy.config.metrics.items():
+        assert fitted_copy.metrics[metric_name] is metric
 
     with pytest.raises(RuntimeError, match=r"Call trainer\.fit first"):
         print(fitted_copy.clients)

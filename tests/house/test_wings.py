@@ -8,7 +8,7 @@ import sys
 from graphlib import TopologicalSorter
 
 import pytest
-from house import PACKAGE, house, wing_of_module
+from house import PACKAGE, house, place_of, wing_of_module
 
 ROOT = PACKAGE.parent
 #: Wings whose code needs another one's.
@@ -99,6 +99,13 @@ def test_modules_import_each_other_in_no_circle(graph):
         imported_modules[module] = graph.find_modules_directly_imported_by(module)
 
     TopologicalSorter(imported_modules).prepare()  # raises an error that names a circle
+
+
+def test_each_file_belongs_to_a_room_or_a_wing():
+    places = {*house()["core"], *house()["wings"]}
+    for path in PACKAGE.rglob("*.py"):
+        file = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        assert place_of(file) in places
 
 
 def test_house_page_has_each_room_and_each_wing_with_its_page():

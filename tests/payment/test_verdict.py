@@ -4,6 +4,7 @@ import html
 import json
 import math
 from collections.abc import Callable
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,7 @@ def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path,
     assert_says(verdict, html.unescape(basis._repr_html_()))
 
 
-#: Texts of five pages. A page whose file is missing is written, to be read before it is committed.
+#: Texts of five pages. ``pytest --renew-golden`` writes them, to be read before they are committed.
 GOLDEN_PAGES = Path(__file__).with_name("golden_pages")
 BUDGET = Budget(1000.0, currency="EUR")
 PAGES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -338,7 +339,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_reads_as_its_golden_file(name, tmp_path):
+def test_page_reads_as_its_golden_file(name, tmp_path, request):
     kind, options = PAGES[name]
     folder = RUNS[kind](tmp_path / "run")
 
@@ -346,10 +347,19 @@ def test_page_reads_as_its_golden_file(name, tmp_path):
     text = page.replace(str(folder), "RUN")
 
     golden_file = GOLDEN_PAGES / f"{name}.txt"
-    if not golden_file.exists():
+    if request.config.getoption("renew_golden"):
         golden_file.write_text(text)
-        pytest.fail(f"{golden_file} is new: read it")
-    assert text == golden_file.read_text()
+    difference = unified_diff(
+        golden_file.read_text().splitlines(),
+        text.splitlines(),
+        fromfile=str(golden_file),
+        tofile="the page now",
+        lineterm="",
+    )
+    lines = "\n".join(difference)
+    if lines:
+        command = f"pytest {__file__} --renew-golden"
+        pytest.fail(f"{lines}\nIf the page is right now: {command}", pytrace=False)
 
 
 class StopsInRoundTwo(Callback):

@@ -63,6 +63,7 @@ def test_files_by_absolute_paths_are_those_without_the_metric(files_without_metr
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_files_are_those_without_the_metric_if_workers_train_coalitions(
     files_without_metric, tmp_path
 ):

@@ -50,6 +50,7 @@ class Mine(ContributionMetric):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     federation_file, tmp_path, monkeypatch, capsys
 ):

@@ -103,9 +103,8 @@ def built(cell: Cell, root: str, **more: Any) -> Iterator[FederatedCLI]:
         arguments = []
         for place, file in enumerate(cell.files):
             copy = Path(folder, f"{place}.yaml")
-            copy.write_text(
-                yaml.safe_dump(seeded(yaml.safe_load((CONFIGS / file).read_text()), cell.seed))
-            )
+            content = yaml.safe_load((CONFIGS / file).read_text(encoding="utf-8"))
+            copy.write_text(yaml.safe_dump(seeded(content, cell.seed)), encoding="utf-8")
             arguments += ["--config", str(copy)]
         options = {**QUIET, "data.files.root": root, **_seeds(cell.seed), **cell.overrides, **more}
         arguments += _options({**options, "trainer.default_root_dir": folder}, cell.seed)
@@ -187,7 +186,7 @@ class Kept:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[tuple[str, str], Measured] = {}
-        for text in path.read_text().splitlines() if path.exists() else ():
+        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
                 line = json.loads(text)
             except json.JSONDecodeError:

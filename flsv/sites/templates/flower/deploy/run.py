@@ -64,6 +64,7 @@ def register() -> None:
             ["flwr", "supernode", "register", key, NAME, "--name", key.stem],
             capture_output=True,
             text=True,
+            check=False,
         )
         output = " ".join((process.stdout + process.stderr).split())
         if process.returncode and "already in use" not in output:
@@ -74,7 +75,7 @@ def register() -> None:
 
 def read_status() -> dict[str, str]:
     """Return the run's status, which the server's app writes. It is empty before the first run."""
-    return json.loads(STATUS.read_text()) if STATUS.is_file() else {}
+    return json.loads(STATUS.read_text(encoding="utf-8")) if STATUS.is_file() else {}
 
 
 def write_status(word: str, run: str) -> None:
@@ -89,7 +90,9 @@ def write_status(word: str, run: str) -> None:
 
 def flwr(*words: str | Path) -> dict:
     """Run a command of Flower and return its answer, empty if there is none. Print the output of a failed command."""
-    process = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
+    process = subprocess.run(
+        ["flwr", *words, "--format", "json"], capture_output=True, text=True, check=False
+    )
     first_brace = process.stdout.find("{")  # Flower may print lines before it
     reply = {}
     if first_brace >= 0:
