@@ -300,7 +300,9 @@ class CoalitionPlan:
             evaluator = self._run.games.evaluator_of(metric.measure)
             check_scored(f"metric {name!r}", self.config.share, evaluator)
             measures[f"metric {name!r}"] = metric.measure
-        self._scoring = ModelScoring(measures_of(self._metrics.values()), self._run.games.evaluator_of)
+        self._scoring = ModelScoring(
+            measures_of(self._metrics.values()), self._run.games.evaluator_of
+        )
         measures_to_check = None if self._run.resumed else measures
         start_time = time.monotonic()
         model = self._scoring.score(self._run.trainer.lightning_module, untrained=measures_to_check)
@@ -431,7 +433,9 @@ class CoalitionPlan:
         trainer = self._run.federation.engine.trainer
         if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
             self._run.memory["checked_round"] = index
-            self._run.memory["first"] = state.model().cpu().clone()  # the model after the checked round
+            self._run.memory["first"] = (
+                state.model().cpu().clone()
+            )  # the model after the checked round
 
         # The last round's model is scored at the end of the run, after all hooks.
         is_last = index + 1 == trainer.max_epochs
@@ -511,7 +515,9 @@ class CoalitionPlan:
         values: MetricValues = {index: {} for index in self._store.rounds}
         scores = self._store.scores(self._run.seed)
         for name, metric in metrics.items():
-            game = showing_progress(game_of(metric, masks, self._store, self._run), self._run.trainer)
+            game = showing_progress(
+                game_of(metric, masks, self._store, self._run), self._run.trainer
+            )
             for round_index, values_of_round in metric.complete(scores, game).items():
                 values[round_index][name] = values_of_round
         return values
@@ -534,6 +540,7 @@ class CoalitionPlan:
             checked_round=self._run.memory.get("checked_round", 0),
             checked_model=self._run.memory.get("first"),
             space=self._run.federation.space,
+            masks_one_by_one=self.masks(self._run.data.num_clients),
         )
         masks = training.train(self._run)
         self._run.federation.coalition_differences += training.consistency_warnings

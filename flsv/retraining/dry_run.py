@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,9 +51,6 @@ class DryRunResult(NamedTuple):
     needs_validations: bool
     # ModelCheckpoint and EarlyStopping.
     needs_checkpoints: bool
-    # The seed and, by client, the norms of the first update, which must be those in the run.
-    seed: int = 0
-    first_updates: Mapping[int, Tensor] = {}
 
 
 def client_of_dry_run(data: FederatedDataModule) -> int:
@@ -133,14 +129,12 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
     fit_quietly(trainer, module, data)
-    result = scoring.result()  # raises an error if nothing was trained
+    scoring.result()  # raises an error if nothing was trained
 
     reads_results = reads.values or reads.checkpoints
     return DryRunResult(
         needs_validations=comparison.depends_on_validations or reads_results,
         needs_checkpoints=reads.checkpoints,
-        seed=job.seed,
-        first_updates=result.first_updates,
     )
 
 

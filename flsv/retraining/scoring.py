@@ -57,7 +57,9 @@ class ModelScoring:
         }
         return [self._model(scores, index) for index in range(len(vectors))]
 
-    def _model(self, scores_by_evaluator: Mapping[VectorEvaluator, Scores], index: int) -> ScoredModel:
+    def _model(
+        self, scores_by_evaluator: Mapping[VectorEvaluator, Scores], index: int
+    ) -> ScoredModel:
         utilities = {}
         outputs = {}
         for evaluator, scores in scores_by_evaluator.items():

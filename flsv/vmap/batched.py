@@ -26,7 +26,7 @@ from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, discarded_logs
 from flsv.training.training_step import step_arguments, training_loss
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 State = dict[str, Tensor]
@@ -537,10 +537,6 @@ def convert_errors(
         if "broadcast shape" in message:
             reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
         raise not_batched_error(module, reason) from error
-
-
-class NotBatched(ConfigurationError):
-    """Error: a module's training steps cannot be batched."""
 
 
 def not_batched_error(module: nn.Module, reason: str) -> NotBatched:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 
@@ -14,15 +15,18 @@ from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core import ClientUpdate, Instruction
 from flsv.games.module_copies import named_tensors
 from flsv.server.coalition_server import CoalitionServer
-from flsv.utilities.errors import ConfigurationError
+from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.training.swapped_optimizer import options_of
+from flsv.utilities.errors import ConfigurationError, NotBatched
+from flsv.utilities.plain_values import are_equal
 from flsv.vmap.batched import (
-    NotBatched,
     SharedBatchTraining,
     State,
     batched_steps,
     clip_function,
 )
 from flsv.vmap.engine import VmapProcess, _PreparedClient, dry_run_of_rows
+from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24
@@ -55,10 +59,11 @@ class CoalitionRows(VmapProcess):
         self._names_without_gradient = dry_run_of_rows(
             self.trainer,
             self.space,
-            self._state.seed,
+            self.state.seed,
             self._shared_names,
             kind=SharedBatchTraining,
         )
+        self._undo.callback(guard_hooks(self._module).restore)
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
 
@@ -68,16 +73,17 @@ class CoalitionRows(VmapProcess):
 
     def check_model(self) -> None:
         """Raise NotBatched if the module's model is not the aggregate of the last round."""
-        if self._last_model is not None:
-            if not torch.equal(self.space.read(self._module), self._last_model):
-                raise NotBatched("a hook changes the model between rounds.")
+        if self._last_model is None:
+            return
+        if not torch.equal(self.space.read(self._module), self._last_model):
+            raise NotBatched("a hook changes the model between rounds.")
 
     def _train(self, batches: Any) -> None:
         if self._last_model is None:
             self._last_model = self.coalitions[0].state.model() if self.coalitions else None
         if self._last_model is not None and not torch.equal(self.global_vector, self._last_model):
             raise NotBatched("a hook changes the model before a round.")
-        round_index = self._state.round_index
+        round_index = self.state.round_index
         trained = [coalition for coalition in self.coalitions if not coalition.is_over]
         for coalition in trained:
             coalition.begin_round(round_index, self.manager.clients)
@@ -98,6 +104,7 @@ class CoalitionRows(VmapProcess):
             drawn.update(coalition.instructions)
         updates: dict[int, dict[int, ClientUpdate | None]] = {id(item): {} for item in trained}
         num_steps = 0
+        content = _Content(self._module, self.trainer)
         for client in [*cohort_of_run, *sorted(drawn.difference(cohort_of_run))]:
             rows = [coalition for coalition in trained if client in coalition.instructions]
             instructions = [coalition.instructions[client] for coalition in rows]
@@ -108,6 +115,7 @@ class CoalitionRows(VmapProcess):
             num_steps += steps_of_client if is_of_run else 0
             for coalition, update in zip(rows, updates_of_rows):
                 updates[id(coalition)][client] = update
+        content.check_unchanged()
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
         for coalition in trained:
             self._end_coalition(coalition, updates[id(coalition)])
@@ -128,7 +136,7 @@ class CoalitionRows(VmapProcess):
         )
         remaining_batches = iter(loader)
         # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
-        first_batch = as_module_input(self.trainer, next(remaining_batches))
+        first_batch = self._transfer(next(remaining_batches))
         self.local_training.client_steps.seed(instructions[0])
         context = self.local_training.suspend()
         self._current_client = None
@@ -140,8 +148,7 @@ class CoalitionRows(VmapProcess):
             context=partial(batched_steps, self.trainer),
             chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
         )
-        if self._state.round_index == 0:
-            self._check_others(states)
+        self._check_others(states)
         first = 0
         if is_of_run:
             model = {name: tensor[0] for name, tensor in states.items()}
@@ -158,7 +165,11 @@ class CoalitionRows(VmapProcess):
     def _transferred(self, first: Any, remaining: Iterator[Any], count: int) -> Iterator[Any]:
         yield first
         for _ in range(count - 1):
-            yield as_module_input(self.trainer, next(remaining))
+            yield self._transfer(next(remaining))
+
+    def _transfer(self, batch: Any) -> Any:
+        with guarded(self._module):
+            return as_module_input(self.trainer, batch)
 
     def _rows(self, starts: Sequence[Tensor | None]) -> State:
         """Return the stacked tensors of the models ``starts``, each ``[P]``."""
@@ -167,8 +178,10 @@ class CoalitionRows(VmapProcess):
         states = {}
         for name, tensor in self._stacked_tensors.items():
             if name in tensors_by_name:
-                states[name] = tensors_by_name[name].to(tensor.dtype).clone(
-                    memory_format=torch.contiguous_format
+                states[name] = (
+                    tensors_by_name[name]
+                    .to(tensor.dtype)
+                    .clone(memory_format=torch.contiguous_format)
                 )
             else:  # such as a counter: each round begins with the run's
                 states[name] = tensor.expand(len(vectors), *tensor.shape).clone()
@@ -214,6 +227,39 @@ class CoalitionRows(VmapProcess):
         usable = [update for update in in_order if update is not None]
         broken = [client for client in coalition.instructions if updates[client] is None]
         coalition.end_round(usable, broken, self.manager.server)
+
+
+class _Content:
+    """What the coalitions share in a round: the module's attributes and flags, and the optimizer's options."""
+
+    def __init__(self, module: L.LightningModule, trainer: L.Trainer) -> None:
+        self._module = module
+        self._trainer = trainer
+        self._parts = self._read()
+
+    def check_unchanged(self) -> None:
+        """Raise NotBatched if training has changed a part, since it would be another in each coalition."""
+        for name, (before, after) in _pairs(self._parts, self._read()).items():
+            if not are_equal(before, after):
+                raise NotBatched(f"training changes {name} of the module.")
+
+    def _read(self) -> dict[str, Any]:
+        snapshot = ModuleSnapshot(self._module)
+        parts = {path: value for path, value in snapshot.values.items() if not _is_counter(path)}
+        for path, flag_and_description in snapshot.structure.items():
+            parts[f"{path} (its flag)"] = list(flag_and_description)
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            parts[f"optimizer {number}"] = options_of(optimizer.param_groups)
+        return parts
+
+
+def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*first, *(name for name in second if name not in first)]
+    return {name: (first.get(name), second.get(name)) for name in names}
+
+
+def _is_counter(path: str) -> bool:
+    return path.endswith("num_batches_tracked")
 
 
 def _counters(module: nn.Module) -> Collection[str]:

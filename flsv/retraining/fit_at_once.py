@@ -1,0 +1,180 @@
+"""The fit of a copy of a run in which many coalitions train at once, each as a row of stacked tensors.
+
+The copy trains the coalition of all clients, as the run does. In each round a client begins once and its batches are
+loaded once. The models of all coalitions that it belongs to then take their steps on them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of, find_loop, is_loop
+from flsv.data import FederatedDataModule
+from flsv.games.members import Members
+from flsv.models.classifier import ClassifierClient
+from flsv.retraining.coalition_fit import (
+    CoalitionScoring,
+    callbacks_that_train,
+    change_in_place,
+    prepare_coalition_fit,
+)
+from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
+from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
+from flsv.scores.performance import Measures
+from flsv.server.coalition_server import CoalitionServer, metric_of_aggregator
+from flsv.utilities.errors import NotBatched
+from flsv.utilities.wings import from_wing
+from flsv.values.coalition_files import ScoredModel
+
+
+def fit_at_once(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    job: TrainingJob,
+    coalitions: Sequence[Members],
+    witnesses: Collection[Members] = (),
+) -> dict[Members, FitResult]:
+    """Train ``coalitions`` at once by one fit of a copy of the run, and return their results.
+
+    Args:
+        run_copy: the copy of the run from before its fit.
+        measures: the performance measures by which models are scored, by name.
+        job: the request for the coalition of all clients. That for each coalition has other members only.
+        coalitions: the coalitions besides that of all clients, whose result is returned, too.
+        witnesses: the coalitions whose results have the models after ``job.model_rounds``, too.
+
+    Raises:
+        NotBatched: the coalitions cannot be trained at once.
+        torch.OutOfMemoryError: they do not fit into the memory together.
+    """
+    with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
+        trainer, module, data = run_copy.load()
+        reason = why_not_at_once(trainer, module, job)
+        if reason:
+            raise NotBatched(reason)
+
+        scoring = prepare_coalition_fit(
+            trainer,
+            module,
+            data,
+            measures=measures,
+            job=job,
+            folder=folder,
+            make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
+        )
+        change_in_place(
+            find_loop(callbacks_of(trainer)), engine=from_wing("engines", "coalition rows")
+        )
+        fit_quietly(trainer, module, data)
+        results = scoring.results()
+
+    changes = [*changed_tensors, *run_copy.folder.changed_files]
+    if changes:
+        raise NotBatched(
+            f"training changes {changes[0]}, which the program keeps outside of the module."
+        )
+    return results
+
+
+def why_not_at_once(trainer: L.Trainer, module: Any, job: TrainingJob) -> str:
+    """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
+    if job.validates or job.keeps_checkpoints:
+        return "training depends on validations or checkpoints."
+    for callback in callbacks_that_train(trainer, job.keeps_checkpoints):
+        if not is_loop(callback):
+            return f"{type(callback).__name__} takes part in training."
+    if isinstance(module, ClassifierClient) and module.is_balanced:
+        return "classes have other weights in each coalition."
+    return _why_not_on_server(find_loop(callbacks_of(trainer)).config)
+
+
+def _why_not_on_server(config: Any) -> str:
+    if config.uploads:
+        return f"{config.uploads[0]!r} has a state for each client and coalition."
+    for strategy in config.strategies.values():
+        if strategy.sends or strategy.reports:
+            return f"{strategy!r} sends or reports tensors."
+    if metric_of_aggregator(config):
+        return f"{config.aggregator!r} reads a metric."
+    return ""
+
+
+class ScoringAtOnce(CoalitionScoring):
+    """Callback that scores the models of all coalitions in a fit that trains them at once."""
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        measures: Measures,
+        job: TrainingJob,
+        coalitions: Sequence[Members],
+        witnesses: Collection[Members],
+    ) -> None:
+        super().__init__(data, measures, job)
+        self._members_by_row = list(coalitions)
+        self._witnesses = witnesses
+        self._servers: list[CoalitionServer] = []
+        self._scored: dict[Members, list[ScoredModel]] = {members: [] for members in coalitions}
+        self._vectors: dict[Members, dict[int, Tensor]] = {members: {} for members in coalitions}
+
+    def _begin_round(self, trainer: L.Trainer) -> None:
+        is_first_round = not self._servers
+        super()._begin_round(trainer)
+        if not is_first_round:
+            return
+        loop: Any = find_loop(callbacks_of(trainer))
+        info = loop.run.info()
+        for members in self._members_by_row:
+            self._servers.append(CoalitionServer(list(members), info))
+        loop.run.engine.coalitions = self._servers
+
+    def _end_round(self, trainer: L.Trainer) -> None:
+        super()._end_round(trainer)
+        self._check_model_of_copy(trainer)
+        round_index = trainer.current_epoch - 1
+        is_last = round_index == self._job.rounds[-1]
+        if round_index in self._job.rounds and not is_last:
+            self._score_rows()
+
+    def _keep_model(self, trainer: L.Trainer, round_index: int) -> None:
+        super()._keep_model(trainer, round_index)
+        if round_index not in self._job.model_rounds:
+            return
+        for members, server in zip(self._members_by_row, self._servers):
+            if members in self._witnesses:
+                model = server.state.model().cpu().clone()
+                self._vectors[members][round_index] = model
+
+    def deliver(self, trainer: L.Trainer) -> None:
+        super().deliver(trainer)
+        self._check_model_of_copy(trainer)
+        self._score_rows()
+
+    def _check_model_of_copy(self, trainer: L.Trainer) -> None:
+        loop: Any = find_loop(callbacks_of(trainer))
+        loop.run.engine.check_model()
+
+    def _score_rows(self) -> None:
+        vectors = [server.state.model() for server in self._servers]
+        models = self._scoring.score_vectors(vectors)
+        for members, model in zip(self._members_by_row, models):
+            self._scored[members].append(model)
+
+    def results(self) -> dict[Members, FitResult]:
+        """Return the results of all coalitions, after the end of training."""
+        result_of_all = self.result()
+        results = {self._job.members: result_of_all}
+        for members in self._members_by_row:
+            results[members] = replace(
+                result_of_all,
+                scored=self._scored[members],
+                models=FitModels(self._initial_model, after_round=self._vectors[members]),
+                first_updates={},
+            )
+        return results
