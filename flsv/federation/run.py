@@ -286,11 +286,8 @@ class FederationRun:
 
     def _add_failed_cohort(self, reason: NoModel) -> None:
         """Add the cohort to the clients that have failed since the last update. Raise NoModel if these are all."""
-        drawable = self.config.sampler.members
-        if drawable is None:
-            drawable = range(self.state.num_clients)
         failed_clients = {*self.state.failed, *self.state.cohort}
-        if failed_clients.issuperset(drawable):
+        if self.config.sampler.draws_only(failed_clients, self.state.num_clients):
             raise NoModel(
                 f"{reason} All clients that could be drawn have failed. Fix these clients, and resume the run from its "
                 "last checkpoint."

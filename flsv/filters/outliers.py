@@ -98,6 +98,15 @@ class OutlierFilter(UpdateFilter):
         checked_cohort = replace(cohort, unmeasured=unmeasured)
         return checked_cohort.warn(*sentences).keep(~is_excluded)
 
+    def may_exclude(self, norms: Tensor, model_norm: float) -> bool:
+        """Return whether :meth:`apply` may exclude an update, given the norms ``[k]`` of a round's updates and that of
+        the model. False is certain, whatever the numbers of steps are.
+        """
+        is_excluded = drowning_updates(norms, model_norm)
+        if self.excludes and self.threshold is not None:
+            is_excluded |= large_updates(norms, self.threshold)
+        return bool(is_excluded.any())
+
     def _are_outliers(self, cohort: Cohort) -> Tensor:
         # An outlier is long for the cohort, also by step of training.
         norms = cohort.norms

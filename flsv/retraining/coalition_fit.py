@@ -36,6 +36,7 @@ from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
+from flsv.sampling.base import coalition_sampler
 from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
@@ -280,7 +281,7 @@ def _set_up_loop(loop: Any, job: TrainingJob) -> None:
     identity = loop.run_state.identity
     change_in_place(
         loop,
-        sampler=loop.config.sampler.among(job.members),
+        sampler=coalition_sampler(loop.config.sampler, job.members),
         seed=job.seed,
         # The metric that the run's sampler reads is not needed, because the sampler is replaced.
         metrics=metrics_in_use(loop, without="sampler"),

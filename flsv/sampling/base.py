@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -104,6 +104,11 @@ class ClientSampler(Strategy):
         1952).
         """
 
+    def draws_only(self, clients: Collection[int], num_clients: int) -> bool:
+        """Return whether all clients that can be drawn are among ``clients``, so that a round needs one of these."""
+        drawable = range(num_clients) if self.members is None else self.members
+        return set(clients).issuperset(drawable)
+
     def check(self, client_names: Sequence[str]) -> None:
         """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from the clients with these names. By
         default this is so if they are fewer than the sampler's ``cohort_size``.
@@ -114,6 +119,14 @@ class ClientSampler(Strategy):
                 f"{self!r} cannot draw its cohort, since the federation has {num_clients} clients. Lower cohort_size "
                 f"to {num_clients}, or set more clients in the partitioner."
             )
+
+
+def coalition_sampler(sampler: ClientSampler, members: Sequence[int]) -> ClientSampler:
+    """Return the sampler for a coalition, see :meth:`ClientSampler.among`, with its :attr:`ClientSampler.members`."""
+    sampler_of_coalition = sampler.among(members)
+    if sampler_of_coalition.members is None:  # a sampler's own `among` need not set it
+        sampler_of_coalition.members = sorted(members)
+    return sampler_of_coalition
 
 
 def draw_cohort(

@@ -43,6 +43,10 @@ class FixedCohort(ClientSampler):
         # Before `check`, clients that were given by name have no id.
         self._ids: Sequence[Any] = self.clients
 
+    @property
+    def members(self) -> Sequence[int]:  # type: ignore[override]  # the base class has an attribute
+        return self._ids
+
     def sample(
         self,
         num_clients: int,

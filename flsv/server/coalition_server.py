@@ -1,4 +1,8 @@
-"""CoalitionServer: the server's side of a coalition that is trained beside a run, as a federation of its members."""
+"""The server's half of coalitions that are trained beside a run, each as a federation of its members.
+
+:class:`CoalitionServer` is the server of one coalition, of any kind. :class:`AveragedCoalitions` are the servers of
+many coalitions, if they only average models.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ from flsv.core import (
     FederationState,
     Instruction,
     LocalData,
-    Round,
 )
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.filters import OutlierFilter
+from flsv.filters import OutlierFilter, with_finite_check
+from flsv.functional.distances import distances
 from flsv.functional.outliers import MIN_FACTOR
-from flsv.sampling import ClientSampler
-from flsv.sampling.base import checked_probabilities, draw_cohort
+from flsv.sampling.base import checked_probabilities, coalition_sampler, draw_cohort
+from flsv.sampling.uniform import FixedCohort
 from flsv.server.checks import check_names
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
@@ -40,10 +44,20 @@ class CoalitionServer:
 
     In each round :meth:`begin_round` returns the instructions for its cohort, and :meth:`end_round` takes the updates.
     Where the clients train is the caller's matter: at sites, or as rows of stacked tensors.
-    """
 
-    #: Whether a round whose updates no filter can exclude skips all parts of the server that do nothing.
-    skips_idle_parts = True
+    Args:
+        members: the ids of the coalition's clients, at least one.
+        federation: the federation of the run.
+        saved: the state of an earlier server, from :meth:`state_dict`. None: the coalition has not begun.
+
+    Attributes:
+        state: the coalition's state, with its model.
+        server: the server of its rounds.
+        instructions: the instructions of this round, ``{client id: instruction}``.
+
+    Raises:
+        ConfigurationError: the run's sampler cannot draw cohorts of a coalition.
+    """
 
     def __init__(
         self,
@@ -51,10 +65,7 @@ class CoalitionServer:
         federation: FederationInfo,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        #: Whether no further round can change the model, because all members have failed.
-        self.is_over = False
-        sampler: Any = federation.strategies["sampler"]
-        self._sampler_of_run: ClientSampler = sampler
+        self._sampler_of_run: Any = federation.strategies["sampler"]
         self.set_members(members)
 
         strategies, metrics, filters = _copied_parts(federation)
@@ -64,13 +75,6 @@ class CoalitionServer:
         self.server = RoundServer(self._metrics, strategies, federation.space, Channel(), filters)
         self._parts = [*strategies.values(), *self.server.filters]
 
-        self._only_averages = (
-            type(self.server.aggregator) is FedAvg
-            and self.server.aggregator.server_lr == 1
-            and len(strategies) == 1
-            and not metrics
-            and {type(part) for part in self.server.filters} <= {OutlierFilter}
-        )
         self.state = _state_before_rounds(federation)
         if saved is not None:
             self.state.global_vector = saved["model"].to(federation.global_vector).clone()
@@ -98,7 +102,14 @@ class CoalitionServer:
 
     def set_members(self, members: list[int]) -> None:
         self.members = members
-        self._sampler = self._sampler_of_run.among(members)
+        self._sampler = coalition_sampler(self._sampler_of_run, members)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the coalition keeps its model in all further rounds, where a run of its members would have ended:
+        all clients that can be drawn have failed since the last update.
+        """
+        return self._sampler.draws_only(self.state.failed, self.state.num_clients)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the coalition's next round needs, by the keys of checkpoints."""
@@ -114,10 +125,17 @@ class CoalitionServer:
     def begin_round(
         self, round_index: int, clients: Sequence[Client], absent: Collection[int] = ()
     ) -> dict[int, Instruction]:
-        """Draw the coalition's cohort, and return the instructions for its clients, except ``absent`` ones."""
+        """Draw the coalition's cohort, and return the instructions for its clients, except ``absent`` ones. A coalition
+        that is over has no cohort.
+
+        Args:
+            round_index: the round, from 0.
+            clients: all n clients of the run.
+            absent: ids of clients that cannot take part.
+        """
         self._clients = clients
         self.state.round_index = round_index
-        cohort = self._draw_cohort(clients)
+        cohort = [] if self.is_over else self._draw_cohort(clients)
         self.state.cohort = [client for client in cohort if client not in absent]
         self.instructions = self.server.instruct(self.state.cohort, self.state)
         return self.instructions
@@ -142,37 +160,27 @@ class CoalitionServer:
         updates: Sequence[ClientUpdate],
         broken: Sequence[int],
         server_data: LocalData | None,
-        matrix: Tensor | None = None,
-    ) -> bool:
-        """Aggregate the cohort's updates. Return False, and keep the model, if there is no next model."""
-        is_complete = self._aggregate(updates, broken, server_data, matrix)
-        if not is_complete:
-            state = self.state
-            state.failed = sorted({*state.failed, *state.cohort})
-            drawable = self._sampler.members  # as in FederationRun
-            if drawable is None:
-                drawable = range(state.num_clients)
-            self.is_over = set(state.failed).issuperset(drawable)
-        return is_complete
+    ) -> list[int]:
+        """Compute the next model from the cohort's updates.
 
-    def _aggregate(
-        self,
-        updates: Sequence[ClientUpdate],
-        broken: Sequence[int],
-        server_data: LocalData | None,
-        matrix: Tensor | None,
-    ) -> bool:
-        if not updates:
-            return False
-        if matrix is None:
-            matrix = torch.stack([update.vector for update in updates])
-        if self.skips_idle_parts and not broken and self._average(updates, matrix):
-            return True
+        Args:
+            updates: the updates that clients have sent, with finite vectors ``[P]``.
+            broken: ids of the clients whose model was not finite.
+            server_data: the server's validation set.
+
+        Returns:
+            The ids of the clients whose updates filters have left in the round. Empty if there is none, so that the
+            model stays as it is.
+        """
         self.server.send(self.instructions)  # only counts the messages
+        senders = [*broken, *(update.client_id for update in updates)]
+        if not updates:
+            self._add_failed(senders)
+            return []
         try:
             received_round = self.server.receive(
                 updates,
-                matrix,
+                torch.stack([update.vector for update in updates]),
                 instructions=self.instructions,
                 state=self.state,
                 clients=self._clients,
@@ -180,54 +188,23 @@ class CoalitionServer:
                 drawing_probabilities=self._drawing_probabilities,
                 broken=broken,
             )
-            self._accept(set(received_round.client_ids.tolist()))
-            finished_round = self.server.finish(received_round, self.state)
         except NoModel:
-            return False
-        senders = [update.client_id for update in updates]
-        self.state.complete(finished_round, [*broken, *senders])
-        return True
+            self._add_failed(senders)
+            return []
+        try:
+            finished_round = self.server.finish(received_round, self.state)
+        except NoModel:  # for the second time in a row: a run would end
+            self._add_failed(self.members)
+            return []
+        self.state.complete(finished_round, senders)
+        accepted: list[int] = received_round.client_ids.tolist()
+        return accepted
 
-    def _average(self, updates: Sequence[ClientUpdate], matrix: Tensor) -> bool:
-        """End the round by the average of similar updates, where no part of the server does anything else. Return
-        False, and change nothing, if the server has such parts or a filter might act.
+    def _add_failed(self, clients: Sequence[int]) -> None:
+        """Add clients to those that have failed since the last update. A client that has sent nothing is none of them,
+        since its next reply may arrive.
         """
-        if not self._only_averages:
-            return False
-        state = self.state
-        model = state.model()
-        num_parameters = self.server.space.num_parameters
-        norms = (matrix[:, :num_parameters] - model[:num_parameters]).norm(dim=1)
-        smallest, largest = torch.stack(norms.aminmax()).tolist()
-        # Then no update is MIN_FACTOR times the median, and none is so long that rounding loses the others.
-        if not 0 < largest <= MIN_FACTOR * smallest < _LARGE_NORM:
-            return False
-        round = Round(
-            round_index=state.round_index,
-            client_ids=torch.tensor([update.client_id for update in updates]),
-            num_samples=torch.tensor([update.num_samples for update in updates]),
-            losses=torch.tensor([update.loss for update in updates]),
-            num_steps=torch.tensor([update.num_steps for update in updates]),
-            global_vector=model,
-            client_vectors=matrix,
-            starts=[model] * len(updates),
-            reports={},
-            clients=tuple(self._clients[update.client_id] for update in updates),
-            all_clients=self._clients,
-            server_data=None,
-            space=self.server.space,
-            seed=state.seed,
-        )
-        vector, weights = self.server.aggregator.aggregate(round, {})
-        if not vector.sum().isfinite():
-            return False
-        state.is_aggregate_finite = True
-        senders = [update.client_id for update in updates]
-        state.complete(round.aggregated(vector, weights), senders)
-        return True
-
-    def _accept(self, clients: set[int]) -> None:
-        """Let clients keep their states whose updates the filters have left in the round."""
+        self.state.failed = sorted({*self.state.failed, *clients})
 
 
 def _copied_parts(
@@ -257,3 +234,164 @@ def metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[
     if metric_name is None or metric_name not in federation.metrics:
         return {}
     return {metric_name: federation.metrics[metric_name]}
+
+
+def only_averages(federation: FederationInfo) -> bool:
+    """Return whether a coalition's server does nothing but average models, by :class:`AveragedCoalitions`."""
+    has_other_strategies = bool(federation.strategies.keys() - {"aggregator", "sampler"})
+    filter_classes = {type(update_filter) for update_filter in federation.filters}
+    has_other_filters = bool(filter_classes - {OutlierFilter})
+    is_average = type(federation.strategies["aggregator"]) is FedAvg
+    return is_average and not has_other_strategies and not has_other_filters
+
+
+class AveragedCoalitions:
+    """The servers of K coalitions at once, which average their clients' models and do nothing else.
+
+    The models are those of K :class:`CoalitionServer`, up to rounding. A round is one product: the cohorts' weights
+    ``[K, n]`` times the updates. The updates are added to K sums as clients have trained, and are not kept: call
+    :meth:`begin_round`, for each client :meth:`add`, and :meth:`end_round`.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions, each of at least one client.
+        federation: the federation of the run, of which :func:`only_averages` is true.
+
+    Attributes:
+        models: ``[K, P]``, the model of each coalition after its last round.
+        cohorts: bool ``[K, n]``, the clients of each coalition that train in this round.
+        is_over: bool ``[K]``, whether a coalition has ended, since all its clients have failed.
+        needs_server: bool ``[K]``, whether a coalition has ended because it needs a :class:`CoalitionServer`: a filter
+            would exclude an update, or the average is not finite. Its model is not valid.
+
+    Raises:
+        ConfigurationError: the run's sampler cannot draw cohorts of a coalition.
+
+    Example:
+        >>> from flsv.aggregation import FedAvg
+        >>> from flsv.sampling import FullParticipation
+        >>> from flsv.testing.rounds import PreparedRounds
+        >>> from flsv.testing.samplers import federation_of
+        >>> strategies = {"aggregator": FedAvg(), "sampler": FullParticipation()}
+        >>> federation = replace(federation_of(PreparedRounds(), 2), strategies=strategies)
+        >>> coalitions = AveragedCoalitions(torch.tensor([[True, False], [True, True]]), federation)
+        >>> coalitions.begin_round(0, clients=[])
+        >>> for client in (0, 1):
+        ...     rows = coalitions.rows_of(client)
+        ...     coalitions.add(client, rows, coalitions.models[rows] + client)
+        >>> coalitions.end_round()
+        >>> (coalitions.models - federation.global_vector).mean(1)
+        tensor([0.0000, 0.5000])
+    """
+
+    def __init__(self, masks: Tensor, federation: FederationInfo) -> None:
+        num_coalitions = len(masks)
+        global_vector = federation.global_vector
+        aggregator: Any = federation.strategies["aggregator"]
+        self.models = global_vector.repeat(num_coalitions, 1)
+        self.cohorts = torch.zeros_like(masks)
+        self.is_over = torch.zeros(num_coalitions, dtype=torch.bool)
+        self.needs_server = torch.zeros(num_coalitions, dtype=torch.bool)
+
+        self._state = _state_before_rounds(federation)
+        self._num_parameters = federation.space.num_parameters
+        self._server_lr = aggregator.server_lr
+        self._filters = with_finite_check(federation.filters)
+        self._shares = federation.split_sizes["train"].cpu().double()  # [n]
+        if aggregator.weighting == "uniform":
+            self._shares = torch.ones_like(self._shares)
+
+        self._samplers = []
+        for mask in masks:
+            members = mask.nonzero().flatten().tolist()
+            self._samplers.append(coalition_sampler(federation.strategies["sampler"], members))
+        self._drawable = _masks_of([sampler.members for sampler in self._samplers], masks)
+        # Whether clients have failed since their coalition's last update, bool [K, n].
+        self._has_failed = torch.zeros_like(masks)
+        self._sums = torch.zeros_like(self.models)
+        # Norms of this round's updates: infinite if an update is not finite, NaN if there is none.
+        self._norms = torch.zeros(masks.shape, dtype=torch.float64, device=global_vector.device)
+
+    def begin_round(self, round_index: int, clients: Sequence[Client]) -> None:
+        """Draw the cohorts of a round. ``clients`` are those of the run."""
+        self._state.round_index = round_index
+        self.cohorts = self._draw(clients)
+        self.cohorts[self.is_over] = False
+        shares = self.cohorts * self._shares
+        self._weights = shares / shares.sum(
+            1, keepdim=True
+        )  # [K, n], NaN for coalitions that have ended
+        self._norms.fill_(torch.nan)
+        self._sums.zero_()
+
+    def _draw(self, clients: Sequence[Client]) -> Tensor:
+        if all(type(sampler) is FixedCohort for sampler in self._samplers):
+            return self._drawable.clone()
+        cohorts = [draw_cohort(sampler, self._state, {}, clients) for sampler in self._samplers]
+        return _masks_of(cohorts, self.cohorts)
+
+    def rows_of(self, client: int) -> Tensor:
+        """Return the coalitions whose cohort has the client, as indices ``[m]`` of :attr:`models`."""
+        return self.cohorts[:, client].nonzero().flatten().to(self.models.device)
+
+    def add(self, client: int, rows: Tensor, trained_models: Tensor) -> None:
+        """Add the models ``[m, P]`` that a client has trained from those of the coalitions ``rows``, int64 ``[m]``, all
+        or some of :meth:`rows_of`.
+        """
+        initial_models = self.models[rows]
+        num_parameters = self._num_parameters
+        norms = distances(trained_models[:, :num_parameters], initial_models[:, :num_parameters])
+        is_finite = trained_models.isfinite().all(1)
+        self._norms[rows, client] = norms.where(is_finite, torch.inf)
+
+        updates = (trained_models - initial_models).masked_fill_(~is_finite[:, None], 0)
+        weights = self._weights[:, client].to(updates)[rows]
+        self._sums.index_add_(0, rows, weights[:, None] * updates)
+
+    def end_round(self) -> None:
+        """Set the next models. A coalition without a finite update keeps its model."""
+        norms = self._norms.cpu()
+        is_sent = norms.isfinite()  # bool [K, n]
+        has_update = is_sent.any(1)
+        self.needs_server |= self._filters_may_act(norms, has_update)
+
+        # The weights of the updates that count sum to 1.
+        sums_of_weights = self._weights.where(is_sent, 0).sum(1)
+        scales = (1 / sums_of_weights).where(has_update, 0).to(self.models)
+        steps = self._sums.mul_(scales[:, None])
+        steps[:, : self._num_parameters] *= self._server_lr
+        next_models = self.models + steps
+        is_finite = next_models.isfinite().all(1)
+        self.needs_server |= ~is_finite.cpu()
+        self.models = next_models.where(is_finite[:, None], self.models)
+
+        self._has_failed = (self._has_failed | self.cohorts) & ~has_update[:, None]
+        have_all_failed = (self._has_failed | ~self._drawable).all(1)
+        self.is_over = self.needs_server | have_all_failed
+
+    def _filters_may_act(self, norms: Tensor, has_update: Tensor) -> Tensor:
+        """Return for each coalition whether a filter may exclude an update of a norm in ``norms [K, n]``, which are not
+        finite where there is no update.
+        """
+        has_length = norms.isfinite() & (norms > 0)
+        smallest = norms.where(has_length, torch.inf).amin(1)
+        largest = norms.where(has_length, 0).amax(1)
+        # Then no update is MIN_FACTOR times the median, and none is so long that rounding loses the others.
+        are_similar = (largest <= MIN_FACTOR * smallest) & (largest < _LARGE_NORM)
+
+        may_act = torch.zeros_like(has_update)
+        for row in (has_update & ~are_similar).nonzero().flatten().tolist():
+            model_norm = float(self.models[row, : self._num_parameters].norm())
+            norms_of_row = norms[row][norms[row].isfinite()]
+            may_act[row] = any(
+                update_filter.may_exclude(norms_of_row, model_norm)
+                for update_filter in self._filters
+            )
+        return may_act
+
+
+def _masks_of(cohorts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Return bool ``[K, n]``, whether each of K cohorts has each client."""
+    masks = torch.zeros_like(like)
+    for mask, cohort in zip(masks, cohorts):
+        mask[list(cohort)] = True
+    return masks

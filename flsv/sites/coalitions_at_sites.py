@@ -362,8 +362,6 @@ def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
 class _Coalition(CoalitionServer):
     """The federation of one coalition's members at their sites."""
 
-    skips_idle_parts = False  # messages are counted, and filters may name sites
-
     def __init__(
         self,
         members: list[int],
@@ -399,15 +397,14 @@ class _Coalition(CoalitionServer):
         for client in broken_clients:
             self.state.note(client, DIVERGED, OF_VALUES)
         self.sent_models = {update.client_id: update.vector for update in updates}
-        is_complete = self.end_round(updates, broken_clients, round.server_data)
-        if updates and not is_complete:  # neither the model nor the sites' states change
+        accepted_clients = self.end_round(updates, broken_clients, round.server_data)
+        if accepted_clients:
+            self.sites.accept(accepted_clients)
+        else:  # neither the model nor the sites' states change
             self.sites.discard()
         self.sites.commit()
         if round.channel is not None:
             round.channel.messages += self.server.channel.messages
-
-    def _accept(self, clients: set[int]) -> None:
-        self.sites.accept(clients)
 
 
 def _trained_coalitions(masks: Tensor) -> list[list[int]]:
