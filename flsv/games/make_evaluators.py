@@ -22,7 +22,7 @@ from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
-from flsv.scores.performance import Measures, Measure
+from flsv.scores.performance import Measure, Measures
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 

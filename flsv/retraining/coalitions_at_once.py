@@ -144,7 +144,7 @@ class CoalitionsAtOnce:
             )
             return {**self._train_group(group[::2]), **self._train_group(group[1::2])}
         self._check(results)
-        return {members: results[members] for members in group}
+        return {members: results[members] for members in group if members in results}
 
     def _fit(self, group: Sequence[Members]) -> dict[Members, FitResult]:
         job = self.training.job
@@ -163,7 +163,9 @@ class CoalitionsAtOnce:
     def _check(self, results: Mapping[Members, FitResult]) -> None:
         """Raise NotBatched if a coalition that was trained twice has other models than before."""
         for witness, expected in self._results_of_witnesses.items():
-            result = results[witness]
+            result = results.get(witness)
+            if result is None:
+                raise NotBatched(f"a filter may exclude an update of {clients_text(witness)}.")
             self._check_models(
                 result, expected.models.after_round, f"{clients_text(witness)} alone"
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv.data import FederatedDataModule
-from flsv.games.members import Members
+from flsv.games.members import Members, masks_of
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
@@ -27,7 +27,12 @@ from flsv.retraining.coalition_fit import (
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.scores.performance import Measures
-from flsv.server.coalition_server import CoalitionServer, metric_of_aggregator
+from flsv.server.coalition_server import (
+    AveragedCoalitions,
+    ServedCoalitions,
+    metric_of_aggregator,
+    only_averages,
+)
 from flsv.utilities.errors import NotBatched
 from flsv.utilities.wings import from_wing
 from flsv.values.coalition_files import ScoredModel
@@ -119,19 +124,19 @@ class ScoringAtOnce(CoalitionScoring):
         super().__init__(data, measures, job)
         self._members_by_row = list(coalitions)
         self._witnesses = witnesses
-        self._servers: list[CoalitionServer] = []
+        self._servers: AveragedCoalitions | ServedCoalitions | None = None
         self._scored: dict[Members, list[ScoredModel]] = {members: [] for members in coalitions}
         self._vectors: dict[Members, dict[int, Tensor]] = {members: {} for members in coalitions}
 
     def _begin_round(self, trainer: L.Trainer) -> None:
-        is_first_round = not self._servers
         super()._begin_round(trainer)
-        if not is_first_round:
+        if self._servers is not None:
             return
         loop: Any = find_loop(callbacks_of(trainer))
-        info = loop.run.info()
-        for members in self._members_by_row:
-            self._servers.append(CoalitionServer(list(members), info))
+        federation = loop.run.info()
+        masks = masks_of(self._members_by_row, federation.num_clients)
+        kind = AveragedCoalitions if only_averages(federation) else ServedCoalitions
+        self._servers = kind(masks, federation)
         loop.run.engine.coalitions = self._servers
 
     def _end_round(self, trainer: L.Trainer) -> None:
@@ -146,10 +151,10 @@ class ScoringAtOnce(CoalitionScoring):
         super()._keep_model(trainer, round_index)
         if round_index not in self._job.model_rounds:
             return
-        for members, server in zip(self._members_by_row, self._servers):
+        assert self._servers is not None
+        for members, model in zip(self._members_by_row, self._servers.models):
             if members in self._witnesses:
-                model = server.state.model().cpu().clone()
-                self._vectors[members][round_index] = model
+                self._vectors[members][round_index] = model.cpu().clone()
 
     def deliver(self, trainer: L.Trainer) -> None:
         super().deliver(trainer)
@@ -161,16 +166,20 @@ class ScoringAtOnce(CoalitionScoring):
         loop.run.engine.check_model()
 
     def _score_rows(self) -> None:
-        vectors = [server.state.model() for server in self._servers]
-        models = self._scoring.score_vectors(vectors)
+        assert self._servers is not None
+        models = self._scoring.score_vectors(list(self._servers.models))
         for members, model in zip(self._members_by_row, models):
             self._scored[members].append(model)
 
     def results(self) -> dict[Members, FitResult]:
-        """Return the results of all coalitions, after the end of training."""
+        """Return the results of the coalitions, after the end of training, without those whose server would do more than
+        average."""
         result_of_all = self.result()
         results = {self._job.members: result_of_all}
-        for members in self._members_by_row:
+        assert self._servers is not None
+        for members, needs_server in zip(self._members_by_row, self._servers.needs_server):
+            if needs_server:
+                continue
             results[members] = replace(
                 result_of_all,
                 scored=self._scored[members],

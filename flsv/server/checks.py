@@ -18,7 +18,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import scores
 from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import lightning as L
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.several_processes import TrainingCounts, add_counts
-from flsv.core import ClientUpdate, Instruction
+from flsv.core import Instruction
 from flsv.games.module_copies import named_tensors
-from flsv.server.coalition_server import CoalitionServer
+from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
+from flsv.training.algorithms import ClientContext
+from flsv.training.client_batches import ClientBatches
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, NotBatched
@@ -30,6 +33,8 @@ from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24
+
+Coalitions = AveragedCoalitions | ServedCoalitions
 
 
 class CoalitionRows(VmapProcess):
@@ -50,7 +55,8 @@ class CoalitionRows(VmapProcess):
             raise NotBatched(f"{error}") from error
         if self.space.private_names:
             raise NotBatched(f"{self.space.private_names[0]!r} stays at the clients.")
-        self.coalitions: Sequence[CoalitionServer] = ()
+        #: The coalitions that train beside the run. They are set before the first round.
+        self.coalitions: Coalitions | None = None
         # The run's model after its last round. None before the first round.
         self._last_model: Tensor | None = None
 
@@ -79,14 +85,10 @@ class CoalitionRows(VmapProcess):
             raise NotBatched("a hook changes the model between rounds.")
 
     def _train(self, batches: Any) -> None:
-        if self._last_model is None:
-            self._last_model = self.coalitions[0].state.model() if self.coalitions else None
-        if self._last_model is not None and not torch.equal(self.global_vector, self._last_model):
-            raise NotBatched("a hook changes the model before a round.")
-        round_index = self.state.round_index
-        trained = [coalition for coalition in self.coalitions if not coalition.is_over]
-        for coalition in trained:
-            coalition.begin_round(round_index, self.manager.clients)
+        self._check_start_of_round()
+        coalitions = self.coalitions
+        assert coalitions is not None
+        coalitions.begin_round(self.state.round_index, self.manager.clients)
         self._stacked_tensors = {
             name: tensor.detach()
             for name, tensor in named_tensors(self._module).items()
@@ -98,83 +100,94 @@ class CoalitionRows(VmapProcess):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
-        drawn: set[int] = set()
-        for coalition in trained:
-            drawn.update(coalition.instructions)
-        updates: dict[int, dict[int, ClientUpdate | None]] = {id(item): {} for item in trained}
-        num_steps = 0
         content = _Content(self._module, self.trainer)
-        for client in [*cohort_of_run, *sorted(drawn.difference(cohort_of_run))]:
-            rows = [coalition for coalition in trained if client in coalition.instructions]
-            instructions = [coalition.instructions[client] for coalition in rows]
-            is_of_run = client in cohort_of_run
-            if is_of_run:
-                instructions.insert(0, self._instructions[client])
-            updates_of_rows, steps_of_client = self._train_client(client, instructions, is_of_run)
-            num_steps += steps_of_client if is_of_run else 0
-            for coalition, update in zip(rows, updates_of_rows):
-                updates[id(coalition)][client] = update
+        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
+        drawn = coalitions.cohorts.any(0).nonzero().flatten().tolist()
+        num_steps = 0
+        for client in dict.fromkeys([*cohort_of_run, *drawn]):
+            steps_of_client = self._train_client(client, coalitions)
+            if client in self._instructions:
+                num_steps += steps_of_client
         content.check_unchanged()
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
-        for coalition in trained:
-            self._end_coalition(coalition, updates[id(coalition)])
+        coalitions.end_round()
 
-    def _train_client(
-        self, client: int, instructions: Sequence[Instruction], is_of_run: bool
-    ) -> tuple[list[ClientUpdate | None], int]:
-        """Train a client from the start of each instruction, the run's first. Return the updates of coalitions (None if
-        not finite), and the number of steps.
-        """
-        loader = self._load([client])
-        (client_batches,) = loader.batches_of_clients
-        local = self.manager.locals[client]
+    def _check_start_of_round(self) -> None:
+        """Raise NotBatched if a hook has changed the model since the last round."""
+        if self._last_model is None:
+            self._last_model = self.state.model().clone()
+        if not torch.equal(self.global_vector, self._last_model):
+            raise NotBatched("a hook changes the model before a round.")
+
+    def _train_client(self, client: int, coalitions: Coalitions) -> int:
+        """Train a client's models in all coalitions that have drawn it. Return the number of steps."""
+        (client_batches,) = self._load([client]).batches_of_clients
+        rows = coalitions.rows_of(client)
+        starts = coalitions.models[rows]
+        instruction = self._instructions.get(client)
+        is_of_run = instruction is not None
+        if instruction is None:  # the run has not drawn it
+            instruction = Instruction(
+                self.state.round_index, client, self.state.seed, start=starts[0]
+            )
+        else:
+            assert instruction.start is not None
+            starts = torch.cat([instruction.start[None], starts])
         num_samples = len(self.data.client_indices(client))
-        self._current_client = client
-        self.local_training.begin(
-            instructions[0], local, num_samples=num_samples, lengths=client_batches.lengths
-        )
-        remaining_batches = iter(loader)
-        # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
-        first_batch = self._transfer(next(remaining_batches))
-        self.local_training.client_steps.seed(instructions[0])
-        context = self.local_training.suspend()
-        self._current_client = None
+        context, batches = self._begin_client(instruction, client_batches, num_samples)
 
-        states = self._rows([instruction.start for instruction in instructions])
         states, losses = self._training.train_shared(
-            states,
-            self._transferred(first_batch, remaining_batches, client_batches.num_batches),
+            self._rows(starts),
+            batches,
             context=partial(batched_steps, self.trainer),
             chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
         )
         self._check_others(states)
-        first = 0
+        first_row = 0
         if is_of_run:
             model = {name: tensor[0] for name, tensor in states.items()}
             self._end_client(_PreparedClient(client, context, {}, []), model, losses[0])
-            first = 1
+            first_row = 1
         else:
-            local.set_models(initial_model=None, model=None)
+            self.manager.locals[client].set_models(initial_model=None, model=None)
             self.manager.forget(client)
-        updates = self._updates_of(
-            client, states, losses, first, num_samples, client_batches.num_batches
-        )
-        return updates, client_batches.num_batches
+        trained_models = self._vectors(states)[first_row:]
+        num_batches = client_batches.num_batches
+        coalitions.add(client, rows, trained_models, losses[first_row:], num_batches)
+        return num_batches
 
-    def _transferred(self, first: Any, remaining: Iterator[Any], count: int) -> Iterator[Any]:
-        yield first
-        for _ in range(count - 1):
-            yield self._transfer(next(remaining))
+    def _begin_client(
+        self, instruction: Instruction, client_batches: ClientBatches, num_samples: int
+    ) -> tuple[ClientContext, Iterator[Any]]:
+        """Begin a client's training outside of the Trainer's loop. Return its context, and its batches, which are read
+        one after the other."""
+        client = client_batches.client
+        loader = self._load([client])
+        self._current_client = client
+        self.local_training.begin(
+            instruction,
+            self.manager.locals[client],
+            num_samples=num_samples,
+            lengths=client_batches.lengths,
+        )
+        remaining_batches = iter(loader)
+        # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
+        first_batch = self._transfer(next(remaining_batches))
+        self.local_training.client_steps.seed(instruction)
+        context = self.local_training.suspend()
+        self._current_client = None
+        further_batches = map(
+            self._transfer, islice(remaining_batches, client_batches.num_batches - 1)
+        )
+        return context, chain([first_batch], further_batches)
 
     def _transfer(self, batch: Any) -> Any:
         with guarded(self._module):
             return as_module_input(self.trainer, batch)
 
-    def _rows(self, starts: Sequence[Tensor | None]) -> State:
-        """Return the stacked tensors of the models ``starts``, each ``[P]``."""
-        vectors = torch.stack([start for start in starts if start is not None])
-        tensors_by_name = self.space.unflatten(vectors)
+    def _rows(self, starts: Tensor) -> State:
+        """Return the stacked tensors of the models ``starts [m, P]``."""
+        tensors_by_name = self.space.unflatten(starts)
         states = {}
         for name, tensor in self._stacked_tensors.items():
             if name in tensors_by_name:
@@ -184,8 +197,16 @@ class CoalitionRows(VmapProcess):
                     .clone(memory_format=torch.contiguous_format)
                 )
             else:  # such as a counter: each round begins with the run's
-                states[name] = tensor.expand(len(vectors), *tensor.shape).clone()
+                states[name] = tensor.expand(len(starts), *tensor.shape).clone()
         return states
+
+    def _vectors(self, states: State) -> Tensor:
+        """Return the models ``[m, P]`` of stacked tensors."""
+        parts = [
+            states[name].flatten(1) if states[name].ndim > 1 else states[name][:, None]
+            for name in self.space.names
+        ]
+        return torch.cat([part.to(self.space.dtype) for part in parts], dim=1)
 
     def _check_others(self, states: State) -> None:
         """Raise NotBatched if training changes a tensor that is not part of a coalition's model."""
@@ -193,40 +214,6 @@ class CoalitionRows(VmapProcess):
         for name in states.keys() - set(self.space.names) - counters:
             if not torch.equal(states[name][0], self._stacked_tensors[name]):
                 raise NotBatched(f"training changes {name!r}, which is not shared.")
-
-    def _updates_of(
-        self,
-        client: int,
-        states: State,
-        losses: Tensor,
-        first: int,
-        num_samples: int,
-        num_steps: int,
-    ) -> list[ClientUpdate | None]:
-        parts = [
-            states[name][first:].flatten(1).to(self.space.dtype)
-            if states[name].ndim > 1
-            else states[name][first:, None].to(self.space.dtype)
-            for name in self.space.names
-        ]
-        matrix = torch.cat(parts, dim=1)  # [m, P]
-        sums = matrix.sum(1).tolist()
-        losses_of_rows = losses[first:].tolist()
-        updates: list[ClientUpdate | None] = []
-        for row, (total, loss) in enumerate(zip(sums, losses_of_rows)):
-            vector = matrix[row]
-            is_finite = abs(total) < float("inf") or bool(vector.isfinite().all())
-            update = ClientUpdate(client, num_samples, vector, loss, num_steps)
-            updates.append(update if is_finite else None)
-        return updates
-
-    def _end_coalition(
-        self, coalition: CoalitionServer, updates: dict[int, ClientUpdate | None]
-    ) -> None:
-        in_order = [updates[client] for client in coalition.instructions]
-        usable = [update for update in in_order if update is not None]
-        broken = [client for client in coalition.instructions if updates[client] is None]
-        coalition.end_round(usable, broken, self.manager.server)
 
 
 class _Content:
