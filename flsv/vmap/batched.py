@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -53,20 +54,21 @@ class RowTraining:
 
     # The module's training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
     # nothing in the module but buffers. The optimizer must be elementwise. Its class and options are used, and its
-    # state is not changed. Parameters in `frozen` are not trained, such as those without an entry in train's states.
+    # state is not changed. A parameter that a step's loss does not depend on takes no step, as without batching.
+    # `unused` names parameters of which this is expected in all steps.
 
     def __init__(
         self,
         module: nn.Module,
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
-        frozen: Collection[str] = (),
+        unused: Collection[str] = (),
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
         name_by_parameter = {}  # of trained parameters
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and name not in frozen:
+            if parameter.requires_grad:
                 name_by_parameter[parameter] = name
 
         self._names_by_group: list[list[str]] = []
@@ -76,7 +78,7 @@ class RowTraining:
             names = [name_by_parameter[parameter] for parameter in trained]
             self._names_by_group.append(names)
             self._trained_names.update(names)
-        self._step = RowStep(module, sorted(self._trained_names), self.shares_batch)
+        self._step = RowStep(module, sorted(self._trained_names), self.shares_batch, unused)
 
     def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
@@ -109,16 +111,19 @@ class RowTraining:
             # Views of the models that have a batch left. A step changes the states and losses behind them.
             active_states = {name: tensor[:num_active] for name, tensor in states.items()}
             active_batches = [batches_of_model[step] for batches_of_model in batches[:num_active]]
-            gradients = self._compute_gradients(active_states, active_batches, losses[:num_active])
+            gradients = self.compute_gradients(active_states, active_batches, losses[:num_active])
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(num_active, gradients)
         losses /= torch.tensor(num_batches, device=device)
         return losses
 
-    def _compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
-        """Return the gradients of stacked models. Add to ``losses``, and update buffers in place."""
+    def compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
+        """Return the gradients of stacked models, without those of unused parameters. Add to ``losses``, and update
+        buffers in place.
+        """
         gradients: State = {}
+        used_names: Collection[str] | None = None
         # Models whose batches have the same shape take one step together.
         for positions, batch in stacked_batches(batches):
             if len(positions) == len(batches):  # all have one shape: no model is copied
@@ -129,6 +134,11 @@ class RowTraining:
             indices = torch.tensor(positions, device=losses.device)
             selected_states = _select_models(states, indices)
             selected_gradients, step_losses = self._step(selected_states, batch)
+            if used_names is not None and used_names != selected_gradients.keys():
+                raise ConfigurationError(
+                    "which parameters have gradients depends on the size of a batch"
+                )
+            used_names = selected_gradients.keys()
             # Write the rows of these models into the results of all.
             losses.index_add_(0, indices, step_losses.to(losses))
             for name, gradient in selected_gradients.items():
@@ -249,7 +259,7 @@ class StackedOptimizer:
         if num_active != self._num_active:
             self._restrict_to_first(num_active)
         for name, view in self._views.items():
-            view.grad = gradients[name]
+            view.grad = gradients.get(name)  # without a gradient, it takes no step
         self._optimizer.step()
 
     def _views_of_first(self, num_active: int) -> State:
@@ -282,7 +292,7 @@ class StackedOptimizer:
 def clip_function(trainer: L.Trainer) -> Callable[[State], None] | None:
     """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
-    if limit is None:
+    if limit is None or limit <= 0:  # as for Lightning
         return None
     if trainer.gradient_clip_algorithm == "value":
         return partial(_clip_values, limit=limit)
@@ -292,6 +302,8 @@ def clip_function(trainer: L.Trainer) -> Callable[[State], None] | None:
 def clip(gradients: State, limit: float) -> None:
     """Clip the norm of every model's gradients ``[m, ...]``, in place."""
     # Each gradient is [m, *shape] for m models.
+    if not gradients:
+        return
     norms_of_parameters = []
     for gradient in gradients.values():
         if gradient.ndim > 1:
@@ -331,7 +343,8 @@ class BatchIndex:
 # outputs this batched product takes little more than half the time of x W^T. Convolutions have a slower batched
 # backward pass in autograd, and recurrent layers none.
 class RowStep:
-    """Callable that computes losses of m stacked models, and gradients with respect to ``trained`` parameters.
+    """Callable that computes losses of m stacked models, and gradients with respect to ``trained`` parameters, except
+    those that the losses do not depend on. ``unused`` names parameters of which this is expected.
 
     Example:
         >>> class Line(nn.Linear):
@@ -345,10 +358,17 @@ class RowStep:
     """
 
     def __init__(
-        self, module: nn.Module, trained: Collection[str], shares_batch: bool = False
+        self,
+        module: nn.Module,
+        trained: Collection[str],
+        shares_batch: bool = False,
+        unused: Collection[str] = (),
     ) -> None:
         self._module = module
         self._trained_names = list(trained)
+        self._expected_names = set(trained).difference(unused)
+        # Whether the loss of the last call depends on each of the trained parameters.
+        self._is_used: list[bool] = []
         # If all models share one batch, they also share its random numbers, such as the masks of dropout.
         self._dims = (0, 0, None) if shares_batch else 0
         self._randomness = "same" if shares_batch else "error"
@@ -358,13 +378,13 @@ class RowStep:
 
     @cached_property
     def _trains_linear_layers_only(self) -> bool:
-        """Return whether all trained parameters are of linear layers and autocast is off."""
+        """Return whether all parameters that are expected to be used are of linear layers and autocast is off."""
         # Autocast would round a product of stacked weights differently from a product of one layer's weights.
         device_types = {parameter.device.type for parameter in self._module.parameters()}
         if any(map(torch.is_autocast_enabled, device_types)):
             return False
         layers = dict(self._module.named_modules())
-        for name in self._trained_names:
+        for name in self._expected_names:
             layer_name = name.rpartition(".")[0]
             if type(layers[layer_name]) is not nn.Linear:
                 return False
@@ -378,7 +398,7 @@ class RowStep:
     @cached_property
     def _batched_gradients(self) -> Any:
         """Return a function of the same arguments as :attr:`_batched_loss`, which returns the gradients, too."""
-        gradients_and_loss = grad_and_value(self._loss_of_one, has_aux=True)
+        gradients_and_loss = grad_and_value(self._loss_and_use_of_one, has_aux=True)
         return vmap(gradients_and_loss, self._dims, randomness=self._randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
@@ -391,25 +411,46 @@ class RowStep:
         if self._trains_linear_layers_only:
             compute_gradients = self._gradients_by_autograd
         else:
-            compute_gradients = self._batched_gradients
+            compute_gradients = self._gradients_by_transformation
         gradients, losses_and_tensors = compute_gradients(parameters, other_tensors, batch)
         losses, new_tensors = losses_and_tensors
         for name, tensor in new_tensors.items():
             states[name].copy_(tensor.detach())
-        return dict(zip(self._trained_names, gradients)), losses.detach()
+        gradients_by_name = {}
+        for name, gradient in zip(self._trained_names, gradients):
+            if gradient is not None:
+                gradients_by_name[name] = gradient
+        return gradients_by_name, losses.detach()
+
+    def _gradients_by_transformation(
+        self, parameters: list[Tensor], other_tensors: State, batch: Any
+    ) -> Any:
+        """Return what :attr:`_batched_gradients` returns, but None as the gradient of an unused parameter."""
+        gradients, losses_and_tensors = self._batched_gradients(parameters, other_tensors, batch)
+        # torch.func returns zeros for unused parameters, by which an optimizer with momentum or decay would step.
+        used_gradients = []
+        for gradient, is_used in zip(gradients, self._is_used):
+            used_gradients.append(gradient if is_used else None)
+        return used_gradients, losses_and_tensors
 
     def _gradients_by_autograd(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
     ) -> Any:
-        """Return what :attr:`_batched_gradients` returns, by autograd through the sum of all models' losses."""
+        """Return what :meth:`_gradients_by_transformation` returns, by autograd through the sum of the losses."""
         leaves = [tensor.detach().requires_grad_() for tensor in parameters]
         with torch.enable_grad():
             losses, new_tensors = self._batched_loss(leaves, other_tensors, batch)
-            # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
-            gradients = torch.autograd.grad(
-                losses.sum(), leaves, allow_unused=True, materialize_grads=True
-            )
+            gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         return gradients, (losses, new_tensors)
+
+    def _loss_and_use_of_one(
+        self, parameters: list[Tensor], other_tensors: State, batch: Any
+    ) -> tuple[Tensor, State]:
+        """Return what :meth:`_loss_of_one` returns, and store which parameters the loss depends on."""
+        loss, new_tensors = self._loss_of_one(parameters, other_tensors, batch)
+        nodes = _nodes_of_graph(loss)
+        self._is_used = [get_gradient_edge(parameter).node in nodes for parameter in parameters]
+        return loss, new_tensors
 
     def _loss_of_one(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
@@ -456,6 +497,18 @@ class _TrainingStep(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         return self.module.training_step(*arguments)
+
+
+def _nodes_of_graph(loss: Tensor) -> set[Any]:
+    """Return the nodes of autograd's graph of a loss."""
+    nodes = set()
+    next_nodes = [loss.grad_fn]
+    while next_nodes:
+        node = next_nodes.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            next_nodes += [next_node for next_node, _ in node.next_functions]
+    return nodes
 
 
 def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
@@ -549,8 +602,9 @@ def not_batched_error(module: nn.Module, reason: str) -> NotBatched:
 
 #: Attributes of a Trainer that belong to the one client that trains in it.
 _CLIENT_ATTRIBUTES = frozenset(
-    {"callback_metrics", "callbacks", "fit_loop", "global_step", "is_last_batch", "logged_metrics"}
-    | {"lr_scheduler_configs", "num_training_batches", "optimizers", "strategy"}
+    {"callback_metrics", "callbacks", "estimated_stepping_batches", "fit_loop", "global_step"}
+    | {"is_last_batch", "logged_metrics", "lr_scheduler_configs", "num_training_batches"}
+    | {"optimizers", "progress_bar_metrics", "strategy", "train_dataloader"}
 )
 
 
@@ -597,10 +651,14 @@ def _return_constant(constant: Any, *_: Any, **__: Any) -> Any:
 def deny_client_attributes(module: L.LightningModule) -> Iterator[None]:
     """Drop what ``training_step`` logs within this context, and raise an error if it reads an attribute of the trainer
     that belongs to a single client."""
-    # Lightning's setter of `trainer` would also replace the trainer of the module's layers.
-    patches = PatchedAttributes([(module, "_trainer", _TrainerOfManyClients(module.trainer))])
+    trainer = _TrainerOfManyClients(module.trainer)
+    # Layers may be LightningModules, too, which have the module's trainer.
+    parts = [layer for layer in module.modules() if isinstance(layer, L.LightningModule)]
+    patches = PatchedAttributes([(part, "_trainer", trainer) for part in parts])
     try:
-        with discarded_logs(module):
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(discarded_logs(part))
             yield
     finally:
         patches.restore()

@@ -28,7 +28,12 @@ from flsv.vmap.batched import (
     batched_steps,
     clip_function,
 )
-from flsv.vmap.engine import VmapProcess, _PreparedClient, dry_run_of_rows
+from flsv.vmap.engine import (
+    VmapProcess,
+    _PreparedClient,
+    check_shared_are_frozen,
+    dry_run_of_rows,
+)
 from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
@@ -61,17 +66,29 @@ class CoalitionRows(VmapProcess):
         self._last_model: Tensor | None = None
 
     def _prepare(self) -> None:
-        self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
-        self._names_without_gradient = dry_run_of_rows(
-            self.trainer,
-            self.space,
-            self.state.seed,
-            self._shared_names,
-            kind=SharedBatchTraining,
-        )
+        super()._prepare()
         self._undo.callback(guard_hooks(self._module).restore)
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
+
+    def _make_training(self) -> SharedBatchTraining:
+        """Return the training of this round's rows. Before the first round, raise NotBatched if a trial fails."""
+        check_shared_are_frozen(self.trainer, self._shared_names)
+        if not self._has_dry_run:
+            self._unused_names = dry_run_of_rows(
+                self.trainer,
+                self.space,
+                self.state.seed,
+                self._shared_names,
+                kind=SharedBatchTraining,
+            )
+            self._has_dry_run = True
+        return SharedBatchTraining(
+            self._module,
+            self.trainer.optimizers[0],
+            clip_function(self.trainer),
+            self._unused_names,
+        )
 
     def end_round(self, vector: Tensor) -> None:
         super().end_round(vector)
@@ -94,12 +111,7 @@ class CoalitionRows(VmapProcess):
             for name, tensor in named_tensors(self._module).items()
             if name not in self._shared_names
         }
-        self._training = SharedBatchTraining(
-            self._module,
-            self.trainer.optimizers[0],
-            clip_function(self.trainer),
-            self._names_without_gradient,
-        )
+        self._training = self._make_training()
         content = _Content(self._module, self.trainer)
         cohort_of_run = [client_batches.client for client_batches in self._client_batches]
         drawn = coalitions.cohorts.any(0).nonzero().flatten().tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
@@ -29,7 +30,7 @@ from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import global_rngs, isolated_rngs
 from flsv.vmap.batched import (
@@ -68,6 +69,10 @@ MODULE_HOOKS = (
 )
 #: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+#: A row's gradient counts as equal to an ordinary one if they differ by this fraction of its norm, or by this much per
+#: element. Rounding that switches a ReLU changes gradients by more than the loss.
+GRADIENT_TOLERANCE = 0.01
+SMALL_GRADIENT = 1e-5
 
 
 class _PreparedClient(NamedTuple):
@@ -85,9 +90,10 @@ class VmapProcess(IdleEngine):
 
     With ``FederatedLoop(engine="vmap")`` clients train under ``torch.func.vmap``. The engine works for modules with
     automatic optimization whose ``training_step`` is a function of the module's parameters, its buffers and the batch,
-    with one of torch's elementwise optimizers. Other modules are refused before training. Before its first round, every
+    with one of torch's elementwise optimizers. Other modules are refused before training. In its first round, every
     run trains a few batches of a client both ordinarily and batched, and raises an error unless the results agree to
-    1e-5. A round equals a round of ``engine="sequential"`` up to rounding, not bitwise. Runs of this engine resume
+    1e-5. In each later round it compares the gradients of one step, since the module's hooks may change what it
+    trains. A round equals a round of ``engine="sequential"`` up to rounding, not bitwise. Runs of this engine resume
     bitwise identically if the number of clients at once stays the same.
 
     Values that ``training_step`` logs are dropped. Callbacks with hooks around a batch are refused, except Lightning's
@@ -120,6 +126,7 @@ class VmapProcess(IdleEngine):
         is_on_gpu = self._module.device.type == "cuda"
         self._clients_at_once = chunk or (CLIENTS_ON_GPU if is_on_gpu else CLIENTS_ON_CPU)
         self._current_client: int | None = None
+        self._has_dry_run = False
 
     @property
     def client(self) -> int | None:
@@ -133,9 +140,18 @@ class VmapProcess(IdleEngine):
     def _prepare(self) -> None:
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
-        self._names_without_gradient = dry_run_of_rows(
+
+    def _try_rows(self) -> set[str]:
+        """Raise an error unless clients can be trained as rows in this round, after its hooks. Return the names of
+        parameters without a gradient.
+        """
+        check_shared_are_frozen(self.trainer, self._shared_names)
+        try_rows = compare_gradients if self._has_dry_run else dry_run_of_rows
+        names_without_gradient = try_rows(
             self.trainer, self.space, self.state.seed, self._shared_names
         )
+        self._has_dry_run = True
+        return names_without_gradient
 
     def _batches(self) -> CohortLoader:
         return self._load(self.state.cohort)
@@ -148,12 +164,12 @@ class VmapProcess(IdleEngine):
             for name, tensor in named_tensors(self._module).items()
             if name not in self._shared_names
         }
-        # Parameters that a callback has frozen at the round's start have no gradient from here on.
+        # The round's hooks may have frozen parameters, or let others join the loss.
         self._training = RowTraining(
             self._module,
             self.trainer.optimizers[0],
             clip_function(self.trainer),
-            self._names_without_gradient,
+            unused=self._try_rows(),
         )
         for position in range(0, len(self._client_batches), self._clients_at_once):
             self._train_part(self._client_batches[position : position + self._clients_at_once])
@@ -303,6 +319,21 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
     return False
 
 
+def check_shared_are_frozen(trainer: L.Trainer, shared_names: Collection[str]) -> None:
+    """Raise ConfigurationError if tensors that all batched models share are trained in this round."""
+    optimized_ids = _ids_of_optimized(trainer.optimizers[0])
+    names = []
+    for name, parameter in trainer.lightning_module.named_parameters():
+        if name in shared_names and parameter.requires_grad and id(parameter) in optimized_ids:
+            names.append(name)
+    if names:
+        raise ConfigurationError(
+            f"{listed(map(repr, names))} required no gradient when the fit began, so flsv treats them as equal at all "
+            'clients, but they require one now. Set FederatedLoop(share=["trainable", "name.*"]) to share them, '
+            "or keep requires_grad=False."
+        )
+
+
 def dry_run_of_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
@@ -313,20 +344,16 @@ def dry_run_of_rows(
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share. ``kind`` trains the rows."""
     draws = nullcontext if kind.shares_batch else no_random_numbers
-    with restored_program(), isolated_rngs(seed, "trial of rows"):
-        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+    with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
         optimizer = trial_trainer.optimizers[0]
-        _use_initial_rates(optimizer)
-        batches = _first_batches(trainer, trial_trainer, seed)
+        batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
         initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), draws(module):
             mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
 
         # The same training, batched, must come to the same model.
-        with torch.no_grad():
-            for name, tensor in named_tensors(module).items():
-                tensor.copy_(initial_model[name])
+        _write_tensors(module, initial_model)
         training = kind(module, optimizer, clip_function(trainer), names_without_gradient)
         initial_row = {
             name: tensor for name, tensor in initial_model.items() if name not in shared_names
@@ -336,6 +363,99 @@ def dry_run_of_rows(
     _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
     _compare_models(module, row, trained_model, initial_model, rounding=rounding)
     return names_without_gradient
+
+
+def compare_gradients(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared_names: Collection[str] = (),
+) -> set[str]:
+    """Raise NotBatched unless the gradients of a step are equal batched and ordinarily. Return the names of parameters
+    without a gradient. ``shared_names`` names tensors that all batched models share.
+    """
+    with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
+        optimizer = trial_trainer.optimizers[0]
+        batches = _first_batches(trainer, trial_trainer, seed, num_batches=2)
+        initial_model = _copied_tensors(module)
+        with isolated_rngs(seed, "steps"), no_random_numbers(module):
+            # After a step, the model is no longer the one that the round's hooks have seen.
+            _take_step(trial_trainer, batches[0], step=0)
+            model = _copied_tensors(module)
+            optimizer.zero_grad()
+            loss = _backward(trial_trainer, batches[-1], step=1)
+        gradients = _gradients_by_name(module, optimizer)
+        names_without_gradient = _names_without_gradient(module)
+
+        _write_tensors(module, initial_model)
+        training = RowTraining(module, optimizer, unused=names_without_gradient)
+        pairs = _pairs({name: model[name] for name in model if name not in shared_names})
+        row_losses = torch.zeros(2, device=loss.device)
+        with _steps_of_rows(training, trial_trainer, seed):
+            row_gradients = training.compute_gradients(
+                pairs, [batches[-1], batches[-1]], row_losses
+            )
+        rounding = rounding_of(trainer)
+    first_row = {name: gradient[0] for name, gradient in row_gradients.items()}
+    _check_gradients(module, first_row, gradients, rounding)
+    _compare(module, "the loss", row_losses[0], loss.to(row_losses), rounding.number)
+    return names_without_gradient
+
+
+def _gradients_by_name(module: nn.Module, optimizer: Any) -> State:
+    """Return the gradients of the parameters that the optimizer trains."""
+    optimized_ids = _ids_of_optimized(optimizer)
+    gradients = {}
+    for name, parameter in module.named_parameters():
+        if id(parameter) in optimized_ids and parameter.grad is not None:
+            gradients[name] = parameter.grad
+    return gradients
+
+
+def _ids_of_optimized(optimizer: Any) -> set[int]:
+    ids: set[int] = set()
+    for group in optimizer.param_groups:
+        ids.update(map(id, group["params"]))
+    return ids
+
+
+def _names_without_gradient(module: nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if parameter.grad is None}
+
+
+def _check_gradients(
+    module: L.LightningModule, row: State, ordinary: State, rounding: Rounding
+) -> None:
+    """Raise NotBatched if a row's gradients differ from ordinary ones by more than rounding explains."""
+    total_norm = (
+        float(sum(gradient.double().square().sum() for gradient in ordinary.values())) ** 0.5
+    )
+    if not math.isfinite(total_norm):
+        return  # the client diverges
+    tolerance = max(GRADIENT_TOLERANCE, rounding.steps)
+    for name, gradient in ordinary.items():
+        row_gradient = row.get(name, torch.zeros_like(gradient))
+        difference_norm = float((row_gradient - gradient).double().norm())
+        # Where terms cancel, rounding errors are as large as those of larger gradients.
+        rounding_norm = 10 * rounding.number * total_norm + SMALL_GRADIENT * gradient.numel() ** 0.5
+        if difference_norm > tolerance * float(gradient.double().norm()) + rounding_norm:
+            raise not_batched_error(
+                module,
+                f"in round {module.current_epoch + 1}, the gradient of {name!r} differs by {difference_norm:.2g} from "
+                "that without batching. Clients that are trained at once have their parameters in training_step "
+                "only, and not in what a hook has stored of them",
+            )
+
+
+@contextmanager
+def _trial_of_rows(
+    trainer: L.Trainer, space: ParameterSpace, seed: int
+) -> Iterator[tuple[L.LightningModule, L.Trainer]]:
+    """Context with copies of the module and its trainer, at the end of which the program is as before."""
+    with restored_program(), isolated_rngs(seed, "trial of rows"):
+        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+        _use_initial_rates(trial_trainer.optimizers[0])
+        yield module, trial_trainer
 
 
 def _use_initial_rates(optimizer: Any) -> None:
@@ -352,22 +472,31 @@ def _train_row(
     seed: int,
 ) -> tuple[State, Tensor]:
     """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
-    module = trainer.lightning_module
-    pairs = {}
-    for name, tensor in tensors.items():
-        pairs[name] = torch.stack([tensor, tensor])
-    # The same batches have been trained on as usual: an error from now on comes from training rows.
-    with (
-        isolated_rngs(seed, "steps"),
-        nullcontext() if training.shares_batch else no_random_numbers(module),
-        convert_errors(module, expected_errors=(Exception,)),
-        batched_steps(trainer),
-    ):
+    pairs = _pairs(tensors)
+    with _steps_of_rows(training, trainer, seed):
         if isinstance(training, SharedBatchTraining):
             trained_pairs, mean_losses = training.train_shared(pairs, batches)
         else:
             trained_pairs, mean_losses = training.train(pairs, [batches, batches])
     return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
+
+
+def _pairs(tensors: State) -> State:
+    return {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
+
+
+@contextmanager
+def _steps_of_rows(training: RowTraining, trainer: L.Trainer, seed: int) -> Iterator[None]:
+    """Context of trial steps of rows, on batches on which a model has been trained as usual before."""
+    module = trainer.lightning_module
+    with (
+        isolated_rngs(seed, "steps"),
+        nullcontext() if training.shares_batch else no_random_numbers(module),
+        # Since the same steps were possible as usual, an error comes from training rows.
+        convert_errors(module, expected_errors=(Exception,)),
+        batched_steps(trainer),
+    ):
+        yield
 
 
 def _compare_models(
@@ -397,10 +526,14 @@ def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
 
 
+@torch.no_grad()
+def _write_tensors(module: nn.Module, tensors: State) -> None:
+    for name, tensor in named_tensors(module).items():
+        tensor.copy_(tensors[name])
+
+
 def _first_batches(
-    trainer: L.Trainer,
-    trial_trainer: L.Trainer,
-    seed: int,
+    trainer: L.Trainer, trial_trainer: L.Trainer, seed: int, num_batches: int
 ) -> list[Any]:
     data = data_of(trainer)
     clients_with_samples = (data.num_samples > 0).nonzero()
@@ -409,7 +542,7 @@ def _first_batches(
     batches = []
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
-        for batch in islice(iterator, NUM_DRY_RUN_BATCHES):
+        for batch in islice(iterator, num_batches):
             input_batch = as_module_input(trial_trainer, batch)
             # Clones: the loader may reuse its tensors.
             batches.append(tree_map_only(Tensor, torch.clone, input_batch))
@@ -417,35 +550,36 @@ def _first_batches(
 
 
 def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[Tensor, set[str]]:
-    """Return the mean loss, and the names of parameters without a gradient, the same in all batches."""
+    """Return the mean loss, and the names of parameters that have a gradient in no batch."""
     module = trainer.lightning_module
     losses = []
-    names_by_batch = []
+    unused_names = {name for name, _ in module.named_parameters()}
     for step, batch in enumerate(batches):
         losses.append(_take_step(trainer, batch, step))
-        names = {name for name, parameter in module.named_parameters() if parameter.grad is None}
-        names_by_batch.append(names)
-        if names != names_by_batch[0]:
-            raise not_batched_error(
-                module, "which parameters have gradients differs from batch to batch"
-            )
+        unused_names &= _names_without_gradient(module)
     trainer.optimizers[0].zero_grad()
-    return torch.stack(losses).mean(), names_by_batch[0]
+    return torch.stack(losses).mean(), unused_names
 
 
 def _take_step(trainer: L.Trainer, batch: Any, step: int) -> Tensor:
     """Take an optimizer step on a batch as usual, and return the loss. The gradients remain."""
-    module = trainer.lightning_module
     optimizer = trainer.optimizers[0]
     optimizer.zero_grad()
-    with convert_errors(module), deny_client_attributes(module):
-        arguments = step_arguments(module, batch, step)
-        loss = training_loss(trainer.strategy.training_step(*arguments))
-    loss.backward()
+    loss = _backward(trainer, batch, step)
     if trainer.gradient_clip_val is not None:
         algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
         trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)
     optimizer.step()
+    return loss
+
+
+def _backward(trainer: L.Trainer, batch: Any, step: int) -> Tensor:
+    """Compute the gradients of a batch as usual, and return the loss."""
+    module = trainer.lightning_module
+    with convert_errors(module), deny_client_attributes(module):
+        arguments = step_arguments(module, batch, step)
+        loss = training_loss(trainer.strategy.training_step(*arguments))
+    loss.backward()
     return loss.detach()
 
 

@@ -20,7 +20,7 @@ from flsv.utilities.seeding import global_rngs
 from flsv.vmap.batched import RowTraining
 from flsv.vmap.engine import VmapProcess
 from helpers import warns
-from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Plain, Plainest, make_sgd
 from zoo.tasks import Items
@@ -61,6 +61,66 @@ class Spare(Plainest):
     def __init__(self):
         super().__init__(MOMENTUM)
         self.spare = nn.Parameter(torch.ones(2))
+
+
+class LateHead(Plainest):
+    """A second head joins the loss in the second round only. Its momentum and decay act in no other round."""
+
+    def __init__(self, make_head=nn.Linear):
+        super().__init__(MOMENTUM)
+        self.head = make_head(FEATURES, CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch != 1:
+            return loss
+        x, y = batch
+        return loss + nn.functional.cross_entropy(self.head(x), y)
+
+
+class RecurrentHead(nn.Module):
+    def __init__(self, num_features, num_classes):
+        super().__init__()
+        self.layer = nn.LSTM(1, num_classes, batch_first=True)
+
+    def forward(self, x):
+        outputs, _ = self.layer(x[:, :, None])
+        return outputs[:, -1]
+
+
+class HeadOfFullBatches(LateHead):
+    """The second head is in the loss of batches of 8."""
+
+    def training_step(self, batch, batch_idx):
+        loss = Plainest.training_step(self, batch, batch_idx)
+        x, y = batch
+        if len(x) < 8:
+            return loss
+        return loss + nn.functional.cross_entropy(self.head(x), y)
+
+
+class Anchored(Plainest):
+    """A penalty by the model at the round's start, which a hook stores."""
+
+    def on_train_epoch_start(self):
+        self.anchor = [parameter.detach().clone() for parameter in self.parameters()]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for parameter, anchor in zip(self.parameters(), self.anchor):
+            loss = loss + (parameter - anchor).square().sum()
+        return loss
+
+
+class Thawing(Plainest):
+    """The first layer is trained from the second round on."""
+
+    def __init__(self):
+        super().__init__(MOMENTUM)
+        self.net[0].requires_grad_(False)
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.current_epoch > 0)
 
 
 class Scaled(Plainest):
@@ -122,6 +182,12 @@ PAIRS = {
     "what transfers draw": {"make": Augmented, "local_epochs": 2},
     "data of any kind": {"data": make_samples_without_tensors},
     "a parameter without a gradient": {"make": Spare},
+    "a head that joins for a round": {"make": LateHead},
+    "a recurrent head that joins for a round": {"make": partial(LateHead, RecurrentHead)},
+    "a head of full batches": {"make": HeadOfFullBatches, "data": partial(toy_data, (12, 12, 12))},
+    "layers that thaw": {"make": Thawing},
+    "what a hook stores of the model": {"make": Anchored},
+    "norms that are not clipped": {"trainer": {"gradient_clip_val": 0}},
     "logs, metrics, a dictionary and the epoch": {"make": Logs},
     "callbacks that act once a round": {"make": Scaled, "trainer": {"callbacks": CALLBACKS}},
     "two clients at once": {"engine": partial(VmapProcess, chunk=2), "rounds": 2},

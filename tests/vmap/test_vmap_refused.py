@@ -42,6 +42,31 @@ def loss_with_annealed_beta(module, loss, *_):
     return module.beta * loss
 
 
+class HeadOfFullBatches(Plainest):
+    """A head is in the loss of batches of 8 only, so the clients' steps differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.head(x).square().mean() if len(x) == 8 else loss
+
+
+class WithLightningLayer(Plainest):
+    """A layer is a LightningModule, too, which reads the trainer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Plainest()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss / (1 + self.layer.trainer.estimated_stepping_batches)
+
+
 def loss_of_labeled_samples(module, loss, batch, _):
     x, y = batch
     is_labeled = y != 2
@@ -122,6 +147,20 @@ REFUSED = [
         {},
         "trainer.global_step",
     ),
+    (
+        steps(lambda module, loss, *_: loss / module.trainer.estimated_stepping_batches),
+        {},
+        {},
+        "trainer.estimated_stepping_batches",
+    ),
+    (
+        steps(lambda module, loss, *_: loss / len(module.trainer.train_dataloader)),
+        {},
+        {},
+        "trainer.train_dataloader",
+    ),
+    (WithLightningLayer, {}, {}, "reads trainer.estimated_stepping_batches"),
+    (HeadOfFullBatches, {}, {}, "which parameters have gradients depends on the size"),
     (steps(loss_with_annealed_beta), {}, {}, "'the loss' differs by .* The tolerance is 1e-05"),
     (ModuleThatStoresItsNumberOfCalls, {}, {}, "'stored_calls' differs by"),
     (
@@ -187,3 +226,64 @@ def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation,
 def test_vmap_with_weights_of_half_precision_is_refused(tmp_path):
     with refused("precision='bf16-true'"):
         fit(make_engine_loop("vmap"), tmp_path, Plainest(), rounds=1, precision="bf16-true")
+
+
+class Penalized(Plainest):
+    """From the second round on, a penalty reads what a hook has stored of the model."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+        self.stored = []
+
+    def on_train_epoch_start(self):
+        if self.current_epoch > 0:
+            self.stored = self.store(self.net[0])
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + sum(tensor.square().sum() for tensor in self.stored)
+
+
+def draw_in_second_round(module, loss, *_):
+    return loss * np.random.rand() if module.current_epoch > 0 else loss  # noqa: NPY002
+
+
+#: A module whose steps are as without batching in the first round only, and the reason.
+REFUSED_LATER = {
+    "parameters": (
+        partial(Penalized, lambda layer: list(layer.parameters())),
+        "in round 2, the gradient of 'net.0.weight' differs by",
+    ),
+    "values that follow the parameters": (
+        partial(Penalized, lambda layer: [layer.weight.detach()]),
+        "'the loss' differs by",
+    ),
+    "random numbers": (steps(draw_in_second_round), "draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LATER)
+def test_vmap_refuses_what_a_later_round_trains_otherwise(tmp_path, name):
+    make, reason = REFUSED_LATER[name]
+    loop = make_engine_loop("vmap")
+
+    with refused(f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
+        fit(loop, tmp_path, make(), toy_data((4, 2, 1)), 3)
+
+    assert loop.round_index == 1
+
+
+def test_shared_constants_that_thaw_are_refused(tmp_path):
+    class Thawing(Plainest):
+        def __init__(self):
+            super().__init__()
+            self.net[0].requires_grad_(False)
+
+        def on_train_epoch_start(self):
+            self.net[0].requires_grad_(self.current_epoch > 0)
+
+    with refused("'net.0.weight'.* required no gradient when the fit began"):
+        fit(
+            make_engine_loop("vmap", share="trainable"), tmp_path, Thawing(), toy_data((4, 2, 1)), 2
+        )
