@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -23,10 +24,12 @@ from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.plain_values import are_equal
 from flsv.vmap.batched import (
+    RowTraining,
     SharedBatchTraining,
     State,
     batched_steps,
     clip_function,
+    has_linear_layers_only,
 )
 from flsv.vmap.engine import (
     VmapProcess,
@@ -71,24 +74,30 @@ class CoalitionRows(VmapProcess):
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
 
-    def _make_training(self) -> SharedBatchTraining:
+    def _make_training(self) -> RowTraining:
         """Return the training of this round's rows. Before the first round, raise NotBatched if a trial fails."""
         check_shared_are_frozen(self.trainer, self._shared_names)
         if not self._has_dry_run:
-            self._unused_names = dry_run_of_rows(
-                self.trainer,
-                self.space,
-                self.state.seed,
-                self._shared_names,
-                kind=SharedBatchTraining,
-            )
+            self._kind, self._unused_names = self._try_kinds()
             self._has_dry_run = True
-        return SharedBatchTraining(
+        return self._kind(
             self._module,
             self.trainer.optimizers[0],
             clip_function(self.trainer),
             self._unused_names,
         )
+
+    def _try_kinds(self) -> tuple[type[RowTraining], set[str]]:
+        """Return the kind of training that rows get, and the names of parameters without a gradient.
+
+        Rows of several clients take a step together if steps draw no random numbers, and if these rows are no dearer
+        than those of one client, whose convolutions share their inputs.
+        """
+        arguments = self.trainer, self.space, self.state.seed, self._shared_names
+        if self._module.device.type != "cpu" or has_linear_layers_only(self._module):
+            with suppress(NotBatched):
+                return RowTraining, dry_run_of_rows(*arguments)
+        return SharedBatchTraining, dry_run_of_rows(*arguments, kind=SharedBatchTraining)
 
     def end_round(self, vector: Tensor) -> None:
         super().end_round(vector)
@@ -113,16 +122,31 @@ class CoalitionRows(VmapProcess):
         }
         self._training = self._make_training()
         content = _Content(self._module, self.trainer)
-        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
-        drawn = coalitions.cohorts.any(0).nonzero().flatten().tolist()
         num_steps = 0
-        for client in dict.fromkeys([*cohort_of_run, *drawn]):
-            steps_of_client = self._train_client(client, coalitions)
-            if client in self._instructions:
-                num_steps += steps_of_client
+        for clients in self._parts(coalitions):
+            self._train_part_of_rows(clients, coalitions)
+        for client_batches in self._client_batches:
+            num_steps += client_batches.num_batches
         content.check_unchanged()
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
         coalitions.end_round()
+
+    def _parts(self, coalitions: Coalitions) -> Iterator[list[int]]:
+        """Yield the clients of the round, those together whose rows take their steps together."""
+        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
+        drawn = coalitions.cohorts.any(0).nonzero().flatten().tolist()
+        part: list[int] = []
+        num_rows = 0
+        for client in dict.fromkeys([*cohort_of_run, *drawn]):
+            num_rows += len(coalitions.rows_of(client)) + 1
+            is_full = num_rows * self.space.size > MAX_ELEMENTS_OF_CHUNK
+            if part and (is_full or self._kind.shares_batch):
+                yield part
+                part = []
+                num_rows = len(coalitions.rows_of(client)) + 1
+            part.append(client)
+        if part:
+            yield part
 
     def _check_start_of_round(self) -> None:
         """Raise NotBatched if a hook has changed the model since the last round."""
@@ -131,46 +155,70 @@ class CoalitionRows(VmapProcess):
         if not torch.equal(self.global_vector, self._last_model):
             raise NotBatched("a hook changes the model before a round.")
 
-    def _train_client(self, client: int, coalitions: Coalitions) -> int:
-        """Train a client's models in all coalitions that have drawn it. Return the number of steps."""
+    def _train_part_of_rows(self, clients: Sequence[int], coalitions: Coalitions) -> None:
+        """Train the models of clients in all coalitions that have drawn them, and add them to these coalitions."""
+        begun_clients = [self._begin_rows(client, coalitions) for client in clients]
+        states = self._rows(torch.cat([client.starts for client in begun_clients]))
+        states, losses = self._train_rows(states, begun_clients)
+        self._check_others(states)
+        first = 0
+        for client in begun_clients:
+            rows = slice(first, first + len(client.starts))
+            first = rows.stop
+            states_of_client = {name: tensor[rows] for name, tensor in states.items()}
+            self._end_rows(client, states_of_client, losses[rows], coalitions)
+
+    def _begin_rows(self, client: int, coalitions: Coalitions) -> _Rows:
         (client_batches,) = self._load([client]).batches_of_clients
         rows = coalitions.rows_of(client)
         starts = coalitions.models[rows]
         instruction = self._instructions.get(client)
         is_of_run = instruction is not None
         if instruction is None:  # the run has not drawn it
-            instruction = Instruction(
-                self.state.round_index, client, self.state.seed, start=starts[0]
-            )
+            state = self.state
+            instruction = Instruction(state.round_index, client, state.seed, start=starts[0])
         else:
             assert instruction.start is not None
             starts = torch.cat([instruction.start[None], starts])
-        num_samples = len(self.data.client_indices(client))
-        context, batches = self._begin_client(instruction, client_batches, num_samples)
+        context, batches = self._begin_client(instruction, client_batches)
+        return _Rows(client, rows, starts, is_of_run, context, batches, client_batches.num_batches)
 
-        states, losses = self._training.train_shared(
-            self._rows(starts),
-            batches,
-            context=partial(batched_steps, self.trainer),
-            chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
-        )
-        self._check_others(states)
+    def _train_rows(self, states: State, clients: Sequence[_Rows]) -> tuple[State, Tensor]:
+        """Train the rows of clients, those of one after the other. Return them and their mean losses."""
+        if isinstance(self._training, SharedBatchTraining):
+            (client,) = clients
+            return self._training.train_shared(
+                states,
+                client.batches,
+                context=partial(batched_steps, self.trainer),
+                chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
+            )
+        batches_of_rows: list[Any] = []
+        for client in clients:
+            batches_of_rows += [client.batches] * len(client.starts)
+        with batched_steps(self.trainer):
+            return self._training.train(states, batches_of_rows)
+
+    def _end_rows(
+        self, client: _Rows, states: State, losses: Tensor, coalitions: Coalitions
+    ) -> None:
         first_row = 0
-        if is_of_run:
+        if client.is_of_run:
             model = {name: tensor[0] for name, tensor in states.items()}
-            self._end_client(_PreparedClient(client, context, {}, []), model, losses[0])
+            prepared_client = _PreparedClient(client.id, client.context, {}, [])
+            self._end_client(prepared_client, model, losses[0])
             first_row = 1
         else:
-            self.manager.locals[client].set_models(initial_model=None, model=None)
-            self.manager.forget(client)
+            self.manager.locals[client.id].set_models(initial_model=None, model=None)
+            self.manager.forget(client.id)
         trained_models = self._vectors(states)[first_row:]
-        num_batches = client_batches.num_batches
-        coalitions.add(client, rows, trained_models, losses[first_row:], num_batches)
-        return num_batches
+        coalitions.add(
+            client.id, client.rows, trained_models, losses[first_row:], client.num_batches
+        )
 
     def _begin_client(
-        self, instruction: Instruction, client_batches: ClientBatches, num_samples: int
-    ) -> tuple[ClientContext, Iterator[Any]]:
+        self, instruction: Instruction, client_batches: ClientBatches
+    ) -> tuple[ClientContext, Iterable[Any]]:
         """Begin a client's training outside of the Trainer's loop. Return its context, and its batches, which are read
         one after the other."""
         client = client_batches.client
@@ -179,19 +227,23 @@ class CoalitionRows(VmapProcess):
         self.local_training.begin(
             instruction,
             self.manager.locals[client],
-            num_samples=num_samples,
+            num_samples=len(self.data.client_indices(client)),
             lengths=client_batches.lengths,
         )
         remaining_batches = iter(loader)
         # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
         first_batch = self._transfer(next(remaining_batches))
         self.local_training.client_steps.seed(instruction)
+        num_further = client_batches.num_batches - 1
+        further_batches = map(self._transfer, islice(remaining_batches, num_further))
+        batches: Iterable[Any] = chain([first_batch], further_batches)
+        if (
+            not self._kind.shares_batch
+        ):  # read them now, since other clients draw random numbers next
+            batches = list(batches)
         context = self.local_training.suspend()
         self._current_client = None
-        further_batches = map(
-            self._transfer, islice(remaining_batches, client_batches.num_batches - 1)
-        )
-        return context, chain([first_batch], further_batches)
+        return context, batches
 
     def _transfer(self, batch: Any) -> Any:
         with guarded(self._module):
@@ -226,6 +278,20 @@ class CoalitionRows(VmapProcess):
         for name in states.keys() - set(self.space.names) - counters:
             if not torch.equal(states[name][0], self._stacked_tensors[name]):
                 raise NotBatched(f"training changes {name!r}, which is not shared.")
+
+
+class _Rows(NamedTuple):
+    """A client's rows in a round, the run's first if it is in the run's cohort."""
+
+    id: int
+    #: Indices of the coalitions ``[m]``.
+    rows: Tensor
+    #: The models ``[m, P]`` or ``[m + 1, P]`` from which they train.
+    starts: Tensor
+    is_of_run: bool
+    context: ClientContext
+    batches: Iterable[Any]
+    num_batches: int
 
 
 class _Content:
