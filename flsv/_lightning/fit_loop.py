@@ -260,7 +260,9 @@ class FederatedFitLoop(_FitLoop):
         self._combined_loader = LoadersOfFit(loader, self._shown_loader)
         self._data_fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
         self._data_fetcher.setup(self._combined_loader)
-        iter(self._data_fetcher)  # a loader has no length before, which Lightning reads even after an error
+        iter(
+            self._data_fetcher
+        )  # a loader has no length before, which Lightning reads even after an error
 
     def names_logged_in(self, hook: str) -> list[str]:
         """Return the names of the values that have been logged in a hook of the fit."""

@@ -120,9 +120,7 @@ class ClientManager:
         same_batches = None
         return self._model_evaluator.with_batches(same_batches, private)
 
-    def client_evaluator(
-        self, client: int, split: Split, performance: Measure
-    ) -> VectorEvaluator:
+    def client_evaluator(self, client: int, split: Split, performance: Measure) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)
         read_private = None

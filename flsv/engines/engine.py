@@ -145,7 +145,9 @@ class Engine:
         if not any(readers):
             return None
 
-        from flsv.engines.scoring import coalition_games  # a run that scores no models does not load it
+        from flsv.engines.scoring import (
+            coalition_games,
+        )  # a run that scores no models does not load it
 
         return coalition_games(self, measures, evaluating)
 
@@ -379,9 +381,7 @@ class Engine:
             model = own_models.get(client, self.state.model())
             self._write_own_model(module, client, model)
             test_loader = self.data.client_loader(client, "test")
-            client_scores = class_scores(
-                self.trainer, module, test_loader, self.data.num_classes
-            )
+            client_scores = class_scores(self.trainer, module, test_loader, self.data.num_classes)
             scores_of_clients.append(client_scores)
 
         scores_by_name = {}

@@ -66,9 +66,7 @@ def coalition_games(
     )
 
 
-def _own_validation(
-    engine: Engine, evaluators: Sequence[VectorEvaluator]
-) -> OwnValidation | None:
+def _own_validation(engine: Engine, evaluators: Sequence[VectorEvaluator]) -> OwnValidation | None:
     if all(evaluator.requests_from_clients for evaluator in evaluators):
         return None
     scorers = [evaluator for evaluator in evaluators if isinstance(evaluator, ValidatedModels)]

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
-
 class RunReports:
     """Writer of a fit's results to all its sinks (files and loggers)."""
 

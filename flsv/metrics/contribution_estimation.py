@@ -34,7 +34,7 @@ from flsv.functional.fedce import (
 )
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
-from flsv.scores.performance import Mode, Measure, performance_of
+from flsv.scores.performance import Measure, Mode, performance_of
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Values
-from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
@@ -105,7 +105,8 @@ class ShadowShapley(MeasuredMetric):
             rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
             see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
             reduced.
-        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation. None: two runs
+            for coalitions that are trained at once, otherwise one run.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
         excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends
@@ -156,7 +157,7 @@ class ShadowShapley(MeasuredMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         every: Count | None = None,
-        max_fits: Annotated[float, Ge(1)] = 1,
+        max_fits: Annotated[float, Ge(1)] | None = None,
         evaluators: Evaluators = "server",
         excluded_callbacks: Sequence[str] | None = None,
         halvings: Count | None = None,

@@ -377,17 +377,16 @@ def open_store(
     metrics: Mapping[str, ShadowShapley],
     masks: Tensor,
     start_hash: str,
+    masks_one_by_one: Tensor | None,
     # The outputs of one model, whose sizes are those of every model's outputs.
     outputs: Outputs,
 ) -> CoalitionStore:
-    """Open the store of a run's coalitions ``masks [K, n]``. Stored coalitions of other settings are removed."""
-    measures_with_outputs = set()
-    if favors_nobody(masks):  # values are computed from outputs for no other coalitions
-        for metric in metrics.values():
-            name = outputs_name(metric.measure)
-            has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
-            if has_outputs and _stores_outputs(metric, masks, outputs[name]):
-                measures_with_outputs.add(name)
+    """Open the store of a run's coalitions ``masks [K, n]``, or ``masks_one_by_one`` if these cannot be trained at
+    once. Stored coalitions of other settings are removed.
+    """
+    measures_with_outputs = _measures_with_outputs(run, metrics, masks, outputs)
+    if masks_one_by_one is not None:
+        measures_with_outputs |= _measures_with_outputs(run, metrics, masks_one_by_one, outputs)
     return CoalitionStore(
         run.folder,
         list(measures_of(metrics.values())),
@@ -395,6 +394,21 @@ def open_store(
         ranks=ranks_of(run.trainer),
         outputs=measures_with_outputs,
     )
+
+
+def _measures_with_outputs(
+    run: MeasuredRun, metrics: Mapping[str, ShadowShapley], masks: Tensor, outputs: Outputs
+) -> set[str]:
+    """Return the names of the measures of which the outputs of coalitions ``masks [K, n]`` are stored."""
+    names: set[str] = set()
+    if not favors_nobody(masks):  # values are computed from outputs for no other coalitions
+        return names
+    for metric in metrics.values():
+        name = outputs_name(metric.measure)
+        has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
+        if has_outputs and _stores_outputs(metric, masks, outputs[name]):
+            names.add(name)
+    return names
 
 
 def _resumed_with_changes(changes: Iterable[str]) -> str:

@@ -16,11 +16,14 @@ from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.retraining.coalition_fit import (
+    CoalitionScoring,
     depends_on_validations,
     only_watches_the_run,
     prepare_coalition_fit,
 )
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.fit_at_once import try_rows
+from flsv.retraining.price import RowTrial
 from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
@@ -51,6 +54,14 @@ class DryRunResult(NamedTuple):
     needs_validations: bool
     # ModelCheckpoint and EarlyStopping.
     needs_checkpoints: bool
+    # What was found out about rows of the module.
+    rows: RowTrial
+
+    def rows_or_reason(self) -> RowTrial:
+        """Return whether coalitions can be trained at once, considering all that training depends on."""
+        if self.needs_validations or self.needs_checkpoints:
+            return RowTrial("training depends on validations or checkpoints.")
+        return self.rows
 
 
 def client_of_dry_run(data: FederatedDataModule) -> int:
@@ -121,7 +132,9 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
-    scoring = prepare_coalition_fit(trainer, module, data, measures={}, job=job, folder=folder)
+    scoring: Any = prepare_coalition_fit(
+        trainer, module, data, measures={}, job=job, folder=folder, make_scoring=_TrialOfRows
+    )
     reads = scoring.reads
     reads.watch_checkpoints(trainer)
     if trainer.check_val_every_n_epoch:
@@ -135,7 +148,18 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
     return DryRunResult(
         needs_validations=comparison.depends_on_validations or reads_results,
         needs_checkpoints=reads.checkpoints,
+        rows=scoring.rows,
     )
+
+
+class _TrialOfRows(CoalitionScoring):
+    """Callback that finds out before the first round whether the run's coalitions can be trained at once."""
+
+    rows = RowTrial("the dry run has not begun.")
+
+    def _begin_round(self, trainer: L.Trainer) -> None:
+        super()._begin_round(trainer)
+        self.rows = try_rows(trainer, trainer.lightning_module)
 
 
 class _Comparison(L.Callback):

@@ -25,6 +25,7 @@ from flsv.retraining.coalition_fit import (
     prepare_coalition_fit,
 )
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
+from flsv.retraining.price import MAX_ELEMENTS_OF_MODEL, RowTrial
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.scores.performance import Measures
 from flsv.server.coalition_server import (
@@ -64,7 +65,7 @@ def fit_at_once(
         if reason:
             raise NotBatched(reason)
 
-        scoring = prepare_coalition_fit(
+        scoring: Any = prepare_coalition_fit(
             trainer,
             module,
             data,
@@ -77,7 +78,7 @@ def fit_at_once(
             find_loop(callbacks_of(trainer)), engine=from_wing("engines", "coalition rows")
         )
         fit_quietly(trainer, module, data)
-        results = scoring.results()
+        results: dict[Members, FitResult] = scoring.results()
 
     changes = [*changed_tensors, *run_copy.folder.changed_files]
     if changes:
@@ -87,16 +88,38 @@ def fit_at_once(
     return results
 
 
+def try_rows(trainer: L.Trainer, module: Any) -> RowTrial:
+    """Try in a copy of the run, before its first round, whether coalitions can be trained at once."""
+    loop: Any = find_loop(callbacks_of(trainer))
+    reason = _why_not_on_server(loop.config) or _why_not_in_module(trainer, module)
+    if reason:
+        return RowTrial(reason)
+    num_elements = loop.space.size
+    if num_elements > MAX_ELEMENTS_OF_MODEL:
+        return RowTrial(f"the model has {num_elements} numbers.")
+    engine_class = from_wing("engines", "coalition rows")
+    try:
+        megaflops, joins_clients = engine_class.trial(trainer, loop)
+    except Exception as error:  # whatever it is, coalitions are trained one by one
+        return RowTrial(f"{error}")
+    return RowTrial("", megaflops, num_elements, joins_clients)
+
+
 def why_not_at_once(trainer: L.Trainer, module: Any, job: TrainingJob) -> str:
     """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
     if job.validates or job.keeps_checkpoints:
         return "training depends on validations or checkpoints."
-    for callback in callbacks_that_train(trainer, job.keeps_checkpoints):
+    config = find_loop(callbacks_of(trainer)).config
+    return _why_not_in_module(trainer, module) or _why_not_on_server(config)
+
+
+def _why_not_in_module(trainer: L.Trainer, module: Any) -> str:
+    for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
         if not is_loop(callback):
             return f"{type(callback).__name__} takes part in training."
     if isinstance(module, ClassifierClient) and module.is_balanced:
         return "classes have other weights in each coalition."
-    return _why_not_on_server(find_loop(callbacks_of(trainer)).config)
+    return ""
 
 
 def _why_not_on_server(config: Any) -> str:
@@ -172,8 +195,9 @@ class ScoringAtOnce(CoalitionScoring):
             self._scored[members].append(model)
 
     def results(self) -> dict[Members, FitResult]:
-        """Return the results of the coalitions, after the end of training, without those whose server would do more than
-        average."""
+        """Return the results of the coalitions, after the end of training, except those whose server would do more
+        than average.
+        """
         result_of_all = self.result()
         results = {self._job.members: result_of_all}
         assert self._servers is not None

@@ -183,7 +183,7 @@ class SharedBatchTraining(RowTraining):
         num_batches = 0
         for batch in batches:
             num_batches += 1
-            generator_states = global_rngs() if len(chunks) > 1 else None
+            generator_states = global_rngs()
             for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
                 if number > 0:
                     restore_global_rngs(generator_states)  # each chunk draws the same numbers

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core import Instruction
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
 from flsv.training.algorithms import ClientContext
@@ -32,10 +34,12 @@ from flsv.vmap.batched import (
     has_linear_layers_only,
 )
 from flsv.vmap.engine import (
+    NUM_DRY_RUN_BATCHES,
     VmapProcess,
     _PreparedClient,
     check_shared_are_frozen,
     dry_run_of_rows,
+    not_batched,
 )
 from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
@@ -68,6 +72,29 @@ class CoalitionRows(VmapProcess):
         # The run's model after its last round. None before the first round.
         self._last_model: Tensor | None = None
 
+    @classmethod
+    def trial(cls, trainer: L.Trainer, loop: Any) -> tuple[float, bool]:
+        """Try rows in a copy of a run before its first round.
+
+        Returns:
+            Millions of multiplications and additions of one model's step, and whether the rows of all clients take
+            their steps together.
+
+        Raises:
+            ConfigurationError: models cannot be trained as rows.
+        """
+        config = loop.config
+        reason = not_batched(trainer, config.client_algorithm, config.optimizer_state)
+        if reason is not None:
+            raise NotBatched(f"{reason}.")
+        space = loop.space
+        shared_names = {*space.constant_names, *space.non_finite_names}
+        with FlopCounterMode(display=False) as counter:
+            kind, _ = _try_kinds(trainer, space, loop.state.seed, shared_names)
+        # A trial takes each of its steps with one model, and with two rows.
+        num_steps = 3 * NUM_DRY_RUN_BATCHES
+        return counter.get_total_flops() / 1e6 / num_steps, not kind.shares_batch
+
     def _prepare(self) -> None:
         super()._prepare()
         self._undo.callback(guard_hooks(self._module).restore)
@@ -78,7 +105,9 @@ class CoalitionRows(VmapProcess):
         """Return the training of this round's rows. Before the first round, raise NotBatched if a trial fails."""
         check_shared_are_frozen(self.trainer, self._shared_names)
         if not self._has_dry_run:
-            self._kind, self._unused_names = self._try_kinds()
+            self._kind, self._unused_names = _try_kinds(
+                self.trainer, self.space, self.state.seed, self._shared_names
+            )
             self._has_dry_run = True
         return self._kind(
             self._module,
@@ -86,18 +115,6 @@ class CoalitionRows(VmapProcess):
             clip_function(self.trainer),
             self._unused_names,
         )
-
-    def _try_kinds(self) -> tuple[type[RowTraining], set[str]]:
-        """Return the kind of training that rows get, and the names of parameters without a gradient.
-
-        Rows of several clients take a step together if steps draw no random numbers, and if these rows are no dearer
-        than those of one client, whose convolutions share their inputs.
-        """
-        arguments = self.trainer, self.space, self.state.seed, self._shared_names
-        if self._module.device.type != "cpu" or has_linear_layers_only(self._module):
-            with suppress(NotBatched):
-                return RowTraining, dry_run_of_rows(*arguments)
-        return SharedBatchTraining, dry_run_of_rows(*arguments, kind=SharedBatchTraining)
 
     def end_round(self, vector: Tensor) -> None:
         super().end_round(vector)
@@ -275,9 +292,25 @@ class CoalitionRows(VmapProcess):
     def _check_others(self, states: State) -> None:
         """Raise NotBatched if training changes a tensor that is not part of a coalition's model."""
         counters = _counters(self._module)
-        for name in states.keys() - set(self.space.names) - counters:
+        for name in set(states).difference(self.space.names, counters):
             if not torch.equal(states[name][0], self._stacked_tensors[name]):
                 raise NotBatched(f"training changes {name!r}, which is not shared.")
+
+
+def _try_kinds(
+    trainer: L.Trainer, space: ParameterSpace, seed: int, shared_names: Collection[str]
+) -> tuple[type[RowTraining], set[str]]:
+    """Return the kind of training that rows get, and the names of parameters without a gradient.
+
+    Rows of several clients take a step together if steps draw no random numbers, and if these rows are no dearer
+    than those of one client, whose convolutions share their inputs.
+    """
+    module = trainer.lightning_module
+    if module.device.type != "cpu" or has_linear_layers_only(module):
+        with suppress(NotBatched):
+            return RowTraining, dry_run_of_rows(trainer, space, seed, shared_names)
+    unused = dry_run_of_rows(trainer, space, seed, shared_names, kind=SharedBatchTraining)
+    return SharedBatchTraining, unused
 
 
 class _Rows(NamedTuple):

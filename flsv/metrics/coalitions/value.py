@@ -21,8 +21,8 @@ from flsv.metrics.base import Claims, ContributionMetric
 from flsv.metrics.coalitions.folds import Fold, FoldName, fold_named
 from flsv.scores.performance import (
     Evaluators,
-    Mode,
     Measure,
+    Mode,
     as_measure,
     classifier_measure,
     measure_of,
