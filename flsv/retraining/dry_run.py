@@ -22,7 +22,7 @@ from flsv.retraining.coalition_fit import (
     prepare_coalition_fit,
 )
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
-from flsv.retraining.fit_at_once import try_rows
+from flsv.retraining.fit_at_once import try_rows, why_not_at_once
 from flsv.retraining.price import RowTrial
 from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
@@ -132,8 +132,15 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
+    why_not = why_not_at_once(trainer, module)
     scoring: Any = prepare_coalition_fit(
-        trainer, module, data, measures={}, job=job, folder=folder, make_scoring=_TrialOfRows
+        trainer,
+        module,
+        data,
+        measures={},
+        job=job,
+        folder=folder,
+        make_scoring=partial(_TrialOfRows, why_not),
     )
     reads = scoring.reads
     reads.watch_checkpoints(trainer)
@@ -155,11 +162,14 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
 class _TrialOfRows(CoalitionScoring):
     """Callback that finds out before the first round whether the run's coalitions can be trained at once."""
 
-    rows = RowTrial("the dry run has not begun.")
+    def __init__(self, why_not: str, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rows = RowTrial(why_not)
 
     def _begin_round(self, trainer: L.Trainer) -> None:
         super()._begin_round(trainer)
-        self.rows = try_rows(trainer, trainer.lightning_module)
+        if not self.rows.why_not:
+            self.rows = try_rows(trainer)
 
 
 class _Comparison(L.Callback):

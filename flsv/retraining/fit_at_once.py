@@ -61,7 +61,7 @@ def fit_at_once(
     """
     with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
-        reason = why_not_at_once(trainer, module, job)
+        reason = why_not_at_once(trainer, module)
         if reason:
             raise NotBatched(reason)
 
@@ -88,12 +88,9 @@ def fit_at_once(
     return results
 
 
-def try_rows(trainer: L.Trainer, module: Any) -> RowTrial:
-    """Try in a copy of the run, before its first round, whether coalitions can be trained at once."""
+def try_rows(trainer: L.Trainer) -> RowTrial:
+    """Try in the fit of a copy of the run, before its first round, whether coalitions can be trained at once."""
     loop: Any = find_loop(callbacks_of(trainer))
-    reason = _why_not_on_server(loop.config) or _why_not_in_module(trainer, module)
-    if reason:
-        return RowTrial(reason)
     num_elements = loop.space.size
     if num_elements > MAX_ELEMENTS_OF_MODEL:
         return RowTrial(f"the model has {num_elements} numbers.")
@@ -105,21 +102,14 @@ def try_rows(trainer: L.Trainer, module: Any) -> RowTrial:
     return RowTrial("", megaflops, num_elements, joins_clients)
 
 
-def why_not_at_once(trainer: L.Trainer, module: Any, job: TrainingJob) -> str:
+def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
     """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
-    if job.validates or job.keeps_checkpoints:
-        return "training depends on validations or checkpoints."
-    config = find_loop(callbacks_of(trainer)).config
-    return _why_not_in_module(trainer, module) or _why_not_on_server(config)
-
-
-def _why_not_in_module(trainer: L.Trainer, module: Any) -> str:
     for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
         if not is_loop(callback):
             return f"{type(callback).__name__} takes part in training."
     if isinstance(module, ClassifierClient) and module.is_balanced:
         return "classes have other weights in each coalition."
-    return ""
+    return _why_not_on_server(find_loop(callbacks_of(trainer)).config)
 
 
 def _why_not_on_server(config: Any) -> str:
