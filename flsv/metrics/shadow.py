@@ -105,8 +105,8 @@ class ShadowShapley(MeasuredMetric):
             rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
             see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
             reduced.
-        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation. None: two runs
-            for coalitions that are trained at once, otherwise one run.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation. None: the
+            cost of each client alone.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
         excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends

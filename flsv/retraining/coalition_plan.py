@@ -167,7 +167,7 @@ class CoalitionPlan:
         :meth:`begin_training`."""
         data: FederatedDataModule = data_of(trainer)
         excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
-        self._prices = self._price_list(trainer, data, RowTrial("The dry run has not begun."))
+        self._prices = self._price_list(data, RowTrial("The dry run has not begun."))
         self._choose()
         self._mean_cohort_size = checked_mean_cohort(
             self.config.sampler, self._planned_masks, data.num_clients
@@ -185,16 +185,14 @@ class CoalitionPlan:
             self._dry_run_result = dry_run(
                 self._run_copy, trainer, client, seed=self.config.seed or 0
             )
-            self._prices = self._price_list(trainer, data, self._dry_run_result.rows_or_reason())
+            self._prices = self._price_list(data, self._dry_run_result.rows_or_reason())
             self._choose()
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
-    def _price_list(
-        self, trainer: L.Trainer, data: FederatedDataModule, trial: RowTrial
-    ) -> PriceList:
+    def _price_list(self, data: FederatedDataModule, trial: RowTrial) -> PriceList:
         batch_size = data.batch_size or 1
         num_batches = []
         for name, num_samples in zip(data.client_names, data.num_samples.tolist()):
@@ -202,7 +200,6 @@ class CoalitionPlan:
             num_batches.append(max(1, ceil(num_samples / batch_size) * epochs))
         return PriceList(
             num_batches,
-            num_rounds=max(trainer.max_epochs or 1, 1),
             clients_per_round=self._mean_cohort_size or data.num_clients,
             trial=trial,
         )

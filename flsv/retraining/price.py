@@ -26,14 +26,10 @@ STEP_OF_ROWS = 1.3
 MILLIONS_OF_ELEMENTS = 1.0
 #: The beginning and end of a client's training in a round.
 VISIT = 0.5
-#: Copies of the run and trials, for each fit.
-FIT = 60.0
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
 #: The largest number of clients of which all coalitions may be trained.
 MAX_CLIENTS_OF_ALL = 16
-#: The largest price of coalitions that are trained at once, if the user sets no limit.
-MAX_RUNS_AT_ONCE = 2.0
 
 
 class RowTrial(NamedTuple):
@@ -64,13 +60,11 @@ class PriceList:
 
     Args:
         num_batches: each client's number of batches in a round, ``[n]``.
-        num_rounds: the number of rounds of the run.
         clients_per_round: the mean size of a cohort.
         trial: what the dry run found out.
     """
 
     num_batches: Sequence[float]
-    num_rounds: int
     clients_per_round: float
     trial: RowTrial
 
@@ -85,10 +79,10 @@ class PriceList:
         part_of_clients = self.clients_per_round / len(self.num_batches)
         steps_of_run = sum(self.num_batches) * part_of_clients
         flops = self.trial.megaflops
-        cost_of_run = self.num_rounds * steps_of_run * (1 + flops / MEGAFLOPS_OF_STEP)
-        cost = FIT + self.num_rounds * self._cost_of_round(masks, part_of_clients)
+        cost_of_run = steps_of_run * (1 + flops / MEGAFLOPS_OF_STEP)
+        cost_of_round = self._cost_of_round(masks, part_of_clients)
         witnesses = (min(self.num_batches) + max(self.num_batches)) / sum(self.num_batches)
-        return cost / cost_of_run + witnesses + 2 * FIT / cost_of_run
+        return cost_of_round / cost_of_run + witnesses
 
     def _cost_of_round(self, masks: Tensor, part_of_clients: float) -> float:
         num_coalitions = masks.sum(0) * part_of_clients + 1  # [n], and the coalition of all
@@ -107,20 +101,19 @@ def choose(coalitions: Any, max_fits: float | None, prices: PriceList) -> Choice
 
     Args:
         coalitions: those that the user has asked for. ``"auto"``: the most accurate within ``max_fits``.
-        max_fits: the largest price, in runs. None: two runs for coalitions that train at once, else one.
+        max_fits: the largest price, in runs. None: that of each client alone, one by one.
         prices: the prices of the run's coalitions.
     """
     num_clients = len(prices.num_batches)
     if coalitions != "auto":
         return _cheaper(coalitions, prices)
+    if max_fits is None:
+        return one_by_one(coalitions, max_fits, prices)
     for design in DESIGNS:
         if design == "all" and num_clients > MAX_CLIENTS_OF_ALL:
             continue
         choice = _cheaper(design, prices)
-        limit = max_fits
-        if limit is None:
-            limit = MAX_RUNS_AT_ONCE if choice.is_at_once else 1.0
-        if choice.price <= limit:
+        if choice.price <= max_fits:
             return choice
     return one_by_one("auto", max_fits, prices)
 

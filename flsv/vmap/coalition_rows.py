@@ -39,7 +39,7 @@ from flsv.vmap.engine import (
     _PreparedClient,
     check_shared_are_frozen,
     dry_run_of_rows,
-    not_batched,
+    not_batched_without_callbacks,
 )
 from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
@@ -84,7 +84,8 @@ class CoalitionRows(VmapProcess):
             ConfigurationError: models cannot be trained as rows.
         """
         config = loop.config
-        reason = not_batched(trainer, config.client_algorithm, config.optimizer_state)
+        algorithm = config.client_algorithm
+        reason = not_batched_without_callbacks(trainer, algorithm, config.optimizer_state)
         if reason is not None:
             raise NotBatched(f"{reason}.")
         space = loop.space
