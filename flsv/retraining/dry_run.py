@@ -160,15 +160,19 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
 
 
 class _TrialOfRows(CoalitionScoring):
-    """Callback that finds out before the first round whether the run's coalitions can be trained at once."""
+    """Callback that finds out at the first batch whether the run's coalitions can be trained at once."""
 
     def __init__(self, why_not: str, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rows = RowTrial(why_not)
+        self._has_tried = bool(why_not)
 
-    def _begin_round(self, trainer: L.Trainer) -> None:
-        super()._begin_round(trainer)
-        if not self.rows.why_not:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # The hooks at the round's start may have made what a step needs.
+        if not self._has_tried:
+            self._has_tried = True
             self.rows = try_rows(trainer)
 
 

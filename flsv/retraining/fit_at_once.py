@@ -89,7 +89,7 @@ def fit_at_once(
 
 
 def try_rows(trainer: L.Trainer) -> RowTrial:
-    """Try in the fit of a copy of the run, before its first round, whether coalitions can be trained at once."""
+    """Try in the fit of a copy of the run, at its first batch, whether coalitions can be trained at once."""
     loop: Any = find_loop(callbacks_of(trainer))
     num_elements = loop.space.size
     if num_elements > MAX_ELEMENTS_OF_MODEL:
