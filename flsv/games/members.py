@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 Members = tuple[int, ...]
@@ -15,3 +18,11 @@ def members_of(masks: Tensor) -> list[Members]:
         members = mask.nonzero().flatten()
         coalitions.append(tuple(members.tolist()))
     return coalitions
+
+
+def masks_of(coalitions: Sequence[Members], num_clients: int) -> Tensor:
+    """Return bool masks ``[K, n]`` of K coalitions of ``num_clients`` clients."""
+    masks = torch.zeros(len(coalitions), num_clients, dtype=torch.bool)
+    for mask, members in zip(masks, coalitions):
+        mask[list(members)] = True
+    return masks

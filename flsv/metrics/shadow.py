@@ -101,7 +101,8 @@ class ShadowShapley(MeasuredMetric):
             rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
             see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
             reduced.
-        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation. None: the
+            cost of each client alone.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
         excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends
@@ -152,7 +153,7 @@ class ShadowShapley(MeasuredMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         every: Count | None = None,
-        max_fits: Annotated[float, Ge(1)] = 1,
+        max_fits: Annotated[float, Ge(1)] | None = None,
         evaluators: Evaluators = "server",
         excluded_callbacks: Sequence[str] | None = None,
         halvings: Count | None = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop
@@ -21,15 +21,15 @@ from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
-from flsv.retraining.copied_fits import CopyOfRun, KeptRun
+from flsv.retraining.coalitions_at_once import CoalitionsAtOnce
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
-from flsv.retraining.fits_at_once import FitsAtOnce
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.scores.performance import CLASSIFICATION, Measure, classifier_measure
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, NotBatched, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
 
@@ -78,9 +78,14 @@ class TrainingAfterTheRun:
     checked_round: int
     checked_model: Tensor | None
     space: ParameterSpace
+    #: The coalitions to train if the planned ones, which are trained at once, cannot be. None: they are trained one by
+    #: one.
+    masks_one_by_one: Tensor | None = None
     #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
+    # Whether the coalitions have proved to be trained as the run is.
+    _is_proved: bool = False
 
     def train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that are missing in the store, and return all coalitions, bool ``[K, n]``.
@@ -140,6 +145,7 @@ class TrainingAfterTheRun:
         """Train the coalitions that are missing in the store, and then the complementary coalitions (halves) that the
         metric chooses by their outputs.
         """
+        self._train_at_once(training, run)
         # The run's own two coalitions are missing if the run was killed before they were stored.
         self._train_all(training, run, members_of(self.masks), title="Groups of clients")
         halves = self._choose_halves(run)
@@ -148,13 +154,48 @@ class TrainingAfterTheRun:
             coalitions = self._coalitions_to_train()
             self._train_all(training, run, coalitions, title="Halves of clients")
 
+    def _train_at_once(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """If it is planned, train the coalitions at once. If they cannot be, let others be trained one by one."""
+        if self.masks_one_by_one is None:
+            return
+        coalitions = self._coalitions_to_train()
+        at_once = CoalitionsAtOnce(
+            training,
+            self.store,
+            self.run_copy,
+            measures_of(self.metrics.values()),
+            num_elements=self.space.size,
+            models_of_run=self._models_of_run(run),
+        )
+        try:
+            with self._progress(run, coalitions, title="Groups of clients") as progress:
+                at_once.train(coalitions, progress)
+            self._is_proved = True
+        except NotBatched as error:
+            rank_zero_info(
+                f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error}"
+            )
+            self.masks = self.masks_one_by_one
+
+    def _models_of_run(self, run: MeasuredRun) -> dict[int, Tensor]:
+        """Return the run's models ``[P]`` by round that the coalition of all clients must reproduce."""
+        if run.changes:
+            return {}
+        models = {self.store.rounds[-1]: run.federation.state.model()}
+        if self.checked_model is not None:
+            models[self.checked_round] = self.checked_model
+        return models
+
+    def _progress(self, run: MeasuredRun, coalitions: list[Members], title: str) -> Progress:
+        missing = self.store.missing(run.seed, coalitions)
+        num_fits = sum(map(bool, missing))  # without the empty coalition
+        return Progress(run.trainer, num_fits, title)
+
     def _train_all(
         self, training: CoalitionTraining, run: MeasuredRun, coalitions: list[Members], title: str
     ) -> None:
         """Train those of ``coalitions`` that are missing in the store, with a bar that shows the progress."""
-        missing = self.store.missing(run.seed, coalitions)
-        num_fits = sum(map(bool, missing))  # without the empty coalition
-        with Progress(run.trainer, num_fits, title) as progress:
+        with self._progress(run, coalitions, title) as progress:
             training.train(coalitions, self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
@@ -189,7 +230,7 @@ class TrainingAfterTheRun:
             keeps_checkpoints=self.dry_run_result.needs_checkpoints,
         )
         return CoalitionTraining(
-            FitsAtOnce(self.run_copy, measures),
+            CopiedFits(self.run_copy, measures),
             job,
             num_samples=run.data.num_samples.tolist(),
             start_hash=self.start_hash,
@@ -203,6 +244,8 @@ class TrainingAfterTheRun:
             # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
+        if self._is_proved:
+            return
         ranks = ranks_of(run.trainer)
         comparison: tuple[str | None, bool] = None, False  # on other ranks than 0
         if ranks.rank == 0:
@@ -213,8 +256,7 @@ class TrainingAfterTheRun:
         if difference is not None:
             self.consistency_warnings.append(difference)
         if needs_validations:
-            if not training.trainer.why_not.startswith("all at once"):
-                training.job = replace(training.job, validates=True)
+            training.job = replace(training.job, validates=True)
             coalitions = self._coalitions_to_train()
             self.store.discard(run.seed, coalitions)
             training.train(coalitions, self.store)
@@ -222,11 +264,6 @@ class TrainingAfterTheRun:
     def _repeat_rounds(self, training: CoalitionTraining) -> tuple[str | None, bool]:
         """Return how the run's repeated rounds differ, and whether they differ only without validations."""
         difference = self._difference_by_repetition(training, training.job.validates)
-        if difference is not None and not training.trainer.why_not:
-            training.trainer.give_up(f"all at once they differ from the run: {difference}")
-            difference = self._difference_by_repetition(training, training.job.validates)
-            if difference is None:
-                return None, True
         if difference is None or training.job.validates:
             return difference, False
         difference = self._difference_by_repetition(training, validates=True)
@@ -238,10 +275,6 @@ class TrainingAfterTheRun:
         excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())
         if weighs_classes or excludes_callbacks:
             return  # updates in coalitions differ by intention
-        if not training.trainer.why_not and self.dry_run_result.seed == training.job.seed:
-            # Coalitions that are trained at once have no first updates of their own.
-            for client, norms in self.dry_run_result.first_updates.items():
-                training.first_updates[(client,)] = {client: norms}
         norms_of_run = _norms_of_first_updates(trainer)
         different_parameters = self._different_parameters(training, norms_of_run)
         if not different_parameters:
@@ -293,7 +326,7 @@ class TrainingAfterTheRun:
             training.job,
             rounds=(self.checked_round,),
             scores_rounds=False,
-            returns_models=True,
+            model_rounds=(self.checked_round,),
             validates=validates,
         )
         try:
@@ -307,11 +340,9 @@ class TrainingAfterTheRun:
         """Describe how the model of a fit differs from ``expected_model [P]``. Return None if they are equal, or if
         they differ only by rounding on a GPU.
         """
-        assert result.models is not None
-        model = result.models.trained
+        model = result.models.after_round[self.checked_round]
         initial_model = result.models.initial
-        is_rounded = not (self._is_on_cpu and result.is_exact)
-        if is_rounded and not torch.equal(model, expected_model):
+        if not self._is_on_cpu and not torch.equal(model, expected_model):
             rounding = result.rounding
             unexplained = rounding.unexplained_distance(model, expected_model, initial_model)
             if unexplained is None:
@@ -346,17 +377,16 @@ def open_store(
     metrics: Mapping[str, ShadowShapley],
     masks: Tensor,
     start_hash: str,
+    masks_one_by_one: Tensor | None,
     # The outputs of one model, whose sizes are those of every model's outputs.
     outputs: Outputs,
 ) -> CoalitionStore:
-    """Open the store of a run's coalitions ``masks [K, n]``. Stored coalitions of other settings are removed."""
-    measures_with_outputs = set()
-    if favors_nobody(masks):  # values are computed from outputs for no other coalitions
-        for metric in metrics.values():
-            name = outputs_name(metric.measure)
-            has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
-            if has_outputs and _stores_outputs(metric, masks, outputs[name]):
-                measures_with_outputs.add(name)
+    """Open the store of a run's coalitions ``masks [K, n]``, or ``masks_one_by_one`` if these cannot be trained at
+    once. Stored coalitions of other settings are removed.
+    """
+    measures_with_outputs = _measures_with_outputs(run, metrics, masks, outputs)
+    if masks_one_by_one is not None:
+        measures_with_outputs |= _measures_with_outputs(run, metrics, masks_one_by_one, outputs)
     return CoalitionStore(
         run.folder,
         list(measures_of(metrics.values())),
@@ -364,6 +394,21 @@ def open_store(
         ranks=ranks_of(run.trainer),
         outputs=measures_with_outputs,
     )
+
+
+def _measures_with_outputs(
+    run: MeasuredRun, metrics: Mapping[str, ShadowShapley], masks: Tensor, outputs: Outputs
+) -> set[str]:
+    """Return the names of the measures of which the outputs of coalitions ``masks [K, n]`` are stored."""
+    names: set[str] = set()
+    if not favors_nobody(masks):  # values are computed from outputs for no other coalitions
+        return names
+    for metric in metrics.values():
+        name = outputs_name(metric.measure)
+        has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
+        if has_outputs and _stores_outputs(metric, masks, outputs[name]):
+            names.add(name)
+    return names
 
 
 def _resumed_with_changes(changes: Iterable[str]) -> str:

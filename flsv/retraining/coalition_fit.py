@@ -7,7 +7,6 @@ run only if training depends on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -61,7 +60,7 @@ class CoalitionScoring(L.Callback):
     _last_model: ScoredModel | None = None
     _has_last_round_ended = False
     _start_hash = ""
-    _models: FitModels | None = None
+    _initial_model: Tensor
     _has_read_logged_values = False
 
     def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
@@ -69,6 +68,8 @@ class CoalitionScoring(L.Callback):
         self._job = job
         self._measures = measures if job.scores_rounds else {}
         self._model_by_round: dict[int, ScoredModel] = {}
+        # The models [P] themselves, after the rounds that the job names.
+        self._vector_by_round: dict[int, Tensor] = {}
         self._first_updates: Mapping[int, Tensor] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -90,8 +91,7 @@ class CoalitionScoring(L.Callback):
         loop: Any = find_loop(callbacks_of(trainer))
         loop.run.engine.local_training.checks_shared_objects = False  # the run is checked
         self._start_hash = hash_of_start(module)
-        initial_model = loop.space.read(module).cpu().clone()
-        self._models = FitModels(initial=initial_model, trained=initial_model)
+        self._initial_model = loop.space.read(module).cpu().clone()
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
         for evaluator in self._scoring.evaluators:
             evaluator.copies_module = False
@@ -116,6 +116,7 @@ class CoalitionScoring(L.Callback):
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
+        self._keep_model(trainer, round_index)
         # The fit has as many rounds as the run, even if a callback wants to stop it earlier.
         is_last = round_index == self._job.rounds[-1]
         trainer.should_stop = is_last
@@ -137,8 +138,10 @@ class CoalitionScoring(L.Callback):
         if not isinstance(exception, NoModel) or last_round in self._model_by_round:
             return
         loop: Any = find_loop(callbacks_of(trainer))
-        self._keep_models(loop)
-        loop.space.write(pl_module, loop.state.model())
+        last_model = loop.state.model()
+        for round_index in self._job.model_rounds:
+            self._vector_by_round.setdefault(round_index, last_model.cpu().clone())
+        loop.space.write(pl_module, last_model)
         self._last_model = self._scoring.score(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
@@ -150,14 +153,13 @@ class CoalitionScoring(L.Callback):
                 "hook has stopped it"
             )
         loop: Any = find_loop(callbacks_of(trainer))
-        self._keep_models(loop)
         self._first_updates = loop.run.engine.first_updates
         self._model_by_round[last_round] = self._scoring.score(trainer.lightning_module)
 
-    def _keep_models(self, loop: Any) -> None:
-        assert self._models is not None
-        global_model = loop.state.model()
-        self._models = replace(self._models, trained=global_model.cpu().clone())
+    def _keep_model(self, trainer: L.Trainer, round_index: int) -> None:
+        if round_index in self._job.model_rounds:
+            loop: Any = find_loop(callbacks_of(trainer))
+            self._vector_by_round[round_index] = loop.state.model().cpu().clone()
 
     def refuse_logged_values(self) -> None:
         """Note that the program reads logged values, although the fit does not validate, and raise NeedsValidation."""
@@ -174,7 +176,7 @@ class CoalitionScoring(L.Callback):
             scored=self._scored_models(),
             untrained=self._untrained,
             start_hash=self._start_hash,
-            models=self._models if self._job.returns_models else None,
+            models=FitModels(self._initial_model, after_round=self._vector_by_round),
             rounding=self._rounding,
             first_updates=self._first_updates,
         )

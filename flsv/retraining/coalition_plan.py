@@ -9,6 +9,7 @@ import time
 import traceback
 from dataclasses import replace
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from flsv.games.untrained_models import NUM_UNTRAINED_MODELS, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
     coalition_masks,
-    design_within,
     equivalent_runs,
     num_valued_rounds,
     with_any_halves,
@@ -57,6 +57,7 @@ from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.measured_run import MeasuredRun
+from flsv.retraining.price import Choice, PriceList, RowTrial, choose, one_by_one
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
@@ -110,6 +111,9 @@ class CoalitionPlan:
     _why_no_values = ""
     _awaits_training = False
     _mean_cohort_size: float | None = None
+    # What the coalitions cost, and which of them are trained, from :meth:`prepare` on.
+    _prices: PriceList | None = None
+    _choice: Choice
     # Whether no two clients have a class in common. False if the server must not know it.
     _shares_no_class = False
     # The run, and the scoring of its models, from :meth:`begin` on.
@@ -129,7 +133,8 @@ class CoalitionPlan:
         check_settings(config)
         self._trains_at_sites = _is_engine_of_sites(config.engine)
         metrics = list(self._metrics.values())
-        self._max_fits = min(metric.max_fits for metric in metrics)
+        limits = [metric.max_fits for metric in metrics if metric.max_fits is not None]
+        self._max_fits = min(limits, default=None)
         self._design = metrics[0].coalitions
         self._halvings = metrics[0].num_halvings
         for metric in metrics:
@@ -164,6 +169,8 @@ class CoalitionPlan:
         :meth:`begin_training`."""
         data: FederatedDataModule = data_of(trainer)
         excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
+        self._prices = self._price_list(data, RowTrial("The dry run has not begun."))
+        self._choose()
         self._mean_cohort_size = checked_mean_cohort(
             self.config.sampler, self._planned_masks, data.num_clients
         )
@@ -180,16 +187,37 @@ class CoalitionPlan:
             self._dry_run_result = dry_run(
                 self._run_copy, trainer, client, seed=self.config.seed or 0
             )
+            self._prices = self._price_list(data, self._dry_run_result.rows_or_reason())
+            self._choose()
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
+    def _price_list(self, data: FederatedDataModule, trial: RowTrial) -> PriceList:
+        batch_size = data.batch_size or 1
+        num_batches = []
+        for name, num_samples in zip(data.client_names, data.num_samples.tolist()):
+            epochs = self.config.work_of(name).epochs or 1
+            num_batches.append(max(1, ceil(num_samples / batch_size) * epochs))
+        return PriceList(
+            num_batches,
+            clients_per_round=self._mean_cohort_size or data.num_clients,
+            trial=trial,
+        )
+
+    def _choose(self) -> None:
+        assert self._prices is not None
+        self._choice = choose(self._design, self._max_fits, self._prices)
+
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
         """Check the run before its first round. If sites train coalitions, add the strategy that requests this."""
         if not federation.engine.clients_here and not self._trains_at_sites:
             raise hidden_engine_of_sites(type(federation.engine).__name__)
-        self._run = MeasuredRun(federation, run_state, folder)
+        self._run = run = MeasuredRun(federation, run_state, folder)
+        if run.resumed and "choice" in run.memory:
+            self._choice = Choice(*run.memory["choice"])
+        run.memory["choice"] = list(self._choice)
         self._scoring = None
         self._awaits_training = True
         may_count_classes = not self._trains_at_sites and not self.config.is_private
@@ -220,10 +248,7 @@ class CoalitionPlan:
         """Return the K coalitions that are trained first, bool ``[K, n]``. The first two are the empty coalition and
         that of all clients. Halves are not among them, since they are chosen later.
         """
-        design = self._design
-        if design == "auto":
-            design = design_within(self._max_fits, num_clients, self._mean_cohort_size)
-        return coalition_masks(design, num_clients)
+        return coalition_masks(self._choice.design, num_clients)
 
     def _planned_masks(self, num_clients: int) -> Tensor:
         """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained."""
@@ -283,6 +308,7 @@ class CoalitionPlan:
             self._metrics,
             self.masks(self._run.data.num_clients),
             start_hash=self._run.memory["start"],
+            masks_one_by_one=self._masks_one_by_one(),
             outputs=scored_module.outputs,
         )
         for outputs in scored_module.outputs.values():  # none if clients score models
@@ -377,6 +403,13 @@ class CoalitionPlan:
             return f"{coalitions} by the sites, beside the run."
 
         excluded = f", without {listed(self._excluded)}" if self._excluded else ""
+        if self._choice.is_at_once:
+            num_groups = len(masks) - 2
+            price = f"{self._choice.price:.2g}"
+            return (
+                f"{', '.join(self._metrics)}: {num_groups} groups of clients are trained at once after the "
+                f"run{excluded} (as long as about {price} more fits)."
+            )
         num_fits = equivalent_runs(masks, self._mean_cohort_size)
         fits = "fit" if num_fits == 1 else "fits"
         num_validations = len(masks) - 2  # the empty and the full coalition are not trained
@@ -542,10 +575,19 @@ class CoalitionPlan:
             checked_round=self._run.memory.get("checked_round", 0),
             checked_model=self._run.memory.get("first"),
             space=self._run.federation.space,
+            masks_one_by_one=self._masks_one_by_one(),
         )
         masks = training.train(self._run)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks
+
+    def _masks_one_by_one(self) -> Tensor | None:
+        """Return the coalitions to train if those that are planned to train at once cannot. None: none are planned."""
+        if not self._choice.is_at_once:
+            return None
+        assert self._prices is not None
+        choice = one_by_one(self._design, self._max_fits, self._prices)
+        return coalition_masks(choice.design, self._run.data.num_clients)
 
     def close(self) -> None:
         """Undo what :meth:`prepare` has changed in the process. This is called when the fit has ended or failed."""

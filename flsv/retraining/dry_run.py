@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
-from flsv.retraining.coalition_fit import prepare_coalition_fit
+from flsv.retraining.coalition_fit import CoalitionScoring, prepare_coalition_fit
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.fit_at_once import try_rows, why_not_at_once
+from flsv.retraining.price import RowTrial
 from flsv.retraining.training_job import TrainingJob
 from flsv.retraining.training_needs import (
     depends_on_validations,
@@ -53,9 +54,14 @@ class DryRunResult(NamedTuple):
     needs_validations: bool
     # ModelCheckpoint and EarlyStopping.
     needs_checkpoints: bool
-    # The seed and, by client, the norms of the first update, which must be those in the run.
-    seed: int = 0
-    first_updates: Mapping[int, Tensor] = {}
+    # What was found out about rows of the module.
+    rows: RowTrial
+
+    def rows_or_reason(self) -> RowTrial:
+        """Return whether coalitions can be trained at once, considering all that training depends on."""
+        if self.needs_validations or self.needs_checkpoints:
+            return RowTrial("training depends on validations or checkpoints.")
+        return self.rows
 
 
 def client_of_dry_run(data: FederatedDataModule) -> int:
@@ -127,20 +133,45 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
 def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
     needs_checkpoints = reads_checkpoints(trainer, module)
-    scoring = prepare_coalition_fit(trainer, module, data, measures={}, job=job, folder=folder)
+    why_not = why_not_at_once(trainer, module)
+    scoring: Any = prepare_coalition_fit(
+        trainer,
+        module,
+        data,
+        measures={},
+        job=job,
+        folder=folder,
+        make_scoring=partial(_TrialOfRows, why_not),
+    )
     if trainer.check_val_every_n_epoch:
         trainer.check_val_every_n_epoch = 1  # the fit has one round only
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
     fit_quietly(trainer, module, data)
-    result = scoring.result()  # raises an error if nothing was trained
+    scoring.result()  # raises an error if nothing was trained
 
     return DryRunResult(
         needs_validations=comparison.depends_on_validations or needs_checkpoints,
         needs_checkpoints=needs_checkpoints,
-        seed=job.seed,
-        first_updates=result.first_updates,
+        rows=scoring.rows,
     )
+
+
+class _TrialOfRows(CoalitionScoring):
+    """Callback that finds out at the first batch whether the run's coalitions can be trained at once."""
+
+    def __init__(self, why_not: str, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rows = RowTrial(why_not)
+        self._has_tried = bool(why_not)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # The hooks at the round's start may have made what a step needs.
+        if not self._has_tried:
+            self._has_tried = True
+            self.rows = try_rows(trainer)
 
 
 class _Comparison(L.Callback):

@@ -93,16 +93,16 @@ class CoalitionTraining:
             coalitions_to_fit = [(0,)]  # the fit of one client is cheap
 
         failures = {}
-        for members, result in self._results(coalitions_to_fit, scores_untrained, store.ranks):
+        for members, result in self.results(coalitions_to_fit, scores_untrained, store.ranks):
             if isinstance(result, FitFailed):
                 failures[members] = result
             else:
-                self._add(members, result, store)
+                self.add(members, result, store)
                 count()
         if failures:
             raise FitsFailed(failures)
 
-    def _add(
+    def add(
         self,
         members: Members,
         result: FitResult,
@@ -128,7 +128,7 @@ class CoalitionTraining:
             raise ConfigurationError(NOT_THE_RUNS_START)
         raise ConfigurationError(NOT_THE_SAME_START)
 
-    def _results(
+    def results(
         self, coalitions: Sequence[Members], scores_untrained: bool, ranks: Ranks
     ) -> Outcomes:
         """Train coalitions, divided among the ranks by their samples. Yield the results of all ranks."""

@@ -30,22 +30,21 @@ class TrainingJob:
     validates: bool = True
     # Whether Lightning's ModelCheckpoint and EarlyStopping take part, because training reads them.
     keeps_checkpoints: bool = False
-    # Whether the result has the models before and after training.
-    returns_models: bool = False
+    # The rounds after which the result has the model itself.
+    model_rounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class FitModels:
-    """Models ``[P]`` before and after training a coalition."""
+    """A coalition's models ``[P]`` before its first round and, by round, after those that its job names."""
 
     initial: Tensor
-    # The global model after the last round.
-    trained: Tensor
+    after_round: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """Scores from training one coalition, and its models if the job requests them."""
+    """Scores from training one coalition, and the models that its job requests."""
 
     # The model after each of the job's rounds.
     scored: Sequence[ScoredModel]
@@ -53,9 +52,7 @@ class FitResult:
     untrained: ScoredModel | None
     # A hash of the module's weights before training.
     start_hash: str
-    models: FitModels | None = None
-    # Whether a model that is trained once more, one by one, must be equal bit by bit on a CPU.
-    is_exact: bool = True
+    models: FitModels
     rounding: Rounding = ROUNDINGS["float32"]
     # For each member, the norm of its first update in each parameter and buffer of the model.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)

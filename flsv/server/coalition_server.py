@@ -1,7 +1,7 @@
 """The server's half of coalitions that are trained beside a run, each as a federation of its members.
 
 :class:`CoalitionServer` is the server of one coalition, of any kind. :class:`AveragedCoalitions` are the servers of
-many coalitions, if they only average models.
+many coalitions, if they only average models, and :class:`ServedCoalitions` of any kind.
 """
 
 from __future__ import annotations
@@ -336,9 +336,16 @@ class AveragedCoalitions:
         """Return the coalitions whose cohort has the client, as indices ``[m]`` of :attr:`models`."""
         return self.cohorts[:, client].nonzero().flatten().to(self.models.device)
 
-    def add(self, client: int, rows: Tensor, trained_models: Tensor) -> None:
+    def add(
+        self,
+        client: int,
+        rows: Tensor,
+        trained_models: Tensor,
+        losses: Tensor | None = None,
+        num_steps: int = 0,
+    ) -> None:
         """Add the models ``[m, P]`` that a client has trained from those of the coalitions ``rows``, int64 ``[m]``, all
-        or some of :meth:`rows_of`.
+        or some of :meth:`rows_of`. Averages need neither the mean losses ``[m]`` nor the number of steps.
         """
         initial_models = self.models[rows]
         num_parameters = self._num_parameters
@@ -391,6 +398,83 @@ class AveragedCoalitions:
                 for update_filter in self._filters
             )
         return may_act
+
+
+class ServedCoalitions:
+    """The servers of K coalitions, of any kind, with the methods of :class:`AveragedCoalitions`.
+
+    Args:
+        masks: bool ``[K, n]``, the coalitions, each of at least one client.
+        federation: the federation of the run.
+
+    Attributes:
+        needs_server: bool ``[K]``, false, since each coalition has a :class:`CoalitionServer`.
+    """
+
+    def __init__(self, masks: Tensor, federation: FederationInfo) -> None:
+        self.needs_server = torch.zeros(len(masks), dtype=torch.bool)
+        self._num_samples = federation.split_sizes["train"].tolist()
+        self._servers = []
+        for mask in masks:
+            members = mask.nonzero().flatten().tolist()
+            self._servers.append(CoalitionServer(members, federation))
+        # This round's updates by client, and the clients whose model was not finite, of each coalition.
+        self._updates: list[dict[int, ClientUpdate]] = []
+        self._broken: list[list[int]] = []
+
+    @property
+    def models(self) -> Tensor:
+        """The model ``[K, P]`` of each coalition after its last round."""
+        return torch.stack([server.state.model() for server in self._servers])
+
+    @property
+    def cohorts(self) -> Tensor:
+        """The clients of each coalition that train in this round, bool ``[K, n]``."""
+        cohorts = torch.zeros(len(self._servers), len(self._num_samples), dtype=torch.bool)
+        for cohort, server in zip(cohorts, self._servers):
+            cohort[server.state.cohort] = True
+        return cohorts
+
+    def begin_round(self, round_index: int, clients: Sequence[Client]) -> None:
+        """Draw the cohorts of a round. ``clients`` are those of the run."""
+        for server in self._servers:
+            server.begin_round(round_index, clients)
+        self._updates = [{} for _ in self._servers]
+        self._broken = [[] for _ in self._servers]
+
+    def rows_of(self, client: int) -> Tensor:
+        """Return the coalitions whose cohort has the client, as indices ``[m]`` of :attr:`models`."""
+        rows = [row for row, server in enumerate(self._servers) if client in server.state.cohort]
+        return torch.tensor(rows, dtype=torch.long)
+
+    def add(
+        self,
+        client: int,
+        rows: Tensor,
+        trained_models: Tensor,
+        losses: Tensor,
+        num_steps: int,
+    ) -> None:
+        """Add the models ``[m, P]`` that a client has trained from those of the coalitions ``rows``, int64 ``[m]``,
+        with their mean losses ``[m]`` and number of steps.
+        """
+        are_finite = trained_models.isfinite().all(1).tolist()
+        num_samples = self._num_samples[client]
+        for row, model, loss, is_finite in zip(
+            rows.tolist(), trained_models, losses.tolist(), are_finite
+        ):
+            if not is_finite:
+                self._broken[row].append(client)
+                continue
+            self._updates[row][client] = ClientUpdate(
+                client, num_samples, model, loss=loss, num_steps=num_steps
+            )
+
+    def end_round(self) -> None:
+        """Compute the next models. A coalition without a finite update keeps its model."""
+        for server, updates, broken in zip(self._servers, self._updates, self._broken):
+            in_order = [updates[client] for client in server.state.cohort if client in updates]
+            server.end_round(in_order, broken, server_data=None)
 
 
 def _masks_of(cohorts: Sequence[Sequence[int]], like: Tensor) -> Tensor:

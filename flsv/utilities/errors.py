@@ -28,6 +28,10 @@ class ConfigurationError(ValueError):
         self.without_data = without_data
 
 
+class NotBatched(ConfigurationError):
+    """Error: models cannot be trained at once, as rows of stacked tensors."""
+
+
 class Refused(ConfigurationError):
     """Error: a site refuses a message because of its policy, other settings or lateness. Its text quotes no samples."""
 

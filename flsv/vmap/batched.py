@@ -27,7 +27,7 @@ from torchmetrics import Metric, MetricCollection
 
 from flsv._lightning.patches import PatchedAttributes, discarded_logs
 from flsv.training.training_step import step_arguments, training_loss
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 State = dict[str, Tensor]
@@ -183,7 +183,7 @@ class SharedBatchTraining(RowTraining):
         num_batches = 0
         for batch in batches:
             num_batches += 1
-            generator_states = global_rngs() if len(chunks) > 1 else None
+            generator_states = global_rngs()
             for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
                 if number > 0:
                     restore_global_rngs(generator_states)  # each chunk draws the same numbers
@@ -210,29 +210,38 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         >>> [(positions, list(batch.shape)) for positions, batch in many]
         [([0, 1], [2, 4, 2]), ([2], [1, 3, 2])]
     """
-    # A batch is a tree, such as a tuple or a dict, whose leaves are tensors.
-    leaves_of_batches = []
-    structures = []
+    # A batch is a tree, such as a tuple or a dict, whose leaves are tensors. Several models may share one batch.
+    leaves_by_id: dict[int, list[Tensor]] = {}
+    structures_by_id: dict[int, Any] = {}
     positions_by_shapes = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
-        leaves, structure = tree_flatten(batch)
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise ConfigurationError(
-                    f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
-                    f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
-                )
-        leaves_of_batches.append(leaves)
-        structures.append(structure)
-        shapes = tuple(leaf.shape for leaf in leaves)
+        if id(batch) not in leaves_by_id:
+            leaves, structures_by_id[id(batch)] = tree_flatten(batch)
+            _check_are_tensors(leaves)
+            leaves_by_id[id(batch)] = leaves
+        shapes = tuple(leaf.shape for leaf in leaves_by_id[id(batch)])
         positions_by_shapes[shapes].append(position)
 
     for positions in positions_by_shapes.values():
-        leaves_of_group = [leaves_of_batches[position] for position in positions]
+        ids = [id(batches[position]) for position in positions]
+        distinct_ids = list(dict.fromkeys(ids))
         # The tensors at one place in all batches of the group are stacked.
-        stacked_leaves = [torch.stack(tensors) for tensors in zip(*leaves_of_group)]
-        structure = structures[positions[0]]
-        yield positions, tree_unflatten(stacked_leaves, structure)
+        leaves_of_group = zip(*(leaves_by_id[distinct_id] for distinct_id in distinct_ids))
+        stacked_leaves = [torch.stack(tensors) for tensors in leaves_of_group]
+        if len(distinct_ids) < len(ids):
+            row_by_id = {distinct_id: row for row, distinct_id in enumerate(distinct_ids)}
+            rows = torch.tensor([row_by_id[batch_id] for batch_id in ids])
+            stacked_leaves = [leaf.index_select(0, rows.to(leaf.device)) for leaf in stacked_leaves]
+        yield positions, tree_unflatten(stacked_leaves, structures_by_id[ids[0]])
+
+
+def _check_are_tensors(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise ConfigurationError(
+                f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
+                f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
+            )
 
 
 class StackedOptimizer:
@@ -379,16 +388,7 @@ class RowStep:
     @cached_property
     def _trains_linear_layers_only(self) -> bool:
         """Return whether all parameters that are expected to be used are of linear layers and autocast is off."""
-        # Autocast would round a product of stacked weights differently from a product of one layer's weights.
-        device_types = {parameter.device.type for parameter in self._module.parameters()}
-        if any(map(torch.is_autocast_enabled, device_types)):
-            return False
-        layers = dict(self._module.named_modules())
-        for name in self._expected_names:
-            layer_name = name.rpartition(".")[0]
-            if type(layers[layer_name]) is not nn.Linear:
-                return False
-        return True
+        return has_linear_layers_only(self._module, self._expected_names)
 
     @cached_property
     def _batched_loss(self) -> Any:
@@ -486,6 +486,22 @@ class RowStep:
             for path in self._paths[name]:
                 tensors_by_path[path] = tensor
         return tensors_by_path
+
+
+def has_linear_layers_only(module: nn.Module, names: Collection[str] | None = None) -> bool:
+    """Return whether the parameters ``names``, by default all, are of linear layers and autocast is off."""
+    # Autocast would round a product of stacked weights differently from a product of one layer's weights.
+    device_types = {parameter.device.type for parameter in module.parameters()}
+    if any(map(torch.is_autocast_enabled, device_types)):
+        return False
+    layers = dict(module.named_modules())
+    if names is None:
+        names = [name for name, _ in module.named_parameters()]
+    for name in names:
+        layer_name = name.rpartition(".")[0]
+        if type(layers[layer_name]) is not nn.Linear:
+            return False
+    return True
 
 
 class _TrainingStep(nn.Module):
@@ -590,10 +606,6 @@ def convert_errors(
         if "broadcast shape" in message:
             reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
         raise not_batched_error(module, reason) from error
-
-
-class NotBatched(ConfigurationError):
-    """Error: a module's training steps cannot be batched."""
 
 
 def not_batched_error(module: nn.Module, reason: str) -> NotBatched:

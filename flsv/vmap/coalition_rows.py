@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
+import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.several_processes import TrainingCounts, add_counts
-from flsv.core import ClientUpdate, Instruction
+from flsv.core import Instruction
+from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
-from flsv.server.coalition_server import CoalitionServer
-from flsv.utilities.errors import ConfigurationError
+from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
+from flsv.training.algorithms import ClientContext
+from flsv.training.client_batches import ClientBatches
+from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.training.swapped_optimizer import options_of
+from flsv.utilities.errors import ConfigurationError, NotBatched
+from flsv.utilities.plain_values import are_equal
 from flsv.vmap.batched import (
-    NotBatched,
+    RowTraining,
     SharedBatchTraining,
     State,
     batched_steps,
     clip_function,
+    has_linear_layers_only,
 )
-from flsv.vmap.engine import VmapProcess, _PreparedClient, dry_run_of_rows
+from flsv.vmap.engine import (
+    NUM_DRY_RUN_BATCHES,
+    VmapProcess,
+    _PreparedClient,
+    check_shared_are_frozen,
+    dry_run_of_rows,
+    not_batched_without_callbacks,
+)
+from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24
+
+Coalitions = AveragedCoalitions | ServedCoalitions
 
 
 class CoalitionRows(VmapProcess):
@@ -46,21 +67,55 @@ class CoalitionRows(VmapProcess):
             raise NotBatched(f"{error}") from error
         if self.space.private_names:
             raise NotBatched(f"{self.space.private_names[0]!r} stays at the clients.")
-        self.coalitions: Sequence[CoalitionServer] = ()
+        #: The coalitions that train beside the run. They are set before the first round.
+        self.coalitions: Coalitions | None = None
         # The run's model after its last round. None before the first round.
         self._last_model: Tensor | None = None
 
+    @classmethod
+    def trial(cls, trainer: L.Trainer, loop: Any) -> tuple[float, bool]:
+        """Try rows in a copy of a run before its first round.
+
+        Returns:
+            Millions of multiplications and additions of one model's step, and whether the rows of all clients take
+            their steps together.
+
+        Raises:
+            ConfigurationError: models cannot be trained as rows.
+        """
+        config = loop.config
+        algorithm = config.client_algorithm
+        reason = not_batched_without_callbacks(trainer, algorithm, config.optimizer_state)
+        if reason is not None:
+            raise NotBatched(f"{reason}.")
+        space = loop.space
+        shared_names = {*space.constant_names, *space.non_finite_names}
+        with FlopCounterMode(display=False) as counter:
+            kind, _ = _try_kinds(trainer, space, loop.state.seed, shared_names)
+        # A trial takes each of its steps with one model, and with two rows.
+        num_steps = 3 * NUM_DRY_RUN_BATCHES
+        return counter.get_total_flops() / 1e6 / num_steps, not kind.shares_batch
+
     def _prepare(self) -> None:
-        self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
-        self._names_without_gradient = dry_run_of_rows(
-            self.trainer,
-            self.space,
-            self._state.seed,
-            self._shared_names,
-            kind=SharedBatchTraining,
-        )
+        super()._prepare()
+        self._undo.callback(guard_hooks(self._module).restore)
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
+
+    def _make_training(self) -> RowTraining:
+        """Return the training of this round's rows. Before the first round, raise NotBatched if a trial fails."""
+        check_shared_are_frozen(self.trainer, self._shared_names)
+        if not self._has_dry_run:
+            self._kind, self._unused_names = _try_kinds(
+                self.trainer, self.space, self.state.seed, self._shared_names
+            )
+            self._has_dry_run = True
+        return self._kind(
+            self._module,
+            self.trainer.optimizers[0],
+            clip_function(self.trainer),
+            self._unused_names,
+        )
 
     def end_round(self, vector: Tensor) -> None:
         super().end_round(vector)
@@ -68,152 +123,242 @@ class CoalitionRows(VmapProcess):
 
     def check_model(self) -> None:
         """Raise NotBatched if the module's model is not the aggregate of the last round."""
-        if self._last_model is not None:
-            if not torch.equal(self.space.read(self._module), self._last_model):
-                raise NotBatched("a hook changes the model between rounds.")
+        if self._last_model is None:
+            return
+        if not torch.equal(self.space.read(self._module), self._last_model):
+            raise NotBatched("a hook changes the model between rounds.")
 
     def _train(self, batches: Any) -> None:
-        if self._last_model is None:
-            self._last_model = self.coalitions[0].state.model() if self.coalitions else None
-        if self._last_model is not None and not torch.equal(self.global_vector, self._last_model):
-            raise NotBatched("a hook changes the model before a round.")
-        round_index = self._state.round_index
-        trained = [coalition for coalition in self.coalitions if not coalition.is_over]
-        for coalition in trained:
-            coalition.begin_round(round_index, self.manager.clients)
+        self._check_start_of_round()
+        coalitions = self.coalitions
+        assert coalitions is not None
+        coalitions.begin_round(self.state.round_index, self.manager.clients)
         self._stacked_tensors = {
             name: tensor.detach()
             for name, tensor in named_tensors(self._module).items()
             if name not in self._shared_names
         }
-        self._training = SharedBatchTraining(
-            self._module,
-            self.trainer.optimizers[0],
-            clip_function(self.trainer),
-            self._names_without_gradient,
-        )
-        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
-        drawn: set[int] = set()
-        for coalition in trained:
-            drawn.update(coalition.instructions)
-        updates: dict[int, dict[int, ClientUpdate | None]] = {id(item): {} for item in trained}
+        self._training = self._make_training()
+        content = _Content(self._module, self.trainer)
         num_steps = 0
-        for client in [*cohort_of_run, *sorted(drawn.difference(cohort_of_run))]:
-            rows = [coalition for coalition in trained if client in coalition.instructions]
-            instructions = [coalition.instructions[client] for coalition in rows]
-            is_of_run = client in cohort_of_run
-            if is_of_run:
-                instructions.insert(0, self._instructions[client])
-            updates_of_rows, steps_of_client = self._train_client(client, instructions, is_of_run)
-            num_steps += steps_of_client if is_of_run else 0
-            for coalition, update in zip(rows, updates_of_rows):
-                updates[id(coalition)][client] = update
+        for clients in self._parts(coalitions):
+            self._train_part_of_rows(clients, coalitions)
+        for client_batches in self._client_batches:
+            num_steps += client_batches.num_batches
+        content.check_unchanged()
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
-        for coalition in trained:
-            self._end_coalition(coalition, updates[id(coalition)])
+        coalitions.end_round()
 
-    def _train_client(
-        self, client: int, instructions: Sequence[Instruction], is_of_run: bool
-    ) -> tuple[list[ClientUpdate | None], int]:
-        """Train a client from the start of each instruction, the run's first. Return the updates of coalitions (None if
-        not finite), and the number of steps.
-        """
+    def _parts(self, coalitions: Coalitions) -> Iterator[list[int]]:
+        """Yield the clients of the round, those together whose rows take their steps together."""
+        cohort_of_run = [client_batches.client for client_batches in self._client_batches]
+        drawn = coalitions.cohorts.any(0).nonzero().flatten().tolist()
+        part: list[int] = []
+        num_rows = 0
+        for client in dict.fromkeys([*cohort_of_run, *drawn]):
+            num_rows += len(coalitions.rows_of(client)) + 1
+            is_full = num_rows * self.space.size > MAX_ELEMENTS_OF_CHUNK
+            if part and (is_full or self._kind.shares_batch):
+                yield part
+                part = []
+                num_rows = len(coalitions.rows_of(client)) + 1
+            part.append(client)
+        if part:
+            yield part
+
+    def _check_start_of_round(self) -> None:
+        """Raise NotBatched if a hook has changed the model since the last round."""
+        if self._last_model is None:
+            self._last_model = self.state.model().clone()
+        if not torch.equal(self.global_vector, self._last_model):
+            raise NotBatched("a hook changes the model before a round.")
+
+    def _train_part_of_rows(self, clients: Sequence[int], coalitions: Coalitions) -> None:
+        """Train the models of clients in all coalitions that have drawn them, and add them to these coalitions."""
+        begun_clients = [self._begin_rows(client, coalitions) for client in clients]
+        states = self._rows(torch.cat([client.starts for client in begun_clients]))
+        states, losses = self._train_rows(states, begun_clients)
+        self._check_others(states)
+        first = 0
+        for client in begun_clients:
+            rows = slice(first, first + len(client.starts))
+            first = rows.stop
+            states_of_client = {name: tensor[rows] for name, tensor in states.items()}
+            self._end_rows(client, states_of_client, losses[rows], coalitions)
+
+    def _begin_rows(self, client: int, coalitions: Coalitions) -> _Rows:
+        (client_batches,) = self._load([client]).batches_of_clients
+        rows = coalitions.rows_of(client)
+        starts = coalitions.models[rows]
+        instruction = self._instructions.get(client)
+        is_of_run = instruction is not None
+        if instruction is None:  # the run has not drawn it
+            state = self.state
+            instruction = Instruction(state.round_index, client, state.seed, start=starts[0])
+        else:
+            assert instruction.start is not None
+            starts = torch.cat([instruction.start[None], starts])
+        context, batches = self._begin_client(instruction, client_batches)
+        return _Rows(client, rows, starts, is_of_run, context, batches, client_batches.num_batches)
+
+    def _train_rows(self, states: State, clients: Sequence[_Rows]) -> tuple[State, Tensor]:
+        """Train the rows of clients, those of one after the other. Return them and their mean losses."""
+        if isinstance(self._training, SharedBatchTraining):
+            (client,) = clients
+            return self._training.train_shared(
+                states,
+                client.batches,
+                context=partial(batched_steps, self.trainer),
+                chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
+            )
+        batches_of_rows: list[Any] = []
+        for client in clients:
+            batches_of_rows += [client.batches] * len(client.starts)
+        with batched_steps(self.trainer):
+            return self._training.train(states, batches_of_rows)
+
+    def _end_rows(
+        self, client: _Rows, states: State, losses: Tensor, coalitions: Coalitions
+    ) -> None:
+        first_row = 0
+        if client.is_of_run:
+            model = {name: tensor[0] for name, tensor in states.items()}
+            prepared_client = _PreparedClient(client.id, client.context, {}, [])
+            self._end_client(prepared_client, model, losses[0])
+            first_row = 1
+        else:
+            self.manager.locals[client.id].set_models(initial_model=None, model=None)
+            self.manager.forget(client.id)
+        trained_models = self._vectors(states)[first_row:]
+        coalitions.add(
+            client.id, client.rows, trained_models, losses[first_row:], client.num_batches
+        )
+
+    def _begin_client(
+        self, instruction: Instruction, client_batches: ClientBatches
+    ) -> tuple[ClientContext, Iterable[Any]]:
+        """Begin a client's training outside of the Trainer's loop. Return its context, and its batches, which are read
+        one after the other."""
+        client = client_batches.client
         loader = self._load([client])
-        (client_batches,) = loader.batches_of_clients
-        local = self.manager.locals[client]
-        num_samples = len(self.data.client_indices(client))
         self._current_client = client
         self.local_training.begin(
-            instructions[0], local, num_samples=num_samples, lengths=client_batches.lengths
+            instruction,
+            self.manager.locals[client],
+            num_samples=len(self.data.client_indices(client)),
+            lengths=client_batches.lengths,
         )
         remaining_batches = iter(loader)
         # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
-        first_batch = as_module_input(self.trainer, next(remaining_batches))
-        self.local_training.client_steps.seed(instructions[0])
+        first_batch = self._transfer(next(remaining_batches))
+        self.local_training.client_steps.seed(instruction)
+        num_further = client_batches.num_batches - 1
+        further_batches = map(self._transfer, islice(remaining_batches, num_further))
+        batches: Iterable[Any] = chain([first_batch], further_batches)
+        if (
+            not self._kind.shares_batch
+        ):  # read them now, since other clients draw random numbers next
+            batches = list(batches)
         context = self.local_training.suspend()
         self._current_client = None
+        return context, batches
 
-        states = self._rows([instruction.start for instruction in instructions])
-        states, losses = self._training.train_shared(
-            states,
-            self._transferred(first_batch, remaining_batches, client_batches.num_batches),
-            context=partial(batched_steps, self.trainer),
-            chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
-        )
-        if self._state.round_index == 0:
-            self._check_others(states)
-        first = 0
-        if is_of_run:
-            model = {name: tensor[0] for name, tensor in states.items()}
-            self._end_client(_PreparedClient(client, context, {}, []), model, losses[0])
-            first = 1
-        else:
-            local.set_models(initial_model=None, model=None)
-            self.manager.forget(client)
-        updates = self._updates_of(
-            client, states, losses, first, num_samples, client_batches.num_batches
-        )
-        return updates, client_batches.num_batches
+    def _transfer(self, batch: Any) -> Any:
+        with guarded(self._module):
+            return as_module_input(self.trainer, batch)
 
-    def _transferred(self, first: Any, remaining: Iterator[Any], count: int) -> Iterator[Any]:
-        yield first
-        for _ in range(count - 1):
-            yield as_module_input(self.trainer, next(remaining))
-
-    def _rows(self, starts: Sequence[Tensor | None]) -> State:
-        """Return the stacked tensors of the models ``starts``, each ``[P]``."""
-        vectors = torch.stack([start for start in starts if start is not None])
-        tensors_by_name = self.space.unflatten(vectors)
+    def _rows(self, starts: Tensor) -> State:
+        """Return the stacked tensors of the models ``starts [m, P]``."""
+        tensors_by_name = self.space.unflatten(starts)
         states = {}
         for name, tensor in self._stacked_tensors.items():
             if name in tensors_by_name:
-                states[name] = tensors_by_name[name].to(tensor.dtype).clone(
-                    memory_format=torch.contiguous_format
+                states[name] = (
+                    tensors_by_name[name]
+                    .to(tensor.dtype)
+                    .clone(memory_format=torch.contiguous_format)
                 )
             else:  # such as a counter: each round begins with the run's
-                states[name] = tensor.expand(len(vectors), *tensor.shape).clone()
+                states[name] = tensor.expand(len(starts), *tensor.shape).clone()
         return states
+
+    def _vectors(self, states: State) -> Tensor:
+        """Return the models ``[m, P]`` of stacked tensors."""
+        parts = [
+            states[name].flatten(1) if states[name].ndim > 1 else states[name][:, None]
+            for name in self.space.names
+        ]
+        return torch.cat([part.to(self.space.dtype) for part in parts], dim=1)
 
     def _check_others(self, states: State) -> None:
         """Raise NotBatched if training changes a tensor that is not part of a coalition's model."""
         counters = _counters(self._module)
-        for name in states.keys() - set(self.space.names) - counters:
+        for name in set(states).difference(self.space.names, counters):
             if not torch.equal(states[name][0], self._stacked_tensors[name]):
                 raise NotBatched(f"training changes {name!r}, which is not shared.")
 
-    def _updates_of(
-        self,
-        client: int,
-        states: State,
-        losses: Tensor,
-        first: int,
-        num_samples: int,
-        num_steps: int,
-    ) -> list[ClientUpdate | None]:
-        parts = [
-            states[name][first:].flatten(1).to(self.space.dtype)
-            if states[name].ndim > 1
-            else states[name][first:, None].to(self.space.dtype)
-            for name in self.space.names
-        ]
-        matrix = torch.cat(parts, dim=1)  # [m, P]
-        sums = matrix.sum(1).tolist()
-        losses_of_rows = losses[first:].tolist()
-        updates: list[ClientUpdate | None] = []
-        for row, (total, loss) in enumerate(zip(sums, losses_of_rows)):
-            vector = matrix[row]
-            is_finite = abs(total) < float("inf") or bool(vector.isfinite().all())
-            update = ClientUpdate(client, num_samples, vector, loss, num_steps)
-            updates.append(update if is_finite else None)
-        return updates
 
-    def _end_coalition(
-        self, coalition: CoalitionServer, updates: dict[int, ClientUpdate | None]
-    ) -> None:
-        in_order = [updates[client] for client in coalition.instructions]
-        usable = [update for update in in_order if update is not None]
-        broken = [client for client in coalition.instructions if updates[client] is None]
-        coalition.end_round(usable, broken, self.manager.server)
+def _try_kinds(
+    trainer: L.Trainer, space: ParameterSpace, seed: int, shared_names: Collection[str]
+) -> tuple[type[RowTraining], set[str]]:
+    """Return the kind of training that rows get, and the names of parameters without a gradient.
+
+    Rows of several clients take a step together if steps draw no random numbers, and if these rows are no dearer
+    than those of one client, whose convolutions share their inputs.
+    """
+    module = trainer.lightning_module
+    if module.device.type != "cpu" or has_linear_layers_only(module):
+        with suppress(NotBatched):
+            return RowTraining, dry_run_of_rows(trainer, space, seed, shared_names)
+    unused = dry_run_of_rows(trainer, space, seed, shared_names, kind=SharedBatchTraining)
+    return SharedBatchTraining, unused
+
+
+class _Rows(NamedTuple):
+    """A client's rows in a round, the run's first if it is in the run's cohort."""
+
+    id: int
+    #: Indices of the coalitions ``[m]``.
+    rows: Tensor
+    #: The models ``[m, P]`` or ``[m + 1, P]`` from which they train.
+    starts: Tensor
+    is_of_run: bool
+    context: ClientContext
+    batches: Iterable[Any]
+    num_batches: int
+
+
+class _Content:
+    """What the coalitions share in a round: the module's attributes and flags, and the optimizer's options."""
+
+    def __init__(self, module: L.LightningModule, trainer: L.Trainer) -> None:
+        self._module = module
+        self._trainer = trainer
+        self._parts = self._read()
+
+    def check_unchanged(self) -> None:
+        """Raise NotBatched if training has changed a part, since it would be another in each coalition."""
+        for name, (before, after) in _pairs(self._parts, self._read()).items():
+            if not are_equal(before, after):
+                raise NotBatched(f"training changes {name} of the module.")
+
+    def _read(self) -> dict[str, Any]:
+        snapshot = ModuleSnapshot(self._module)
+        parts = {path: value for path, value in snapshot.values.items() if not _is_counter(path)}
+        for path, flag_and_description in snapshot.structure.items():
+            parts[f"{path} (its flag)"] = list(flag_and_description)
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            parts[f"optimizer {number}"] = options_of(optimizer.param_groups)
+        return parts
+
+
+def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*first, *(name for name in second if name not in first)]
+    return {name: (first.get(name), second.get(name)) for name in names}
+
+
+def _is_counter(path: str) -> bool:
+    return path.endswith("num_batches_tracked")
 
 
 def _counters(module: nn.Module) -> Collection[str]:

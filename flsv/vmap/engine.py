@@ -241,6 +241,14 @@ class VmapProcess(IdleEngine):
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
     """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a dry run."""
+    obstacle = not_batched_without_callbacks(trainer, algorithm, optimizer_state)
+    return obstacle or _obstacle_in_callbacks(trainer)
+
+
+def not_batched_without_callbacks(
+    trainer: L.Trainer, algorithm: Any, optimizer_state: str
+) -> str | None:
+    """Return what :func:`not_batched` does for a fit whose callbacks take no part in training."""
     module = trainer.lightning_module
     name = type(module).__name__
     if algorithm is not None:
@@ -251,11 +259,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
     if len(trainer.optimizers) != 1:
         return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
-    return (
-        _obstacle_in_steps(trainer, trainer.optimizers[0])
-        or _obstacle_in_module(module)
-        or _obstacle_in_callbacks(trainer)
-    )
+    return _obstacle_in_steps(trainer, trainer.optimizers[0]) or _obstacle_in_module(module)
 
 
 def _obstacle_in_steps(trainer: L.Trainer, optimizer: Any) -> str | None:

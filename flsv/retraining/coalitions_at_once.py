@@ -1,0 +1,224 @@
+"""CoalitionsAtOnce: trains a run's coalitions at once, and proves that each is what it would be if it trained alone.
+
+Two clients are the witnesses, the one with the fewest and the one with the most samples: each trains alone in a fit of
+its own, too. All models that a group of coalitions trains at once are discarded if, beyond rounding, the coalition of
+all clients does not come to the run's own models, or a witness not to the models of its own fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import is_oom_error
+from torch import Tensor
+
+from flsv.games.members import EMPTY, Members
+from flsv.retraining.coalition_store import CoalitionStore, clients_text
+from flsv.retraining.copied_fits import CopyOfRun
+from flsv.retraining.fit_at_once import fit_at_once
+from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.training_job import FitFailed, FitResult
+from flsv.scores.performance import Measures
+from flsv.utilities.errors import NotBatched
+from flsv.values.coalition_files import ScoredModel
+
+#: The largest number of elements of all models that the coalitions of one group receive from their members in a round.
+#: It is a constant, and not what memory is free, so that a model is rounded in the same way on every machine.
+MAX_ELEMENTS_OF_GROUP = 2**26
+#: The largest relative difference between the scores or outputs of two models that differ by rounding.
+MAX_DIFFERENCE_OF_SCORES = 0.01
+
+
+@dataclass(eq=False)
+class CoalitionsAtOnce:
+    """Training of a run's coalitions at once, in groups that are stored one after the other."""
+
+    #: Trains the witnesses.
+    training: CoalitionTraining
+    store: CoalitionStore
+    run_copy: CopyOfRun
+    measures: Measures
+    #: The number of elements of a model.
+    num_elements: int
+    #: The run's own models ``[P]`` by round, which the coalition of all clients must reproduce.
+    models_of_run: Mapping[int, Tensor]
+    _results_of_witnesses: dict[Members, FitResult] = field(default_factory=dict)
+
+    @property
+    def witnesses(self) -> list[Members]:
+        """Return the clients that also train alone in fits of their own."""
+        num_samples = self.training.num_samples
+        clients = [client for client, count in enumerate(num_samples) if count > 0]
+        by_samples = sorted(clients, key=num_samples.__getitem__)
+        return [(by_samples[0],), (by_samples[-1],)]
+
+    def train(self, coalitions: Sequence[Members], count: Callable[[], None]) -> None:
+        """Train those of ``coalitions`` that have no models in the store. ``count`` is called after each.
+
+        Raises:
+            NotBatched: they cannot be trained at once, or a proof has failed. Then the store has no models of these
+                coalitions, except those of the witnesses.
+        """
+        num_clients = len(self.training.num_samples)
+        rows = [members for members in coalitions if 0 < len(members) < num_clients]
+        groups = [group for group in self._groups(rows) if self._missing(group)]
+        if not groups:
+            return
+        try:
+            self._train_witnesses(count)
+            self._train_groups(groups, count)
+        except NotBatched:
+            others = [members for members in rows if members not in self.witnesses]
+            self.store.discard(self.training.job.seed, others)
+            raise
+
+    def _missing(self, coalitions: Sequence[Members]) -> list[Members]:
+        return self.store.missing(self.training.job.seed, coalitions)
+
+    def _groups(self, coalitions: Sequence[Members]) -> list[Sequence[Members]]:
+        """Divide coalitions into groups of about the same size."""
+        elements_of_coalition = self.num_elements * len(self.training.num_samples)
+        max_size = max(1, MAX_ELEMENTS_OF_GROUP // elements_of_coalition)
+        num_groups = -(-len(coalitions) // max_size)
+        return [coalitions[number::num_groups] for number in range(num_groups)]
+
+    # ---- the witnesses, one by one
+
+    def _train_witnesses(self, count: Callable[[], None]) -> None:
+        training = self.training
+        job = training.job
+        training.job = replace(job, model_rounds=self._rounds_to_compare())
+        scores_untrained = bool(self._missing([EMPTY]))
+        for members, outcome in training.results(
+            self.witnesses, scores_untrained, self.store.ranks
+        ):
+            if isinstance(outcome, FitFailed):
+                raise NotBatched(f"training of {clients_text(members)} has failed: {outcome}.")
+            if self._missing([members]):
+                count()
+            training.add(members, outcome, self.store)
+            self._results_of_witnesses[members] = outcome
+        training.job = job
+
+    def _rounds_to_compare(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.models_of_run, *self.training.job.rounds}))
+
+    # ---- groups of coalitions
+
+    def _train_groups(self, groups: Sequence[Sequence[Members]], count: Callable[[], None]) -> None:
+        """Train groups, each at one rank. All ranks store the results of each turn."""
+        ranks = self.store.ranks
+        for first in range(0, len(groups), ranks.size):
+            group = groups[first + ranks.rank : first + ranks.rank + 1]
+            outcome = self._outcome(group[0]) if group else {}
+            for results in ranks.all_gather(outcome, "coalitions trained at once"):
+                if isinstance(results, NotBatched):
+                    raise results
+                for members, result in results.items():
+                    if self._missing([members]):
+                        self.training.add(members, result, self.store)
+                        count()
+
+    def _outcome(self, group: Sequence[Members]) -> dict[Members, FitResult] | NotBatched:
+        """Train a group. Return its results, or the error that prevents it."""
+        try:
+            return self._train_group(group)
+        except NotBatched as error:
+            return error
+        except Exception as error:  # a coalition that trains one by one is named in its error
+            return NotBatched(f"{type(error).__name__}: {error}")
+
+    def _train_group(self, group: Sequence[Members]) -> dict[Members, FitResult]:
+        try:
+            results = self._fit(group)
+        except Exception as error:
+            if not is_oom_error(error) or len(group) == 1:
+                raise
+            rank_zero_warn(
+                f"{len(group)} groups of clients do not fit into the memory at once, and are trained in two parts. "
+                "Their models may be rounded otherwise than on a machine with more memory."
+            )
+            return {**self._train_group(group[::2]), **self._train_group(group[1::2])}
+        self._check(results)
+        return {members: results[members] for members in group if members in results}
+
+    def _fit(self, group: Sequence[Members]) -> dict[Members, FitResult]:
+        job = self.training.job
+        all_clients = tuple(range(len(self.training.num_samples)))
+        witnesses_to_add = [members for members in self.witnesses if members not in group]
+        return fit_at_once(
+            self.run_copy,
+            self.measures,
+            replace(job, members=all_clients, model_rounds=self._rounds_to_compare()),
+            coalitions=[*group, *witnesses_to_add],
+            witnesses=self.witnesses,
+        )
+
+    # ---- proofs
+
+    def _check(self, results: Mapping[Members, FitResult]) -> None:
+        """Raise NotBatched if a coalition that was trained twice has other models than before."""
+        for witness, expected in self._results_of_witnesses.items():
+            result = results.get(witness)
+            if result is None:
+                raise NotBatched(f"a filter may exclude an update of {clients_text(witness)}.")
+            self._check_models(
+                result, expected.models.after_round, f"{clients_text(witness)} alone"
+            )
+            scored_models = dict(zip(self.training.job.rounds, expected.scored))
+            self._check_scores(result, scored_models, f"{clients_text(witness)} alone")
+
+        all_clients = tuple(range(len(self.training.num_samples)))
+        result = results[all_clients]
+        self._check_models(result, self.models_of_run, "all clients")
+        models = self.store.scores(self.training.job.seed).models
+        self._check_scores(result, models.get(all_clients, {}), "all clients")
+
+    def _check_models(
+        self, result: FitResult, expected_models: Mapping[int, Tensor], members: str
+    ) -> None:
+        for round_index, expected_model in expected_models.items():
+            distance = result.rounding.unexplained_distance(
+                result.models.after_round[round_index], expected_model.cpu(), result.models.initial
+            )
+            if distance is not None:
+                raise NotBatched(
+                    f"the model of {members} after round {round_index + 1} differs by {100 * distance:.2g} % of its "
+                    "distance from the initial model. Training depends on what coalitions do not have for "
+                    "themselves, or enlarges rounding errors."
+                )
+
+    def _check_scores(
+        self, result: FitResult, expected_models: Mapping[int, ScoredModel], members: str
+    ) -> None:
+        for round_index, model in zip(self.training.job.rounds, result.scored):
+            expected = expected_models.get(round_index)
+            if expected is None:
+                continue
+            for name, numbers in _numbers(expected).items():
+                if not _are_close(_numbers(model)[name], numbers):
+                    raise NotBatched(
+                        f"{name} of the model of {members} after round {round_index + 1} differs."
+                    )
+
+
+def _numbers(model: ScoredModel) -> dict[str, Tensor]:
+    """Return a model's outputs and, of measures without outputs, its utilities."""
+    numbers: dict[str, Any] = dict(model.outputs)
+    if not numbers:
+        numbers = {name: torch.tensor(utility) for name, utility in model.utilities.items()}
+    return numbers
+
+
+def _are_close(numbers: Tensor, expected: Tensor) -> bool:
+    if numbers.shape != expected.shape or not expected.numel():
+        return numbers.shape == expected.shape
+    scale = float(expected.double().nan_to_num().abs().max())
+    tolerance = MAX_DIFFERENCE_OF_SCORES * scale
+    return torch.allclose(
+        numbers.double(), expected.double(), rtol=0.0, atol=tolerance, equal_nan=True
+    )

@@ -1,0 +1,203 @@
+"""The fit of a copy of a run in which many coalitions train at once, each as a row of stacked tensors.
+
+The copy trains the coalition of all clients, as the run does. In each round a client begins once and its batches are
+loaded once. The models of all coalitions that it belongs to then take their steps on them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from flsv._lightning.patches import callbacks_of, find_loop, is_loop
+from flsv.data import FederatedDataModule
+from flsv.games.members import Members, masks_of
+from flsv.models.classifier import ClassifierClient
+from flsv.retraining.coalition_fit import (
+    CoalitionScoring,
+    callbacks_that_train,
+    change_in_place,
+    prepare_coalition_fit,
+)
+from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
+from flsv.retraining.price import MAX_ELEMENTS_OF_MODEL, RowTrial
+from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
+from flsv.scores.performance import Measures
+from flsv.server.coalition_server import (
+    AveragedCoalitions,
+    ServedCoalitions,
+    metric_of_aggregator,
+    only_averages,
+)
+from flsv.utilities.errors import NotBatched
+from flsv.utilities.wings import from_wing
+from flsv.values.coalition_files import ScoredModel
+
+
+def fit_at_once(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    job: TrainingJob,
+    coalitions: Sequence[Members],
+    witnesses: Collection[Members] = (),
+) -> dict[Members, FitResult]:
+    """Train ``coalitions`` at once by one fit of a copy of the run, and return their results.
+
+    Args:
+        run_copy: the copy of the run from before its fit.
+        measures: the performance measures by which models are scored, by name.
+        job: the request for the coalition of all clients. That for each coalition has other members only.
+        coalitions: the coalitions besides that of all clients, whose result is returned, too.
+        witnesses: the coalitions whose results have the models after ``job.model_rounds``, too.
+
+    Raises:
+        NotBatched: the coalitions cannot be trained at once.
+        torch.OutOfMemoryError: they do not fit into the memory together.
+    """
+    with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
+        trainer, module, data = run_copy.load()
+        reason = why_not_at_once(trainer, module)
+        if reason:
+            raise NotBatched(reason)
+
+        scoring: Any = prepare_coalition_fit(
+            trainer,
+            module,
+            data,
+            measures=measures,
+            job=job,
+            folder=folder,
+            make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
+        )
+        change_in_place(
+            find_loop(callbacks_of(trainer)), engine=from_wing("engines", "coalition rows")
+        )
+        fit_quietly(trainer, module, data)
+        results: dict[Members, FitResult] = scoring.results()
+
+    changes = [*changed_tensors, *run_copy.folder.changed_files]
+    if changes:
+        raise NotBatched(
+            f"training changes {changes[0]}, which the program keeps outside of the module."
+        )
+    return results
+
+
+def try_rows(trainer: L.Trainer) -> RowTrial:
+    """Try in the fit of a copy of the run, at its first batch, whether coalitions can be trained at once."""
+    loop: Any = find_loop(callbacks_of(trainer))
+    num_elements = loop.space.size
+    if num_elements > MAX_ELEMENTS_OF_MODEL:
+        return RowTrial(f"the model has {num_elements} numbers.")
+    engine_class = from_wing("engines", "coalition rows")
+    try:
+        megaflops, joins_clients = engine_class.trial(trainer, loop)
+    except Exception as error:  # whatever it is, coalitions are trained one by one
+        return RowTrial(f"{error}")
+    return RowTrial("", megaflops, num_elements, joins_clients)
+
+
+def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
+    """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
+    for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
+        if not is_loop(callback):
+            return f"{type(callback).__name__} takes part in training."
+    if isinstance(module, ClassifierClient) and module.is_balanced:
+        return "classes have other weights in each coalition."
+    return _why_not_on_server(find_loop(callbacks_of(trainer)).config)
+
+
+def _why_not_on_server(config: Any) -> str:
+    if config.uploads:
+        return f"{config.uploads[0]!r} has a state for each client and coalition."
+    for strategy in config.strategies.values():
+        if strategy.sends or strategy.reports:
+            return f"{strategy!r} sends or reports tensors."
+    if metric_of_aggregator(config):
+        return f"{config.aggregator!r} reads a metric."
+    return ""
+
+
+class ScoringAtOnce(CoalitionScoring):
+    """Callback that scores the models of all coalitions in a fit that trains them at once."""
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        measures: Measures,
+        job: TrainingJob,
+        coalitions: Sequence[Members],
+        witnesses: Collection[Members],
+    ) -> None:
+        super().__init__(data, measures, job)
+        self._members_by_row = list(coalitions)
+        self._witnesses = witnesses
+        self._servers: AveragedCoalitions | ServedCoalitions | None = None
+        self._scored: dict[Members, list[ScoredModel]] = {members: [] for members in coalitions}
+        self._vectors: dict[Members, dict[int, Tensor]] = {members: {} for members in coalitions}
+
+    def _begin_round(self, trainer: L.Trainer) -> None:
+        super()._begin_round(trainer)
+        if self._servers is not None:
+            return
+        loop: Any = find_loop(callbacks_of(trainer))
+        federation = loop.run.info()
+        masks = masks_of(self._members_by_row, federation.num_clients)
+        kind = AveragedCoalitions if only_averages(federation) else ServedCoalitions
+        self._servers = kind(masks, federation)
+        loop.run.engine.coalitions = self._servers
+
+    def _end_round(self, trainer: L.Trainer) -> None:
+        super()._end_round(trainer)
+        self._check_model_of_copy(trainer)
+        round_index = trainer.current_epoch - 1
+        is_last = round_index == self._job.rounds[-1]
+        if round_index in self._job.rounds and not is_last:
+            self._score_rows()
+
+    def _keep_model(self, trainer: L.Trainer, round_index: int) -> None:
+        super()._keep_model(trainer, round_index)
+        if round_index not in self._job.model_rounds:
+            return
+        assert self._servers is not None
+        for members, model in zip(self._members_by_row, self._servers.models):
+            if members in self._witnesses:
+                self._vectors[members][round_index] = model.cpu().clone()
+
+    def deliver(self, trainer: L.Trainer) -> None:
+        super().deliver(trainer)
+        self._check_model_of_copy(trainer)
+        self._score_rows()
+
+    def _check_model_of_copy(self, trainer: L.Trainer) -> None:
+        loop: Any = find_loop(callbacks_of(trainer))
+        loop.run.engine.check_model()
+
+    def _score_rows(self) -> None:
+        assert self._servers is not None
+        models = self._scoring.score_vectors(list(self._servers.models))
+        for members, model in zip(self._members_by_row, models):
+            self._scored[members].append(model)
+
+    def results(self) -> dict[Members, FitResult]:
+        """Return the results of the coalitions, after the end of training, except those whose server would do more
+        than average.
+        """
+        result_of_all = self.result()
+        results = {self._job.members: result_of_all}
+        assert self._servers is not None
+        for members, needs_server in zip(self._members_by_row, self._servers.needs_server):
+            if needs_server:
+                continue
+            results[members] = replace(
+                result_of_all,
+                scored=self._scored[members],
+                models=FitModels(self._initial_model, after_round=self._vectors[members]),
+                first_updates={},
+            )
+        return results

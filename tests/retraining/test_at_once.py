@@ -1,0 +1,369 @@
+"""Coalitions that train at once, beside the same coalitions one by one."""
+
+from functools import partial
+from typing import NamedTuple
+
+import lightning as L
+import pytest
+import torch
+from retraining.recorded import ShadowShapleyThatKeepsUtilities
+from torch import nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.utils.data import DataLoader
+
+from flsv import FederatedLoop, Reporting
+from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.retraining import coalitions_at_once
+from flsv.retraining.price import PriceList
+from flsv.sampling import UniformSampler
+from flsv.vmap import coalition_rows
+from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
+from helpers.fits import fit
+
+pytestmark = pytest.mark.slow
+
+ONE_BY_ONE, AT_ONCE = float("inf"), 0.0
+
+
+class Classifier(L.LightningModule):
+    """A user's classifier of the toy data."""
+
+    make_optimizer = partial(torch.optim.SGD, lr=0.1)
+    layers = (nn.ReLU,)
+
+    def __init__(self):
+        super().__init__()
+        middle = [make_layer() for make_layer in self.layers]
+        self.network = nn.Sequential(nn.Linear(FEATURES, 8), *middle, nn.Linear(8, CLASSES))
+
+    def forward(self, inputs):
+        return self.network(inputs)
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return functional.cross_entropy(self(inputs), labels)
+
+    def validation_step(self, batch, batch_idx):
+        inputs, labels = batch
+        self.log("val_loss", functional.cross_entropy(self(inputs), labels))
+
+    def configure_optimizers(self):
+        return self.make_optimizer(self.parameters())
+
+
+def squared_distance(parameters, others):
+    return sum((one - other).square().sum() for one, other in zip(parameters, others))
+
+
+# ---- trained at once
+
+
+class WithDropout(Classifier):
+    layers = nn.ReLU, partial(nn.Dropout, 0.3)
+
+
+class WithBatchNorm(Classifier):
+    layers = partial(nn.BatchNorm1d, 8), nn.ReLU
+
+
+class WithLayerNorm(Classifier):
+    layers = partial(nn.LayerNorm, 8), nn.ReLU
+
+
+class WithMomentumAndDecay(Classifier):
+    make_optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+class WithAdam(Classifier):
+    make_optimizer = partial(torch.optim.Adam, lr=0.01)
+
+
+class WithNoise(Classifier):
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        return super().training_step((inputs + 0.1 * torch.randn_like(inputs), labels), batch_idx)
+
+
+class WithScheduleByRound(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [StepLR(optimizer, 1, 0.5)]
+
+
+class ReadsEpoch(Classifier):
+    def on_train_epoch_start(self):
+        self.weight = 1 + self.current_epoch
+
+    def training_step(self, batch, batch_idx):
+        return self.weight * super().training_step(batch, batch_idx)
+
+
+class HeadThatJoinsLater(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.second_head = nn.Linear(8, CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch >= 2:
+            features = self.network[:-1](inputs)
+            loss = loss + functional.cross_entropy(self.second_head(features), labels)
+        return loss
+
+
+class ThawsBackbone(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.network[0].requires_grad_(False)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            self.network[0].requires_grad_(True)
+
+
+class UsersData(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(toy_sets()[0], batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(toy_sets()[1], batch_size=8)
+
+
+# ---- trained one by one, since each coalition has something for itself that rows share
+
+
+class AnchoredToRound(Classifier):
+    """FedProx by hand."""
+
+    def on_train_epoch_start(self):
+        self.anchor = [parameter.detach().clone() for parameter in self.parameters()]
+
+    def training_step(self, batch, batch_idx):
+        distance = squared_distance(self.parameters(), self.anchor)
+        return super().training_step(batch, batch_idx) + 0.1 * distance
+
+
+TEACHERS = []
+
+
+class TeacherInGlobal(Classifier):
+    def on_train_epoch_end(self):
+        TEACHERS[:] = [self.network[0].weight.detach().clone()]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if not TEACHERS:
+            return loss
+        return loss + (self.network[0].weight - TEACHERS[0]).square().sum()
+
+
+class RateBySteps(Classifier):
+    def on_train_epoch_start(self):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + self.global_step / 10)
+
+
+class RateByWeights(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        weight = self.network[0].weight
+        schedule = LambdaLR(optimizer, lambda _: 1 / (1 + float(weight.detach().norm())))
+        return [optimizer], [schedule]
+
+
+class RateByLogs(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.factor = float(self.trainer.callback_metrics.get("train_loss", 1.0))
+
+
+class ScheduleByLength(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        num_steps = self.trainer.estimated_stepping_batches
+        schedule = CosineAnnealingLR(optimizer, T_max=num_steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class CountsSteps(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("num_steps", torch.zeros(()), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        self.num_steps += 1
+        return super().training_step(batch, batch_idx) / (1 + 0.01 * self.num_steps)
+
+
+class CountsInAttribute(Classifier):
+    num_steps = 0
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch >= 1:
+            self.num_steps += 1
+        return super().training_step(batch, batch_idx)
+
+
+class ReadsValue(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+class ManualOptimization(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class WeighsByMembers(Classifier):
+    def on_train_start(self):
+        self.factor = 1 / len(self.trainer.datamodule.members)
+
+    def training_step(self, batch, batch_idx):
+        return self.factor * super().training_step(batch, batch_idx)
+
+
+class ScalesGradients(L.Callback):
+    def on_after_backward(self, trainer, module):
+        for parameter in module.parameters():
+            parameter.grad *= 0.5
+
+
+class Result(NamedTuple):
+    utilities: torch.Tensor
+    values: torch.Tensor
+    #: The line that says why coalitions are trained one by one, or the plan.
+    lines: list[str]
+
+
+def fit_with_coalitions(
+    monkeypatch, caplog, folder, price, make_module=Classifier, *, data=None, loop=None, **options
+):
+    """Fit with all coalitions, at the ``price`` of training them at once."""
+    monkeypatch.setattr(PriceList, "at_once", lambda prices, masks: price_of(prices, price))
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="negative_loss")
+    TEACHERS.clear()
+    L.seed_everything(1, verbose=False)
+    federated_loop = FederatedLoop(
+        metrics={"value": metric},
+        seed=5,
+        reporting=Reporting(table=False, figures=0, files=False),
+        **(loop or {}),
+    )
+    caplog.clear()
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        fit(
+            federated_loop,
+            folder,
+            make_module(),
+            data() if data else toy_data(server_val=0.2),
+            rounds=4,
+            **options,
+        )
+    assert not federated_loop.run.coalition_differences
+    return Result(metric.utilities, metric.compute(), list(caplog.messages))
+
+
+def price_of(prices, price):
+    return ONE_BY_ONE if prices.trial.why_not else price
+
+
+def is_trained_at_once(result):
+    is_planned = any("are trained at once" in line for line in result.lines)
+    return is_planned and not any("one by one" in line for line in result.lines)
+
+
+def users_data():
+    return FederatedDataModule(UsersData(), SizePartitioner([4, 1, 2]))
+
+
+TRAINED_AT_ONCE = {
+    "linear layers": {},
+    "dropout": {"make_module": WithDropout},
+    "batch norm": {"make_module": WithBatchNorm},
+    "layer norm": {"make_module": WithLayerNorm},
+    "momentum and decay": {"make_module": WithMomentumAndDecay},
+    "Adam": {"make_module": WithAdam},
+    "noise in the step": {"make_module": WithNoise},
+    "schedule by round": {"make_module": WithScheduleByRound},
+    "hook that reads the epoch": {"make_module": ReadsEpoch},
+    "head that joins later": {"make_module": HeadThatJoinsLater},
+    "backbone that thaws": {"make_module": ThawsBackbone},
+    "clipped norms": {"gradient_clip_val": 0.1},
+    "clipped values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "double precision": {"precision": "64-true"},
+    "two local epochs": {"loop": {"local_epochs": 2}},
+    "drawn cohorts": {"loop": {"sampler": UniformSampler(2)}},
+    "equal weights": {"loop": {"aggregator": FedAvg(weighting="uniform")}},
+    "server optimizer": {"loop": {"aggregator": FedAdam()}},
+    "robust average": {"loop": {"aggregator": TrimmedMean(0.34)}},
+    "user's data module": {"data": users_data},
+}
+
+TRAINED_ONE_BY_ONE = {
+    "anchor of the round": {"make_module": AnchoredToRound},
+    "teacher in a global": {"make_module": TeacherInGlobal},
+    "rate by the number of steps": {"make_module": RateBySteps},
+    "rate by the weights": {"make_module": RateByWeights},
+    "attribute by a logged value": {"make_module": RateByLogs},
+    "schedule by a client's length": {"make_module": ScheduleByLength},
+    "counter in a buffer": {"make_module": CountsSteps},
+    "counter in an attribute from round 2 on": {"make_module": CountsInAttribute},
+    "value of a tensor": {"make_module": ReadsValue},
+    "manual optimization": {"make_module": ManualOptimization},
+    "number of members": {"make_module": WeighsByMembers},
+    "callback that trains": {"callbacks": [ScalesGradients()]},
+}
+
+
+@pytest.mark.parametrize("options", TRAINED_AT_ONCE.values(), ids=TRAINED_AT_ONCE)
+def test_coalitions_at_once_are_those_that_train_one_by_one(options, monkeypatch, caplog, tmp_path):
+    at_once = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
+    one_by_one = fit_with_coalitions(monkeypatch, caplog, tmp_path, ONE_BY_ONE, **options)
+
+    assert is_trained_at_once(at_once), at_once.lines
+    assert not is_trained_at_once(one_by_one)
+    torch.testing.assert_close(at_once.utilities, one_by_one.utilities, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(at_once.values, one_by_one.values, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", TRAINED_ONE_BY_ONE.values(), ids=TRAINED_ONE_BY_ONE)
+def test_coalitions_that_cannot_share_a_fit_train_one_by_one(
+    options, monkeypatch, caplog, tmp_path
+):
+    at_once = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
+    one_by_one = fit_with_coalitions(monkeypatch, caplog, tmp_path, ONE_BY_ONE, **options)
+
+    assert not is_trained_at_once(at_once)
+    torch.testing.assert_close(at_once.utilities, one_by_one.utilities, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [(coalitions_at_once, "MAX_ELEMENTS_OF_GROUP"), (coalition_rows, "MAX_ELEMENTS_OF_CHUNK")],
+    ids=["groups", "chunks"],
+)
+@pytest.mark.parametrize("make_module", [Classifier, WithDropout])
+def test_coalitions_in_parts_are_those_of_one_part(
+    limits, make_module, monkeypatch, caplog, tmp_path
+):
+    whole = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
+    monkeypatch.setattr(*limits, 700)
+    parts = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
+
+    assert is_trained_at_once(parts), parts.lines
+    torch.testing.assert_close(parts.utilities, whole.utilities, rtol=1e-4, atol=1e-5)
