@@ -40,7 +40,12 @@ def _commit_of(checkout: Path) -> str:
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # git would wait for, or block, another of its commands
     try:
         process = subprocess.run(
-            command, cwd=checkout, env=environment, capture_output=True, text=True
+            command,
+            check=False,
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
     except OSError:
         return "unknown"  # there is no git

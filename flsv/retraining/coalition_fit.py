@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -306,8 +305,3 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
         if is_kept or not only_watches_the_run(callback):
             taking_part.append(callback)
     return taking_part
-
-
-def is_of_the_fit(frame: FrameType) -> bool:
-    package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return package in ("flsv", "lightning", "torch")
