@@ -46,8 +46,6 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
     num_handshakes = 1
     num_rounds = 3
     assert len(re.findall(request, log)) == num_handshakes + num_rounds
-    # The guide says that trainings add nothing to the count.
-    assert log.count("this site has answered 3 of at most") == num_handshakes
     assert (folder / "runs" / "report.html").is_file()
     federation = folder / "fedapp" / "federation.py"
     assert_template_equals_one_process(federation, folder / "runs", tmp_path)
