@@ -1,5 +1,6 @@
 """With a sampler each coalition draws its own cohorts: by hand, and as fits that draw among its members."""
 
+import copy
 import functools
 import itertools
 
@@ -24,7 +25,7 @@ from flsv.utilities.seeding import generator_for
 from helpers import refused
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.fits import assert_resumes, fit, make_untrainable, trainer_for
-from helpers.models import Plainest
+from helpers.models import Diverges, Plainest, network, sgd
 
 COALITIONS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 
@@ -114,6 +115,30 @@ def test_retrain_with_a_sampler_returns_values_of_the_last_round(tmp_path, value
 
     values_after_last_round = values_after_each_round[-1]
     assert_near(torch.tensor(table["value"]), values_after_last_round)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
+def test_coalition_whose_only_client_fails_in_round_2_keeps_the_model_of_round_1(tmp_path):
+    module = Diverges(network(), sgd, failing=[(1, 2)])
+    table = flsv.retrain(
+        trainer_for(make_shadow_loop(), tmp_path / "run", rounds=3),
+        copy.deepcopy(module),
+        make_three_clients(),
+        coalitions="all",
+        seeds=1,
+        metric="negative_loss",
+    )
+
+    def make_trainer(cohort):
+        loop = FederatedLoop(sampler=cohort, seed=SEED)
+        is_ended = cohort.clients == [2]
+        return trainer_for(loop, tmp_path / "alone", rounds=1 if is_ended else 3)
+
+    masks = coalition_masks("all", 3)
+    game = GameByFits(make_trainer, module, make_three_clients())
+    expected = few_coalitions_shapley(masks, game(masks)).values
+    assert_near(torch.tensor(table["value"]), expected)
 
 
 @pytest.mark.slow
