@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from flsv.retraining.training_needs import (
     only_watches_the_run,
     reads_checkpoints,
 )
+from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -147,7 +149,8 @@ def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRun
         trainer.check_val_every_n_epoch = 1  # the fit has one round only
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
-    fit_quietly(trainer, module, data)
+    with suppress(NoModel):  # a client may diverge alone
+        fit_quietly(trainer, module, data)
     scoring.result()  # raises an error if nothing was trained
 
     return DryRunResult(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from flsv._lightning.rounding import ROUNDINGS, Rounding
@@ -38,8 +40,8 @@ class TrainingJob:
 class FitModels:
     """A coalition's models ``[P]`` before its first round and, by round, after those that its job names."""
 
-    initial: Tensor
-    after_round: Mapping[int, Tensor]
+    initial: Tensor = field(default_factory=partial(torch.empty, 0))
+    after_round: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class FitResult:
     untrained: ScoredModel | None
     # A hash of the module's weights before training.
     start_hash: str
-    models: FitModels
+    models: FitModels = field(default_factory=FitModels)
     rounding: Rounding = ROUNDINGS["float32"]
     # For each member, the norm of its first update in each parameter and buffer of the model.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)
