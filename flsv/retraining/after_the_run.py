@@ -84,8 +84,8 @@ class TrainingAfterTheRun:
     #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
-    # Whether the coalitions have proved to be trained as the run is.
-    _is_proved: bool = False
+    #: Whether coalitions were trained at once, and have proved to be those that train one by one.
+    is_proved: bool = False
 
     def train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that are missing in the store, and return all coalitions, bool ``[K, n]``.
@@ -170,7 +170,7 @@ class TrainingAfterTheRun:
         try:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
-            self._is_proved = True
+            self.is_proved = True
         except NotBatched as error:
             rank_zero_info(
                 f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error}"
@@ -244,7 +244,7 @@ class TrainingAfterTheRun:
             # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
-        if self._is_proved:
+        if self.is_proved:
             return
         ranks = ranks_of(run.trainer)
         comparison: tuple[str | None, bool] = None, False  # on other ranks than 0

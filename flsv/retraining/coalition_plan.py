@@ -578,6 +578,9 @@ class CoalitionPlan:
             masks_one_by_one=self._masks_one_by_one(),
         )
         masks = training.train(self._run)
+        if self._choice.is_at_once and not training.is_proved:
+            assert self._prices is not None
+            self._choice = one_by_one(self._design, self._max_fits, self._prices)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks
 
