@@ -44,11 +44,6 @@ def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
     return {name: metric for name, metric in loop.metrics.items() if name in names}
 
 
-def change_in_place(loop: Any, **changes: Any) -> None:
-    """Give a FederatedLoop other arguments in place, since callbacks and modules may refer to this object."""
-    loop.set_arguments(**changes)
-
-
 class CoalitionScoring(L.Callback):
     """Callback that scores a coalition's model before the first round, after the rounds that its job lists, and after
     training.
@@ -275,8 +270,7 @@ def _callbacks_of_copy(trainer: L.Trainer, job: TrainingJob) -> list[L.Callback]
 
 def _set_up_loop(loop: Any, job: TrainingJob) -> None:
     identity = loop.run_state.identity
-    change_in_place(
-        loop,
+    loop.set_arguments(
         sampler=coalition_sampler(loop.config.sampler, job.members),
         seed=job.seed,
         # The metric that the run's sampler reads is not needed, because the sampler is replaced.

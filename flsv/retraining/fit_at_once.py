@@ -21,7 +21,6 @@ from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
     callbacks_that_train,
-    change_in_place,
     prepare_coalition_fit,
 )
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
@@ -74,9 +73,8 @@ def fit_at_once(
             folder=folder,
             make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
         )
-        change_in_place(
-            find_loop(callbacks_of(trainer)), engine=from_wing("engines", "coalition rows")
-        )
+        loop = find_loop(callbacks_of(trainer))
+        loop.set_arguments(engine=from_wing("engines", "coalition rows"))
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
 

@@ -21,7 +21,6 @@ from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import (
     callbacks_that_train,
-    change_in_place,
     metrics_in_use,
     write_into,
 )
@@ -175,8 +174,7 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
         write_into(folder, trainer)
         loop: Any = find_loop(callbacks_of(trainer))
-        change_in_place(
-            loop,
+        loop.set_arguments(
             seed=seed,
             metrics={**metrics_in_use(loop), "value": game},
             reporting=Reporting(table=False, figures=0, files=False),
