@@ -64,4 +64,5 @@ def test_coalition_trains_as_many_rounds_as_the_run_if_a_callback_stops_it(tmp_p
     utilities = utilities_of_run(tmp_path)
     utilities_with_stops = utilities_of_run(tmp_path, CallbackThatStopsSingleClients())
 
-    assert torch.equal(utilities_with_stops, utilities)
+    # With a callback of the program, coalitions are trained one by one, else at once.
+    torch.testing.assert_close(utilities_with_stops, utilities, rtol=1e-5, atol=1e-6)
