@@ -63,9 +63,9 @@ class ShadowShapley(MeasuredMetric):
     model differs from the run's own model, a warning and the verdict say so. Sites train coalitions beside the run, and
     values are computed after it.
 
-    **At once.** Where it is cheaper, all coalitions are trained by one fit, as rows of stacked tensors. Their models are
-    those of single fits up to rounding. This is proved in each run: the coalition of all clients must come to the run's
-    own models, and the clients with the fewest and the most samples, which train alone as well, to those of their own
+    **At once.** Where it is cheaper, one fit trains all coalitions, as rows of stacked tensors. Their models are those
+    of single fits up to rounding. Each run proves this: the coalition of all clients must come to the run's own
+    models. The clients with the fewest and the most samples, which train alone as well, must come to those of their own
     fits. Otherwise a line says why, and the coalitions are trained one by one.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``

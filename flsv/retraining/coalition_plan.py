@@ -9,7 +9,6 @@ import time
 import traceback
 from dataclasses import replace
 from itertools import chain
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Values
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
 from flsv.games.untrained_models import NUM_UNTRAINED_MODELS, untrained_models
@@ -57,7 +55,20 @@ from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.measured_run import MeasuredRun
-from flsv.retraining.price import Choice, PriceList, RowTrial, choose, one_by_one
+from flsv.retraining.plan_in_words import (
+    NO_COMMON_CLASS,
+    are_all,
+    coalitions_in_words,
+    estimation_in_words,
+)
+from flsv.retraining.price import (
+    Choice,
+    PriceList,
+    RowTrial,
+    batches_of_clients,
+    choose,
+    one_by_one,
+)
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
 from flsv.sampling import FullParticipation
@@ -81,9 +92,6 @@ from flsv.values.query import are_singles_only
 _ROUNDS_TO_VERIFY_TWO = 20
 #: A fit says how long scoring and values take if it is at least this long, in seconds.
 LONG_SECONDS = 10.0
-#: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
-#: client is trained alone, and if all coalitions are trained.
-_ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 #: Values of metrics, ``{round: {metric: values}}``.
 MetricValues = dict[int, dict[str, Values]]
@@ -169,8 +177,7 @@ class CoalitionPlan:
         :meth:`begin_training`."""
         data: FederatedDataModule = data_of(trainer)
         excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
-        self._prices = self._price_list(data, RowTrial("The dry run has not begun."))
-        self._choose()
+        self._choose(data, RowTrial("The dry run has not begun."))
         self._mean_cohort_size = checked_mean_cohort(
             self.config.sampler, self._planned_masks, data.num_clients
         )
@@ -187,27 +194,17 @@ class CoalitionPlan:
             self._dry_run_result = dry_run(
                 self._run_copy, trainer, client, seed=self.config.seed or 0
             )
-            self._prices = self._price_list(data, self._dry_run_result.rows_or_reason())
-            self._choose()
+            self._choose(data, self._dry_run_result.rows_or_reason())
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
-    def _price_list(self, data: FederatedDataModule, trial: RowTrial) -> PriceList:
-        batch_size = data.batch_size or 1
-        num_batches = []
-        for name, num_samples in zip(data.client_names, data.num_samples.tolist()):
-            epochs = self.config.work_of(name).epochs or 1
-            num_batches.append(max(1, ceil(num_samples / batch_size) * epochs))
-        return PriceList(
-            num_batches,
-            clients_per_round=self._mean_cohort_size or data.num_clients,
-            trial=trial,
-        )
-
-    def _choose(self) -> None:
-        assert self._prices is not None
+    def _choose(self, data: FederatedDataModule, trial: RowTrial) -> None:
+        """Choose the coalitions to train, by what a dry run has found out."""
+        num_batches = batches_of_clients(self.config, data)
+        cohort_size = self._mean_cohort_size or data.num_clients
+        self._prices = PriceList(num_batches, clients_per_round=cohort_size, trial=trial)
         self._choice = choose(self._design, self._max_fits, self._prices)
 
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
@@ -270,7 +267,10 @@ class CoalitionPlan:
             return
         masks = self._planned_masks(self._run.data.num_clients)
         plan = self._plan_in_words(masks)
-        estimation = self._estimation_in_words(masks, self._run.games)
+        have_outputs = all(
+            self._run.games.output_measure(metric.measure) for metric in self._metrics.values()
+        )
+        estimation = estimation_in_words(masks, have_outputs)
         duration = self._duration_in_words(masks)
         self._untrained_outputs = {}
         rank_zero_info(f"flsv: {plan}{estimation}{duration}")
@@ -398,7 +398,8 @@ class CoalitionPlan:
             copy_coalitions(Path(earlier_folder), self._run.folder)
 
     def _plan_in_words(self, masks: Tensor) -> str:
-        coalitions = f"{', '.join(self._metrics)}: {self._coalitions_in_words(masks)} trained"
+        is_halved = self._design == "halves"
+        coalitions = f"{', '.join(self._metrics)}: {coalitions_in_words(masks, is_halved)} trained"
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
 
@@ -416,47 +417,15 @@ class CoalitionPlan:
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
         return f"{coalitions} after the run{excluded} ({cost})."
 
-    def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
-        if _are_all(masks):
-            return ""
-        have_outputs = all(
-            games.output_measure(metric.measure) for metric in self._metrics.values()
-        )
-        if have_outputs and favors_nobody(masks):
-            return " The predictions of the models of all other groups are computed from these models' predictions."
-        return (
-            " The scores of the models of all other groups are estimated from these models' scores. Computing the "
-            "models' predictions is more accurate. For this, choose a performance that is computed from outputs, and "
-            'coalitions="singles", "both" or "halves".'
-        )
-
-    def _coalitions_in_words(self, masks: Tensor) -> str:
-        num_clients = masks.shape[1]
-        num_coalitions = len(masks) - 2
-        if num_coalitions == num_clients and has_complete_sizes(masks):
-            return f"a model of each of {num_clients} clients alone is"
-        if self._design == "halves":
-            num_halves = num_coalitions - num_clients
-            return (
-                f"models of each of {num_clients} clients alone and of {num_halves} complementary groups of unlike "
-                "clients are"
-            )
-        return f"models of {num_coalitions} groups of clients are"
-
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
         if self.awaits_training or not metrics:
             return [f"{name}: {BEFORE_TRAINING}" for name in metrics]
 
         lines = [self._plan_in_words(masks)]
-        trains_singles_only = are_singles_only(masks) and not _are_all(masks)
+        trains_singles_only = are_singles_only(masks) and not are_all(masks)
         if trains_singles_only and self._shares_no_class:
-            lines.append(
-                f"{', '.join(metrics)}: no two clients have a class in common, so a client that trains alone learns "
-                f"nothing about the others' classes. In experiments with such clients, shares had a mean error of "
-                f"{_ERROR_OF_SINGLES} %, and of {_ERROR_OF_ALL} % if all coalitions were trained. To train all "
-                "coalitions of all clients but one, too, set coalitions: both."
-            )
+            lines.append(f"{', '.join(metrics)}: {NO_COMMON_CLASS}")
         return lines
 
     def end_round(self, index: int, is_run_over: bool) -> None:
@@ -630,10 +599,6 @@ def num_verified_rounds(num_rounds: int | None) -> int:
     """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
     is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
     return 1 if is_short else 2
-
-
-def _are_all(masks: Tensor) -> bool:
-    return len(masks) == 2 ** masks.shape[1]
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, comb
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from flsv.configuration.federation_config import FederationConfig
+from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.metrics.coalitions.design import DESIGNS, coalition_masks, design_within, equivalent_runs
 
@@ -28,8 +31,8 @@ MILLIONS_OF_ELEMENTS = 1.0
 VISIT = 0.5
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
-#: The largest number of clients of which all coalitions may be trained.
-MAX_CLIENTS_OF_ALL = 16
+#: The largest number of coalitions that ``"auto"`` considers.
+MAX_COALITIONS = 2**16
 
 
 class RowTrial(NamedTuple):
@@ -96,6 +99,17 @@ class PriceList:
         return cost
 
 
+def batches_of_clients(config: FederationConfig, data: FederatedDataModule) -> list[int]:
+    """Return about how many batches each client trains on in a round, at least one."""
+    batch_size = data.batch_size or 1
+    num_batches = []
+    for name, num_samples in zip(data.client_names, data.num_samples.tolist()):
+        # A local training of a number of steps counts as an epoch.
+        num_epochs = config.work_of(name).epochs or 1
+        num_batches.append(max(1, ceil(num_samples / batch_size) * num_epochs))
+    return num_batches
+
+
 def choose(coalitions: Any, max_fits: float | None, prices: PriceList) -> Choice:
     """Choose the coalitions to train.
 
@@ -109,8 +123,8 @@ def choose(coalitions: Any, max_fits: float | None, prices: PriceList) -> Choice
         return _cheaper(coalitions, prices)
     if max_fits is None:
         return one_by_one(coalitions, max_fits, prices)
-    for design in DESIGNS:
-        if design == "all" and num_clients > MAX_CLIENTS_OF_ALL:
+    for design, sizes in DESIGNS.items():
+        if sum(comb(num_clients, size) for size in set(sizes(num_clients))) > MAX_COALITIONS:
             continue
         choice = _cheaper(design, prices)
         if choice.price <= max_fits:

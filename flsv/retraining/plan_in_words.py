@@ -1,0 +1,51 @@
+"""What a run says of the coalitions that it will train."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
+
+#: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
+#: client is trained alone, and if all coalitions are trained.
+_ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
+
+#: What is said if each client is trained alone, and no two of them have a class in common.
+NO_COMMON_CLASS = (
+    "no two clients have a class in common, so a client that trains alone learns nothing about the others' classes. In "
+    f"experiments with such clients, shares had a mean error of {_ERROR_OF_SINGLES} %, and of {_ERROR_OF_ALL} % if all "
+    "coalitions were trained. To train all coalitions of all clients but one, too, set coalitions: both."
+)
+
+
+def coalitions_in_words(masks: Tensor, is_halved: bool) -> str:
+    """Name the coalitions ``[K, n]`` that are trained one by one, with a verb."""
+    num_clients = masks.shape[1]
+    num_coalitions = len(masks) - 2
+    if num_coalitions == num_clients and has_complete_sizes(masks):
+        return f"a model of each of {num_clients} clients alone is"
+    if is_halved:
+        num_halves = num_coalitions - num_clients
+        return (
+            f"models of each of {num_clients} clients alone and of {num_halves} complementary groups of unlike "
+            "clients are"
+        )
+    return f"models of {num_coalitions} groups of clients are"
+
+
+def estimation_in_words(masks: Tensor, have_outputs: bool) -> str:
+    """Say how the scores of coalitions besides the trained ones ``[K, n]`` are found. Empty if all are trained."""
+    if are_all(masks):
+        return ""
+    if have_outputs and favors_nobody(masks):
+        return " The predictions of the models of all other groups are computed from these models' predictions."
+    return (
+        " The scores of the models of all other groups are estimated from these models' scores. Computing the "
+        "models' predictions is more accurate. For this, choose a performance that is computed from outputs, and "
+        'coalitions="singles", "both" or "halves".'
+    )
+
+
+def are_all(masks: Tensor) -> bool:
+    """Return whether coalitions ``[K, n]`` are all 2^n."""
+    return len(masks) == 2 ** masks.shape[1]
