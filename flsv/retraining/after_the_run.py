@@ -173,7 +173,7 @@ class TrainingAfterTheRun:
             self.is_proved = True
         except NotBatched as error:
             rank_zero_info(
-                f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error}"
+                f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"
             )
             self.masks = self.masks_one_by_one
 

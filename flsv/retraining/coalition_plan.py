@@ -415,7 +415,16 @@ class CoalitionPlan:
         fits = "fit" if num_fits == 1 else "fits"
         num_validations = len(masks) - 2  # the empty and the full coalition are not trained
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
-        return f"{coalitions} after the run{excluded} ({cost})."
+        return f"{coalitions} after the run{excluded} ({cost}).{self._why_not_at_once()}"
+
+    def _why_not_at_once(self) -> str:
+        """Say why coalitions cannot be trained at once, if the user has asked for more than each client alone."""
+        assert self._prices is not None
+        reason = self._prices.trial.why_not
+        is_default = self._design == "auto" and self._max_fits is None
+        if not reason or is_default or self._design in ("singles", "halves"):
+            return ""
+        return f" They cannot be trained at once: {reason}"
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics

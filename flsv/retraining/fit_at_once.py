@@ -95,6 +95,8 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
     engine_class = from_wing("engines", "coalition rows")
     try:
         megaflops, joins_clients = engine_class.trial(trainer, loop)
+    except NotBatched as error:
+        return RowTrial(error.reason)
     except Exception as error:  # whatever it is, coalitions are trained one by one
         return RowTrial(f"{error}")
     return RowTrial("", megaflops, num_elements, joins_clients)

@@ -29,7 +29,15 @@ class ConfigurationError(ValueError):
 
 
 class NotBatched(ConfigurationError):
-    """Error: models cannot be trained at once, as rows of stacked tensors."""
+    """Error: models cannot be trained at once, as rows of stacked tensors.
+
+    Attributes:
+        reason: why, without advice.
+    """
+
+    def __init__(self, words: str, reason: str | None = None) -> None:
+        super().__init__(words)
+        self.reason = reason or words
 
 
 class Refused(ConfigurationError):

@@ -612,7 +612,8 @@ def not_batched_error(module: nn.Module, reason: str) -> NotBatched:
     """Return a NotBatched error whose message names the module and ``reason``."""
     return NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
-        f'not allow it: {reason}. Change training_step, or set engine="sequential".'
+        f'not allow it: {reason}. Change training_step, or set engine="sequential".',
+        reason=f"{reason}.",
     )
 
 
