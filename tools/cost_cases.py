@@ -100,6 +100,19 @@ def lenet() -> nn.Module:
     return LeNet5(num_classes=10, input_shape=(1, 28, 28), channels=(10, 20), hidden=(50,))
 
 
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
 def mlp(*widths: int, features: int = 784, classes: int = 10) -> nn.Module:
     return MLP(num_classes=classes, input_shape=(features,), hidden=widths)
 
@@ -135,6 +148,13 @@ COALITION_SETTINGS = {
     "lenet8": Setting(lenet, IMAGE, 10, 7, 230, 8, 180, batch_size=16),
     "lenet40": Setting(lenet, IMAGE, 10, 7, 230, 40, 180, batch_size=16),
     "resnet18": Setting(resnet18, (3, 32, 32), 10, 7, 270, 2, 210),
+}
+#: Federations whose coalitions all train at once. Images have 8 x 8 pixels.
+AT_ONCE_SETTINGS = {
+    "mlp5": Setting(partial(mlp, 64, features=64, classes=10), (64,), 10, 5, 216, 8, 450, 16),
+    "mlp8": Setting(partial(mlp, 64, features=64, classes=10), (64,), 10, 8, 135, 8, 450, 16),
+    "linear8": Setting(partial(mlp, features=64, classes=10), (64,), 10, 8, 135, 20, 450, 16),
+    "cnn5": Setting(small_cnn, (1, 8, 8), 10, 5, 216, 8, 450, 16),
 }
 
 
@@ -321,6 +341,12 @@ def cases(accelerator: str = "cpu") -> dict[str, Programs]:
         for coalitions in ("singles", "halves", "both", "all"):
             case[coalitions] = run(setting, partial(ShadowShapley, coalitions=coalitions))
         case["CumulativeShapley()"] = run(setting, CumulativeShapley)
+    for name, setting in AT_ONCE_SETTINGS.items():
+        programs[f"at-once/{name}"] = {
+            "alone": run(setting),
+            "each client alone": run(setting, ShadowShapley),
+            "all coalitions": run(setting, partial(ShadowShapley, coalitions="all")),
+        }
     programs["coalitions/retrain"] = {
         "the quickstart": partial(retrain_quickstart, False),
         "and its retraining by three seeds": partial(retrain_quickstart, True),
