@@ -202,7 +202,9 @@ class CoalitionPlan:
 
     def _choose(self, data: FederatedDataModule, trial: RowTrial) -> None:
         """Choose the coalitions to train, by what a dry run has found out."""
-        num_batches = batches_of_clients(self.config, data)
+        num_batches = [1] * data.num_clients  # sites, whose batches are not known, train one by one
+        if not self._trains_at_sites:
+            num_batches = batches_of_clients(self.config, data)
         cohort_size = self._mean_cohort_size or data.num_clients
         self._prices = PriceList(num_batches, clients_per_round=cohort_size, trial=trial)
         self._choice = choose(self._design, self._max_fits, self._prices)

@@ -74,7 +74,7 @@ def fit_at_once(
             make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
         )
         loop = find_loop(callbacks_of(trainer))
-        loop.set_arguments(engine=from_wing("engines", "coalition rows"))
+        loop.set_arguments(engine=from_wing("rows", "coalitions"))
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
 
@@ -92,7 +92,7 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
     num_elements = loop.space.size
     if num_elements > MAX_ELEMENTS_OF_MODEL:
         return RowTrial(f"the model has {num_elements} numbers.")
-    engine_class = from_wing("engines", "coalition rows")
+    engine_class = from_wing("rows", "coalitions")
     try:
         megaflops, joins_clients = engine_class.trial(trainer, loop)
     except NotBatched as error:

@@ -8,7 +8,16 @@ from functional.shapley.games import shapley_by_all_orders
 from torch import Tensor, nn
 
 from flsv.aggregation import FedAvg
-from flsv.core import Channel, Client, ClientUpdate, FederationState, LocalData, Round, opened
+from flsv.core import (
+    Channel,
+    Client,
+    ClientUpdate,
+    FederationState,
+    LocalData,
+    Round,
+    Values,
+    opened,
+)
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import FederationInfo
 from flsv.personalization import PFedSV
@@ -74,7 +83,7 @@ def play_round(
     metrics = ContributionMetrics({})
     channel = Channel()
     if relevance is not None:
-        metrics.contributions = {"relevance": relevance}
+        metrics.values = {"relevance": Values(relevance)}
 
     strategies = {"aggregator": FedAvg("uniform"), "personalizer": method}
     server = RoundServer(metrics, strategies, space, channel)

@@ -28,7 +28,8 @@ def commands():
     found = []
     for path in PAGES:
         if path.name != "CHANGELOG.md":
-            found += COMMAND.findall(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8").replace('."""', "")  # ends of docstrings
+            found += COMMAND.findall(text)
     return found
 
 
