@@ -21,7 +21,7 @@ def trainer_of(module: nn.Module) -> Any:
 
 def set_root(trainer: L.Trainer, folder: str) -> None:
     """Let a Trainer write into another folder. Its ``default_root_dir`` cannot be set."""
-    trainer._default_root_dir = folder
+    trainer._default_root_dir = folder  # type: ignore[attr-defined]  # a connector of Lightning sets it
 
 
 def hook_of(module: L.LightningModule) -> str | None:
