@@ -65,11 +65,11 @@ class CoalitionsAtOnce:
         """
         num_clients = len(self.training.num_samples)
         rows = [members for members in coalitions if 0 < len(members) < num_clients]
-        groups = [group for group in self._groups(rows) if self._missing(group)]
-        if not groups:
+        if not self._missing(rows):
             return
         try:
             self._train_witnesses(count)
+            groups = [group for group in self._groups(rows) if self._missing(group)]
             self._train_groups(groups, count)
         except NotBatched:
             others = [members for members in rows if members not in self.witnesses]

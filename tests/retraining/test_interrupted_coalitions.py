@@ -4,6 +4,7 @@ import os
 import signal
 import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import lightning as L
 import pytest
@@ -12,7 +13,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining import coalitions_at_once
 from flsv.retraining.coalition_store import CoalitionStore
+from flsv.retraining.price import PriceList
 from flsv.values.coalition_files import read_settings
 from helpers import warns
 from helpers.forked import Forked
@@ -190,3 +193,40 @@ def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path):
 
     assert torch.equal(resumed_values, values)
     assert table_path.read_text() == table
+
+
+def interrupt_the_second_fit(monkeypatch):
+    """Interrupt the second fit that trains coalitions at once. Return a list with an entry for each of these fits."""
+    fits = []
+    fit_at_once = coalitions_at_once.fit_at_once
+
+    def fit_or_interrupt(*arguments, **options):
+        fits.append(options["coalitions"])
+        if len(fits) == 2:
+            raise KeyboardInterrupt
+        return fit_at_once(*arguments, **options)
+
+    monkeypatch.setattr(coalitions_at_once, "fit_at_once", fit_or_interrupt)
+    return fits
+
+
+@pytest.mark.slow
+def test_interrupted_groups_that_train_at_once_are_resumed_to_the_same_values(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(PriceList, "at_once", lambda prices, masks: 0.0)
+    monkeypatch.setattr(
+        coalitions_at_once, "MAX_ELEMENTS_OF_GROUP", 1
+    )  # a group for each coalition
+    make_metric = partial(ShadowShapley, coalitions="all")
+    expected_values = fit_and_return_values(tmp_path / "whole", Base(), metric=make_metric())
+
+    fits = interrupt_the_second_fit(monkeypatch)
+    folder = tmp_path / "stopped"
+    with warns("interrupted: .* 3 of 6 coalitions are trained"):  # two witnesses, and one group
+        stopped_values = fit_and_return_values(folder, Base(), metric=make_metric())
+    values = fit_and_return_values(folder, Base(), metric=make_metric(), resumes=True)
+
+    assert stopped_values.isnan().all()
+    assert torch.equal(values, expected_values)
+    assert len(fits) == 2 + 3  # the group that was stored is not trained again
