@@ -192,7 +192,11 @@ class CoalitionPlan:
             self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
             self._dry_run_result = dry_run(
-                self._run_copy, trainer, client, seed=self.config.seed or 0
+                self._run_copy,
+                trainer,
+                client,
+                seed=self.config.seed or 0,
+                tries_rows=self._may_train_at_once,
             )
             self._choose(data, self._dry_run_result.rows_or_reason())
         except NotRepeatable as error:  # the run continues without values
@@ -423,10 +427,15 @@ class CoalitionPlan:
         """Say why coalitions cannot be trained at once, if the user has asked for more than each client alone."""
         assert self._prices is not None
         reason = self._prices.trial.why_not
-        is_default = self._design == "auto" and self._max_fits is None
-        if not reason or is_default or self._design in ("singles", "halves"):
+        if not reason or not self._may_train_at_once:
             return ""
         return f" They cannot be trained at once: {reason}"
+
+    @property
+    def _may_train_at_once(self) -> bool:
+        """Whether the user has asked for coalitions that may be cheaper at once."""
+        is_default = self._design == "auto" and self._max_fits is None
+        return not is_default and self._design not in ("singles", "halves")
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics

@@ -84,9 +84,10 @@ def dry_run(
     trainer: L.Trainer,
     client: int,
     seed: int,
+    tries_rows: bool = False,
 ) -> DryRunResult:
     """Train one client for a round in a copy of the run, then end the fit, as a coalition does. The run itself does not
-    change.
+    change. With ``tries_rows`` find out whether coalitions can be trained at once.
 
     Raises:
         ConfigurationError: the dry run has failed. The message says where.
@@ -95,7 +96,7 @@ def dry_run(
     job = TrainingJob(members=(client,), seed=seed, rounds=(0,), keeps_checkpoints=True)
     kept_run = KeptRun(trainer)
     try:
-        return _fit_in_folder(run_copy, trainer, job)
+        return _fit_in_folder(run_copy, trainer, job, tries_rows)
     except ConfigurationError:
         raise
     except OSError as error:
@@ -118,10 +119,12 @@ def _failure_of_dry_run(client: int, error: Exception) -> ConfigurationError:
     )
 
 
-def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) -> DryRunResult:
+def _fit_in_folder(
+    run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob, tries_rows: bool
+) -> DryRunResult:
     folder = run_copy.folder
     with in_quiet(), kept_data_generators(trainer), folder.entered() as path:
-        result = _fit_one_round(run_copy, job, path)
+        result = _fit_one_round(run_copy, job, path, tries_rows)
         run_copy.load()  # loads once more, as for the next coalition
     if folder.changed_files:
         raise ConfigurationError(
@@ -132,10 +135,12 @@ def _fit_in_folder(run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob) ->
     return result
 
 
-def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
+def _fit_one_round(
+    run_copy: CopyOfRun, job: TrainingJob, folder: str, tries_rows: bool
+) -> DryRunResult:
     trainer, module, data = run_copy.load()
     needs_checkpoints = reads_checkpoints(trainer, module)
-    why_not = why_not_at_once(trainer, module)
+    why_not = why_not_at_once(trainer, module) if tries_rows else "It was not tried."
     scoring: Any = prepare_coalition_fit(
         trainer,
         module,
