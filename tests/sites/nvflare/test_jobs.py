@@ -131,7 +131,8 @@ def test_site_without_a_process_is_not_waited_for(job):
     job.responses = die_without_a_response
     replies = dict(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 
-    assert replies == {"Lyon": "its process or its connection has ended"}
+    assert replies["Lyon"].kind == "failed"
+    assert replies["Lyon"].plain["error"] == "its process or its connection has ended"
     assert "Lyon" not in transport.present()
 
 
