@@ -246,6 +246,8 @@ class ScalesGradients(L.Callback):
 class Result(NamedTuple):
     utilities: torch.Tensor
     values: torch.Tensor
+    #: How coalitions differ from the run.
+    differences: list[str]
     #: The line that says why coalitions are trained one by one, or the plan.
     lines: list[str]
 
@@ -274,8 +276,8 @@ def fit_with_coalitions(
             rounds=4,
             **options,
         )
-    assert not federated_loop.run.coalition_differences
-    return Result(metric.utilities, metric.compute(), list(caplog.messages))
+    differences = federated_loop.run.coalition_differences
+    return Result(metric.utilities, metric.compute(), differences, list(caplog.messages))
 
 
 def price_of(prices, price):
@@ -337,6 +339,7 @@ def test_coalitions_at_once_are_those_that_train_one_by_one(options, monkeypatch
 
     assert is_trained_at_once(at_once), at_once.lines
     assert not is_trained_at_once(one_by_one)
+    assert not at_once.differences
     torch.testing.assert_close(at_once.utilities, one_by_one.utilities, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(at_once.values, one_by_one.values, rtol=1e-3, atol=1e-5)
 
