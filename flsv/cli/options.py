@@ -45,8 +45,6 @@ CONFIG_HELP = (
     "earlier ones, and adds to federation.metrics by name. --print_config shows the result."
 )
 
-keep_texts()
-
 #: Options of ``Trainer.fit``, which a run's ``config.yaml`` has, and ``flsv repeat`` has not.
 _FIT_OPTIONS = ("ckpt_path", "weights_only")
 
@@ -266,6 +264,10 @@ class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 class OptionParser(ArgumentParser):
     """Parser whose errors are raised, so that they can be explained."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        keep_texts()  # only who makes such a parser has jsonargparse changed
+        super().__init__(*arguments, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # jsonargparse parses a part of a value, and handles the error itself.
