@@ -168,6 +168,8 @@ def be_quiet() -> None:
 class RoundTimer(L.Callback):
     """Processor and clock seconds of each round."""
 
+    only_watches = True
+
     def __init__(self) -> None:
         self.seconds: list[tuple[float, float]] = []
         self._start = _now()
