@@ -69,8 +69,8 @@ class ShadowShapley(MeasuredMetric):
     fits. Otherwise a line says why, and the coalitions are trained one by one.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. At once, all coalitions of five clients with a small network
-    of linear layers cost about two runs. Convolutions on a CPU gain nothing.
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. At once they cost less if the network is small
+    (``docs/explanation/value.md``).
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing

@@ -68,7 +68,12 @@ class CoalitionsAtOnce:
         if not self._missing(rows):
             return
         try:
-            self._train_witnesses(count)
+            job = self.training.job
+            self.training.job = replace(job, model_rounds=self._rounds_to_compare())
+            try:
+                self._train_witnesses(count)
+            finally:
+                self.training.job = job
             groups = [group for group in self._groups(rows) if self._missing(group)]
             self._train_groups(groups, count)
         except NotBatched:
@@ -90,8 +95,6 @@ class CoalitionsAtOnce:
 
     def _train_witnesses(self, count: Callable[[], None]) -> None:
         training = self.training
-        job = training.job
-        training.job = replace(job, model_rounds=self._rounds_to_compare())
         scores_untrained = bool(self._missing([EMPTY]))
         for members, outcome in training.results(
             self.witnesses, scores_untrained, self.store.ranks
@@ -102,7 +105,6 @@ class CoalitionsAtOnce:
                 count()
             training.add(members, outcome, self.store)
             self._results_of_witnesses[members] = outcome
-        training.job = job
 
     def _rounds_to_compare(self) -> tuple[int, ...]:
         return tuple(sorted({*self.models_of_run, *self.training.job.rounds}))

@@ -2,7 +2,7 @@
 
 A price is a number of runs of the whole federation. It is counted and not timed, so that a run chooses the same
 coalitions, and so has the same values, on every machine. The counts are numbers of steps, rows, elements and
-multiplications. The constants are fitted to ``python tools/costs.py at-once``.
+multiplications. The constants are rough, and ``python tools/costs.py at-once`` measures some cases.
 """
 
 from __future__ import annotations

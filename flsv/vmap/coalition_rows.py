@@ -255,9 +255,8 @@ class CoalitionRows(VmapProcess):
         num_further = client_batches.num_batches - 1
         further_batches = map(self._transfer, islice(remaining_batches, num_further))
         batches: Iterable[Any] = chain([first_batch], further_batches)
-        if (
-            not self._kind.shares_batch
-        ):  # read them now, since other clients draw random numbers next
+        if not self._kind.shares_batch:
+            # Other clients draw random numbers next, so all batches are read now.
             batches = list(batches)
         context = self.local_training.suspend()
         self._current_client = None
