@@ -17,6 +17,7 @@ from helpers.fits import plain_trainer
 from zoo.program import Base, fit_valued
 
 TITLE = "Groups of clients"
+END = "<end>"
 
 
 class StandingClock:
@@ -44,18 +45,19 @@ class Terminal:
 
     def __init__(self):
         self._descriptor, screen = pty.openpty()
-        os.set_blocking(self._descriptor, False)
         rows_and_columns = (24, 80)  # tqdm draws nothing into a terminal of no columns
         termios.tcsetwinsize(screen, rows_and_columns)
         self.stream = os.fdopen(screen, "w")
 
     def read(self):
         """Return what has been written since the last call."""
+        # The kernel hands over what is written a little later, so an end is written and waited for.
+        self.stream.write(END)
         self.stream.flush()
-        try:
-            return os.read(self._descriptor, 65536).decode()
-        except BlockingIOError:
-            return ""
+        text = ""
+        while not text.endswith(END):
+            text += os.read(self._descriptor, 65536).decode()
+        return text.removesuffix(END)
 
     def forget(self):
         """Leave what has been written so far out of what is read next."""
