@@ -5,13 +5,14 @@
     flsv retrain lightning_logs/version_0 --jobs 4
 
 Repeats the run with three seeds, the first its own, and with ShadowShapley as
-its only metric, which trains coalitions of the clients after each run: by
-default each client alone and all but one (2 n for n clients). From their
-outputs it predicts those of all other coalitions (from their scores if there
-are no outputs). --trainings all is exact for these trainings. The first
-repetition must come to the weights of the run's last checkpoint, and data that
-differ from the run's are refused. Finished trainings are kept: start a stopped
-command again to continue, or name other coalitions.
+its only metric, which trains coalitions of the clients after each run: all of
+them if they can be trained at once, which is exact for these trainings. If not,
+it trains each client alone and all but one (2 n for n clients), and from their
+outputs predicts those of all other coalitions (from their scores if there are
+no outputs). --trainings all trains all in any case. The first repetition must
+come to the weights of the run's last checkpoint, and data that differ from the
+run's are refused. Finished trainings are kept: start a stopped command again to
+continue, or name other coalitions.
 
 The repetitions are in the folder "retrained" of the run, and their means in its
 repeat.csv. flsv report of the run shows them.
@@ -53,6 +54,7 @@ from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
+from flsv.retraining.price import max_fits_of_retraining
 from flsv.scores.class_scores import CLASS_SCORES
 from flsv.scores.performance import CLASSIFICATION, Evaluators, Measure, measure_of
 from flsv.utilities.atomic_files import FolderLock, replacing
@@ -70,7 +72,7 @@ COALITIONS_ASKED_FOR = "coalitions"
 @checked
 def retrain(
     run: Path,
-    coalitions: Trainings = "both",
+    coalitions: Trainings = "auto",
     *,
     metric: str | None = None,
     mode: str | None = None,
@@ -96,8 +98,12 @@ def retrain(
     performance = metric
     if performance is None:
         performance, mode = performance_by(cli.loop)
+    max_fits = None
+    if coalitions == "auto":
+        max_fits = max_fits_of_retraining(cli.loop.config.sampler, len(record["clients"]))
     game = {  # arguments of ShadowShapley
-        "coalitions": "both" if coalitions == "auto" else coalitions,
+        "coalitions": coalitions,
+        "max_fits": max_fits,
         "evaluators": evaluators or _evaluators_of(cli.loop),
         "every": num_rounds,  # only the last round is valued
         "halvings": halvings,

@@ -45,16 +45,17 @@ BEFORE_TRAINING = "there are no values before the coalitions are trained"
 
 
 class ShadowShapley(MeasuredMetric):
-    r"""How much each client adds: Shapley values over the coalitions of clients, for about one more training run.
+    r"""How much each client adds: Shapley values over the coalitions of clients, for one or two more training runs.
 
     .. math::
         \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
         U(S) = u(\text{the model that S alone has trained})
 
     U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
-    N the set of all n clients. Few coalitions are trained: by default each client alone. The *outputs* of all others on
-    the validation samples are predicted from those of the trained ones, and scored, see
-    :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
+    N the set of all n clients. By default all coalitions are trained if they can be trained at once for about two runs,
+    as those of some ten clients and small networks can. Then the values are exact. Otherwise few coalitions are
+    trained, by default each client alone. The *outputs* of all others on the validation samples are predicted from
+    those of the trained ones, and scored, see :mod:`flsv.functional.shapley.predicted_outputs`.
 
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
@@ -68,8 +69,8 @@ class ShadowShapley(MeasuredMetric):
     models. The clients with the fewest and the most samples, which train alone as well, must come to those of their own
     fits. Otherwise a line says why, and the coalitions are trained one by one.
 
-    **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. At once they cost less if the network is small
+    **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, one by one,
+    ``"both"`` that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. At once they cost less if the network is small
     (``docs/explanation/value.md``).
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
@@ -86,7 +87,7 @@ class ShadowShapley(MeasuredMetric):
     ``compute`` gives the last round's values ``[num_clients]``, or by class. A client that never took part is NaN.
 
     When not to use it:
-        With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
+        With a single seed, for payment: run ``flsv retrain`` with several seeds. With sites that may send
         another model than their own. With ``evaluators="clients"``, to pay clients who may report false scores
         (``docs/results/client_evaluation.md``).
 
@@ -97,7 +98,8 @@ class ShadowShapley(MeasuredMetric):
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
             client alone, then complementary halves of clients whose outputs, or at sites first updates, are unlike, see
             :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
-            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``.
+            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"``, three, two and one of ``"halves"``, and
+            ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -107,8 +109,9 @@ class ShadowShapley(MeasuredMetric):
             rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
             see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
             reduced.
-        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation. None: the
-            cost of each client alone.
+        max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation, see
+            :mod:`flsv.retraining.price`. None: two runs for coalitions that are trained at once. If none can be, each
+            client is trained alone.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
         excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends
@@ -133,7 +136,7 @@ class ShadowShapley(MeasuredMetric):
 
     trains_coalitions = True
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
-    cost = "by default one more fit, and validations of a model for each client."
+    cost = "by default one or two more fits, and validations of the coalitions' models."
     values: Tensor
     half_widths: Tensor
     evaluations: Tensor
@@ -193,7 +196,13 @@ class ShadowShapley(MeasuredMetric):
     }
 
     def next_coalitions(
-        self, masks: Tensor, outputs: Tensor, logits: bool, names: Sequence[str], seed: int
+        self,
+        masks: Tensor,
+        outputs: Tensor,
+        logits: bool,
+        names: Sequence[str],
+        seed: int,
+        halvings: int,
     ) -> Tensor:
         """Choose the coalitions to train next, bool ``[J, n]``, by the outputs of those that are trained. If J is 0,
         none has to be trained any more.
@@ -205,15 +214,14 @@ class ShadowShapley(MeasuredMetric):
             logits: whether the outputs are logits.
             names: the clients' names.
             seed: the run's seed.
+            halvings: the number of times that all clients are halved.
         """
-        if self.coalitions != "halves" or not are_singles_only(masks):
+        if not halvings or not are_singles_only(masks):
             return torch.empty(0, masks.shape[1], dtype=torch.bool)
         is_single = masks.sum(1) == 1
         clients = masks[is_single].int().argmax(1)
         outputs_by_client = outputs[is_single][clients.argsort()]
-        return choose_halvings(
-            outputs_by_client, names, self.num_halvings, logits=logits, seed=seed
-        )
+        return choose_halvings(outputs_by_client, names, halvings, logits=logits, seed=seed)
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds
@@ -312,7 +320,6 @@ class ShadowShapley(MeasuredMetric):
             outputs=outputs_name(self.measure),
             averages=self.averages and self._rounds_per_value == 1,
             per_class=self.per_class,
-            design=f"{self.coalitions}",
         )
 
     def reset(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import lightning as L
@@ -16,7 +16,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import OutputMeasure, favors_nobody
 from flsv.games.members import Members, members_of
-from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
+from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS, coalition_masks
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
@@ -25,6 +25,7 @@ from flsv.retraining.coalitions_at_once import CoalitionsAtOnce
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.measured_run import MeasuredRun
+from flsv.retraining.price import Choice
 from flsv.retraining.progress import Progress
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
@@ -66,8 +67,9 @@ class TrainingAfterTheRun:
     """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
     metrics: Mapping[str, ShadowShapley]
-    #: The coalitions to train, bool ``[K, n]``. The first two are the empty coalition and that of all clients.
-    masks: Tensor
+    #: The coalitions to train. It becomes :attr:`fallback` if these cannot be trained at once, as they should be.
+    choice: Choice
+    fallback: Choice | None
     store: CoalitionStore
     run_copy: CopyOfRun
     dry_run_result: DryRunResult
@@ -78,14 +80,11 @@ class TrainingAfterTheRun:
     checked_round: int
     checked_model: Tensor | None
     space: ParameterSpace
-    #: The coalitions to train if the planned ones, which are trained at once, cannot be. None: they are trained one by
-    #: one.
-    masks_one_by_one: Tensor | None = None
     #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
-    #: Whether coalitions were trained at once, and have proved to be those that train one by one.
-    is_proved: bool = False
+    # The coalitions [K, n]. The first two are the empty coalition and that of all clients.
+    _masks: Tensor = field(init=False)
 
     def train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that are missing in the store, and return all coalitions, bool ``[K, n]``.
@@ -93,6 +92,7 @@ class TrainingAfterTheRun:
         Raises:
             NoValues: the training was interrupted, or the fit of a coalition has failed.
         """
+        self._masks = coalition_masks(self.choice.design, run.data.num_clients)
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
         if run.folder is not None:
             all_clients = tuple(range(run.data.num_clients))
@@ -109,7 +109,7 @@ class TrainingAfterTheRun:
 
         for consistency_warning in self.consistency_warnings:
             rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
-        return self.masks
+        return self._masks
 
     def _train_or_explain(self, training: CoalitionTraining, run: MeasuredRun) -> None:
         """Train and compare, and turn an interruption and the failure of a fit into NoValues."""
@@ -137,8 +137,8 @@ class TrainingAfterTheRun:
 
     def _coalitions_to_train(self) -> list[Members]:
         """Return all coalitions except the empty one and that of all clients, whose models are the run's."""
-        num_clients = self.masks.shape[1]
-        coalitions = members_of(self.masks)
+        num_clients = self._masks.shape[1]
+        coalitions = members_of(self._masks)
         return [members for members in coalitions if 0 < len(members) < num_clients]
 
     def _train_missing(self, training: CoalitionTraining, run: MeasuredRun) -> None:
@@ -147,16 +147,16 @@ class TrainingAfterTheRun:
         """
         self._train_at_once(training, run)
         # The run's own two coalitions are missing if the run was killed before they were stored.
-        self._train_all(training, run, members_of(self.masks), title="Groups of clients")
+        self._train_all(training, run, members_of(self._masks), title="Groups of clients")
         halves = self._choose_halves(run)
         if len(halves):
-            self.masks = torch.cat([self.masks, halves])
+            self._masks = torch.cat([self._masks, halves])
             coalitions = self._coalitions_to_train()
             self._train_all(training, run, coalitions, title="Halves of clients")
 
     def _train_at_once(self, training: CoalitionTraining, run: MeasuredRun) -> None:
         """If it is planned, train the coalitions at once. If they cannot be, let others be trained one by one."""
-        if self.masks_one_by_one is None:
+        if self.fallback is None:
             return
         coalitions = self._coalitions_to_train()
         at_once = CoalitionsAtOnce(
@@ -170,12 +170,12 @@ class TrainingAfterTheRun:
         try:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
-            self.is_proved = True
         except NotBatched as error:
             rank_zero_info(
                 f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"
             )
-            self.masks = self.masks_one_by_one
+            self.choice = self.fallback
+            self._masks = coalition_masks(self.choice.design, run.data.num_clients)
 
     def _models_of_run(self, run: MeasuredRun) -> dict[int, Tensor]:
         """Return the run's models ``[P]`` by round that the coalition of all clients must reproduce."""
@@ -203,15 +203,16 @@ class TrainingAfterTheRun:
         designs of coalitions.
         """
         metric = next(iter(self.metrics.values()))  # all metrics train the same coalitions
-        game = game_of(metric, self.masks, self.store, run)
+        game = game_of(metric, self._masks, self.store, run)
         if not isinstance(game.of_outputs, OutputMeasure):
-            return self.masks[:0]
+            return self._masks[:0]
         return metric.next_coalitions(
-            self.masks,
+            self._masks,
             self.store.scores(run.seed).outputs(game, self.store.rounds[-1]),
             logits=game.of_outputs.logits,
             names=run.data.client_names,
             seed=run.seed,
+            halvings=self.choice.halvings,
         )
 
     def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
@@ -244,7 +245,7 @@ class TrainingAfterTheRun:
             # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
-        if self.is_proved:
+        if self.choice.is_at_once:  # then each group of coalitions was compared
             return
         ranks = ranks_of(run.trainer)
         comparison: tuple[str | None, bool] = None, False  # on other ranks than 0
@@ -375,18 +376,16 @@ def game_of(metric: ShadowShapley, masks: Tensor, store: CoalitionStore, run: Me
 def open_store(
     run: MeasuredRun,
     metrics: Mapping[str, ShadowShapley],
-    masks: Tensor,
+    choices: Sequence[Choice | None],
     start_hash: str,
-    masks_one_by_one: Tensor | None,
     # The outputs of one model, whose sizes are those of every model's outputs.
     outputs: Outputs,
 ) -> CoalitionStore:
-    """Open the store of a run's coalitions ``masks [K, n]``, or ``masks_one_by_one`` if these cannot be trained at
-    once. Stored coalitions of other settings are removed.
-    """
-    measures_with_outputs = _measures_with_outputs(run, metrics, masks, outputs)
-    if masks_one_by_one is not None:
-        measures_with_outputs |= _measures_with_outputs(run, metrics, masks_one_by_one, outputs)
+    """Open the store of the coalitions that a run may train. Stored coalitions of other settings are removed."""
+    measures_with_outputs: set[str] = set()
+    for choice in filter(None, choices):
+        masks = coalition_masks(choice.design, run.data.num_clients)
+        measures_with_outputs |= _measures_with_outputs(run, metrics, masks, outputs)
     return CoalitionStore(
         run.folder,
         list(measures_of(metrics.values())),

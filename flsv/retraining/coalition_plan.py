@@ -62,9 +62,12 @@ from flsv.retraining.plan_in_words import (
     estimation_in_words,
 )
 from flsv.retraining.price import (
+    BATCHES_PER_VALIDATION,
+    MAX_HALVINGS,
+    ONE_BY_ONE,
     Choice,
     PriceList,
-    RowTrial,
+    Request,
     batches_of_clients,
     choose,
     one_by_one,
@@ -142,11 +145,15 @@ class CoalitionPlan:
         self._trains_at_sites = _is_engine_of_sites(config.engine)
         metrics = list(self._metrics.values())
         limits = [metric.max_fits for metric in metrics if metric.max_fits is not None]
-        self._max_fits = min(limits, default=None)
-        self._design = metrics[0].coalitions
-        self._halvings = metrics[0].num_halvings
+        design = metrics[0].coalitions
+        num_halvings = metrics[0].num_halvings
+        self._request = Request(
+            design,
+            max_fits=min(limits, default=None),
+            halvings=num_halvings if design == "halves" else 0,
+        )
         for metric in metrics:
-            if metric.coalitions != self._design or metric.num_halvings != self._halvings:
+            if metric.coalitions != design or metric.num_halvings != num_halvings:
                 raise ConfigurationError(
                     f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of "
                     "coalitions. Give these metrics the same coalitions, or keep only one of them."
@@ -177,7 +184,9 @@ class CoalitionPlan:
         :meth:`begin_training`."""
         data: FederatedDataModule = data_of(trainer)
         excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
-        self._choose(data, RowTrial("The dry run has not begun."))
+        self._choice = one_by_one(
+            self._request, PriceList([1] * data.num_clients, data.num_clients)
+        )
         self._mean_cohort_size = checked_mean_cohort(
             self.config.sampler, self._planned_masks, data.num_clients
         )
@@ -198,29 +207,16 @@ class CoalitionPlan:
                 seed=self.config.seed or 0,
                 tries_rows=self._may_train_at_once,
             )
-            self._choose(data, self._dry_run_result.rows_or_reason())
         except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
         except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
-    def _choose(self, data: FederatedDataModule, trial: RowTrial) -> None:
-        """Choose the coalitions to train, by what a dry run has found out."""
-        num_batches = [1] * data.num_clients  # sites, whose batches are not known, train one by one
-        if not self._trains_at_sites:
-            num_batches = batches_of_clients(self.config, data)
-        cohort_size = self._mean_cohort_size or data.num_clients
-        self._prices = PriceList(num_batches, clients_per_round=cohort_size, trial=trial)
-        self._choice = choose(self._design, self._max_fits, self._prices)
-
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
         """Check the run before its first round. If sites train coalitions, add the strategy that requests this."""
         if not federation.engine.clients_here and not self._trains_at_sites:
             raise hidden_engine_of_sites(type(federation.engine).__name__)
-        self._run = run = MeasuredRun(federation, run_state, folder)
-        if run.resumed and "choice" in run.memory:
-            self._choice = Choice(*run.memory["choice"])
-        run.memory["choice"] = list(self._choice)
+        self._run = MeasuredRun(federation, run_state, folder)
         self._scoring = None
         self._awaits_training = True
         may_count_classes = not self._trains_at_sites and not self.config.is_private
@@ -233,6 +229,8 @@ class CoalitionPlan:
 
     def _begin_at_sites(self) -> None:
         run = self._run
+        num_clients = run.data.num_clients
+        self._choose(PriceList([1] * num_clients, self._mean_cohort_size or num_clients))
         federation = run.federation
         module = run.trainer.lightning_module
         check_shared(self.config, module)
@@ -243,7 +241,7 @@ class CoalitionPlan:
             federation.engine,
             memory=run.memory,
             consistency_warnings=federation.coalition_differences,
-            halvings=self._halvings if self._design == "halves" else 0,
+            halvings=self._choice.halvings,
         )
         federation.server.strategies.append(self._sites)
 
@@ -256,9 +254,19 @@ class CoalitionPlan:
     def _planned_masks(self, num_clients: int) -> Tensor:
         """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained."""
         masks = self.masks(num_clients)
-        if self._design == "halves":
-            return with_any_halves(masks, self._halvings)
+        if self._choice.halvings:
+            return with_any_halves(masks, self._choice.halvings)
         return masks
+
+    def _choose(self, prices: PriceList) -> None:
+        """Choose the coalitions to train. A resumed run keeps its choice."""
+        memory = self._run.memory
+        self._prices = prices
+        if self._run.resumed and "choice" in memory:
+            self._choice = Choice(*memory["choice"])
+        else:
+            self._choice = choose(self._request, prices)
+        memory["choice"] = list(self._choice)
 
     # ---- messages, scores of the run's own models
 
@@ -309,12 +317,13 @@ class CoalitionPlan:
             if self._run.trainer.is_global_zero and self._run.folder is not None:
                 remove_coalitions(self._run.folder)
         self._copy_from_earlier_folder()
+        if not self._trains_at_sites:
+            self._choose(self._price_list(scored_module.outputs))
         self._store = open_store(
             self._run,
             self._metrics,
-            self.masks(self._run.data.num_clients),
+            [self._choice, self._fallback()],
             start_hash=self._run.memory["start"],
-            masks_one_by_one=self._masks_one_by_one(),
             outputs=scored_module.outputs,
         )
         for outputs in scored_module.outputs.values():  # none if clients score models
@@ -327,6 +336,23 @@ class CoalitionPlan:
         elif self._trains_at_sites and num_rounds > 0:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(num_rounds - 1, is_run_over=True)
+
+    def _price_list(self, outputs: Outputs) -> PriceList:
+        """Return the prices of coalitions, given the outputs of one model on the validation samples."""
+        trial = ONE_BY_ONE
+        if self._dry_run_result is not None:
+            trial = self._dry_run_result.rows_or_reason()
+        data = self._run.data
+        num_scored_batches = BATCHES_PER_VALIDATION
+        if outputs:
+            num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
+        return PriceList(
+            batches_of_clients(self.config, data),
+            self._mean_cohort_size or data.num_clients,
+            trial,
+            num_rounds=max(1, self._run.trainer.max_epochs or 1),
+            num_scored_batches=num_scored_batches,
+        )
 
     def _score_module(self) -> ScoredModel:
         """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
@@ -348,10 +374,15 @@ class CoalitionPlan:
     def _limit_valued_rounds(self, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
         masks = self._planned_masks(self._run.data.num_clients)
-        num_trained = self._num_trained_samples(masks)
-        num_scored = len(masks) * num_validation_samples
+        if self._choice.is_at_once:
+            assert self._prices is not None
+            max_valued_rounds = self._prices.num_valued_rounds(masks)
+        else:
+            num_trained = self._num_trained_samples(masks)
+            num_scored = len(masks) * num_validation_samples
+            max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
         for metric in self._metrics.values():
-            metric.max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
+            metric.max_valued_rounds = max_valued_rounds
 
     def _num_trained_samples(self, masks: Tensor) -> float:
         """Return about how many samples the training of the coalitions ``masks`` passes through the module."""
@@ -385,11 +416,19 @@ class CoalitionPlan:
         self._store.add_untrained(self._run.memory.get("untrained", {}))
 
     def _check_outputs(self, games: Any) -> None:
-        if self._design != "halves":
+        """Raise ConfigurationError if halves cannot be chosen. With ``"auto"`` they are considered if they can."""
+        asked_for = self._request.coalitions
+        if asked_for not in ("auto", "halves"):
             return
         for name, metric in self._metrics.items():
-            if games.output_measure(metric.measure) is None:
-                raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
+            has_outputs = games.output_measure(metric.measure) is not None
+            if has_outputs and metric.evaluators == "server":
+                continue
+            if asked_for == "auto":
+                return
+            raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
+        if asked_for == "auto":
+            self._request = replace(self._request, halvings=MAX_HALVINGS)
 
     def _copy_from_earlier_folder(self) -> None:
         """If a resumed run has a new folder, copy the coalitions from its earlier folder."""
@@ -404,7 +443,7 @@ class CoalitionPlan:
             copy_coalitions(Path(earlier_folder), self._run.folder)
 
     def _plan_in_words(self, masks: Tensor) -> str:
-        is_halved = self._design == "halves"
+        is_halved = self._choice.halvings > 0
         coalitions = f"{', '.join(self._metrics)}: {coalitions_in_words(masks, is_halved)} trained"
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
@@ -424,7 +463,7 @@ class CoalitionPlan:
         return f"{coalitions} after the run{excluded} ({cost}).{self._why_not_at_once()}"
 
     def _why_not_at_once(self) -> str:
-        """Say why coalitions cannot be trained at once, if the user has asked for more than each client alone."""
+        """Say why coalitions cannot be trained at once, if rows were tried."""
         assert self._prices is not None
         reason = self._prices.trial.why_not
         if not reason or not self._may_train_at_once:
@@ -433,9 +472,7 @@ class CoalitionPlan:
 
     @property
     def _may_train_at_once(self) -> bool:
-        """Whether the user has asked for coalitions that may be cheaper at once."""
-        is_default = self._design == "auto" and self._max_fits is None
-        return not is_default and self._design not in ("singles", "halves")
+        return self._request.coalitions not in ("singles", "halves")
 
     def _lines(self, masks: Tensor) -> list[str]:
         metrics = self._valued_metrics
@@ -556,7 +593,8 @@ class CoalitionPlan:
         start_hash = self._run.memory["start"] if self._run.resumed else None
         training = TrainingAfterTheRun(
             self._valued_metrics,
-            self.masks(self._run.data.num_clients),
+            self._choice,
+            fallback=self._fallback(),
             store=self._store,
             run_copy=self._run_copy,
             dry_run_result=self._dry_run_result,
@@ -564,22 +602,19 @@ class CoalitionPlan:
             checked_round=self._run.memory.get("checked_round", 0),
             checked_model=self._run.memory.get("first"),
             space=self._run.federation.space,
-            masks_one_by_one=self._masks_one_by_one(),
         )
         masks = training.train(self._run)
-        if self._choice.is_at_once and not training.is_proved:
-            assert self._prices is not None
-            self._choice = one_by_one(self._design, self._max_fits, self._prices)
+        self._choice = training.choice
+        self._run.memory["choice"] = list(self._choice)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks
 
-    def _masks_one_by_one(self) -> Tensor | None:
+    def _fallback(self) -> Choice | None:
         """Return the coalitions to train if those that are planned to train at once cannot. None: none are planned."""
         if not self._choice.is_at_once:
             return None
         assert self._prices is not None
-        choice = one_by_one(self._design, self._max_fits, self._prices)
-        return coalition_masks(choice.design, self._run.data.num_clients)
+        return one_by_one(self._request, self._prices)
 
     def close(self) -> None:
         """Undo what :meth:`prepare` has changed in the process. This is called when the fit has ended or failed."""

@@ -7,7 +7,7 @@ multiplications. The constants are rough, and ``python tools/costs.py at-once`` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, comb
 from typing import Any, NamedTuple
@@ -16,8 +16,15 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.few_coalitions import Which
-from flsv.metrics.coalitions.design import DESIGNS, coalition_masks, design_within, equivalent_runs
+from flsv.functional.shapley.few_coalitions import Which, sizes_of_design
+from flsv.metrics.coalitions.design import (
+    Coalitions,
+    coalition_masks,
+    equivalent_runs,
+    num_valued_rounds,
+    with_any_halves,
+)
+from flsv.sampling import ClientSampler
 
 # All constants are relative to the time of Lightning's own work for a step of one small model.
 #: Multiplications and additions, in millions, that take as long: of one model, and of rows.
@@ -29,10 +36,22 @@ STEP_OF_ROWS = 1.3
 MILLIONS_OF_ELEMENTS = 1.0
 #: The beginning and end of a client's training in a round.
 VISIT = 0.5
+#: The set-up of a fit that trains coalitions at once, and of the witnesses' fits.
+SETUP = 500.0
+#: The scoring of a model, for each validation batch, besides its multiplications.
+SCORED_BATCH = 0.1
+#: The number of batches that are scored by outputs in the time of a Trainer's validation of a model.
+BATCHES_PER_VALIDATION = 200
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
-#: The largest number of coalitions that ``"auto"`` considers.
-MAX_COALITIONS = 2**16
+#: The designs that ``"auto"`` considers, from the most accurate on. After them come halvings, and each client alone.
+DESIGNS: Sequence[Which] = ("all", "pairs+leave-two-out", "pairs+leave-one-out", "both")
+#: The largest number of members of all coalitions of a design that ``"auto"`` considers.
+MAX_MEMBERS = 2**21
+#: The largest price of coalitions that ``"auto"`` trains at once, if the user names no price.
+MAX_FITS_AT_ONCE = 2.0
+#: The largest number of halvings that ``"auto"`` considers. Each costs a run, one by one.
+MAX_HALVINGS = 3
 
 
 class RowTrial(NamedTuple):
@@ -47,6 +66,10 @@ class RowTrial(NamedTuple):
     joins_clients: bool = False
 
 
+#: At sites, and where no trial was made.
+ONE_BY_ONE = RowTrial("They are trained one by one.")
+
+
 class Choice(NamedTuple):
     """The coalitions that a run trains."""
 
@@ -55,6 +78,24 @@ class Choice(NamedTuple):
     is_at_once: bool
     #: In training runs of the whole federation.
     price: float
+    #: The number of times that all clients are halved.
+    halvings: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user has asked for.
+
+    Args:
+        coalitions: the coalitions to train, or ``"auto"``.
+        max_fits: the largest price of ``"auto"``, in runs. None: each client alone one by one, or
+            :data:`MAX_FITS_AT_ONCE` at once.
+        halvings: the number of halvings, with ``"auto"`` the largest one.
+    """
+
+    coalitions: Coalitions
+    max_fits: float | None
+    halvings: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,30 +106,52 @@ class PriceList:
         num_batches: each client's number of batches in a round, ``[n]``.
         clients_per_round: the mean size of a cohort.
         trial: what the dry run found out.
+        num_rounds: the run's number of rounds.
+        num_scored_batches: the number of batches on which a model is scored.
     """
 
     num_batches: Sequence[float]
     clients_per_round: float
-    trial: RowTrial
+    trial: RowTrial = ONE_BY_ONE
+    num_rounds: int = 1
+    num_scored_batches: float = 1.0
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.num_batches)
 
     def one_by_one(self, masks: Tensor) -> float:
         """Return the price of coalitions ``[K, n]`` that train one by one."""
         return equivalent_runs(masks, self.clients_per_round)
 
     def at_once(self, masks: Tensor) -> float:
-        """Return the price of coalitions ``[K, n]`` that train at once, with that of two witnesses."""
+        """Return the price of coalitions ``[K, n]`` that train at once: of rows, witnesses and scores."""
         if self.trial.why_not:
             return float("inf")
-        part_of_clients = self.clients_per_round / len(self.num_batches)
-        steps_of_run = sum(self.num_batches) * part_of_clients
         flops = self.trial.megaflops
-        cost_of_run = steps_of_run * (1 + flops / MEGAFLOPS_OF_STEP)
-        cost_of_round = self._cost_of_round(masks, part_of_clients)
+        steps_of_run = sum(self.num_batches) * self._part_of_clients
+        cost_of_run = self.num_rounds * steps_of_run * (1 + flops / MEGAFLOPS_OF_STEP)
         witnesses = (min(self.num_batches) + max(self.num_batches)) / sum(self.num_batches)
-        return cost_of_round / cost_of_run + witnesses
+        scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
+        cost = SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
+        return cost / cost_of_run + witnesses
 
-    def _cost_of_round(self, masks: Tensor, part_of_clients: float) -> float:
-        num_coalitions = masks.sum(0) * part_of_clients + 1  # [n], and the coalition of all
+    def num_valued_rounds(self, masks: Tensor) -> int:
+        """Return the number of rounds after which the models of coalitions ``[K, n]`` that train at once are scored."""
+        cost = self.num_rounds * self._cost_of_round(masks)
+        return num_valued_rounds(cost, num_scored=self._cost_of_scores(masks))
+
+    @property
+    def _part_of_clients(self) -> float:
+        return self.clients_per_round / self.num_clients
+
+    def _cost_of_scores(self, masks: Tensor) -> float:
+        """Return the cost of scoring the models of coalitions after one round."""
+        forward = self.trial.megaflops / 3 / MEGAFLOPS_OF_STEP
+        return len(masks) * self.num_scored_batches * (SCORED_BATCH + forward)
+
+    def _cost_of_round(self, masks: Tensor) -> float:
+        num_coalitions = masks.sum(0) * self._part_of_clients + 1  # [n], and the coalition of all
         millions = self.trial.num_elements / 1e6
         work_of_row = self.trial.megaflops / MEGAFLOPS_OF_ROWS + millions / MILLIONS_OF_ELEMENTS
         steps = max(self.num_batches) if self.trial.joins_clients else sum(self.num_batches)
@@ -110,46 +173,66 @@ def batches_of_clients(config: FederationConfig, data: FederatedDataModule) -> l
     return num_batches
 
 
-def choose(coalitions: Any, max_fits: float | None, prices: PriceList) -> Choice:
-    """Choose the coalitions to train.
+def max_fits_of_retraining(sampler: ClientSampler, num_clients: int) -> float:
+    """Return what ``flsv retrain`` may cost for each seed: as much as each client alone and all but one, one by one."""
+    clients_per_round = float(sampler.inclusion_probabilities(num_clients, {}).sum())
+    return equivalent_runs(coalition_masks("both", num_clients), clients_per_round)
 
-    Args:
-        coalitions: those that the user has asked for. ``"auto"``: the most accurate within ``max_fits``.
-        max_fits: the largest price, in runs. None: that of each client alone, one by one.
-        prices: the prices of the run's coalitions.
-    """
-    num_clients = len(prices.num_batches)
-    if coalitions != "auto":
-        return _cheaper(coalitions, prices)
-    if max_fits is None:
-        return one_by_one(coalitions, max_fits, prices)
-    for design, sizes in DESIGNS.items():
-        if sum(comb(num_clients, size) for size in set(sizes(num_clients))) > MAX_COALITIONS:
-            continue
-        choice = _cheaper(design, prices)
-        if choice.price <= max_fits:
+
+def choose(request: Request, prices: PriceList) -> Choice:
+    """Choose the coalitions to train: those that are asked for, or the most accurate ones within the price."""
+    if request.coalitions != "auto":
+        return _cheaper(request.coalitions, request.halvings, prices)
+    for design in _designs(prices.num_clients):
+        choice = _cheaper(design, 0, prices)
+        if choice.price <= _limit(request, choice):
             return choice
-    return one_by_one("auto", max_fits, prices)
+    return one_by_one(request, prices)
 
 
-def one_by_one(coalitions: Any, max_fits: float | None, prices: PriceList) -> Choice:
+def one_by_one(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train if these can only be trained one by one."""
-    design = coalitions
-    if coalitions == "auto":
-        design = _design_one_by_one(max_fits, prices)
-    masks = coalition_masks(design, len(prices.num_batches))
-    return Choice(design, is_at_once=False, price=prices.one_by_one(masks))
+    if request.coalitions != "auto":
+        return _one_by_one(request.coalitions, request.halvings, prices)
+    for design in _designs(prices.num_clients):
+        choice = _one_by_one(design, 0, prices)
+        if choice.price <= _limit(request, choice):
+            return choice
+    most_halvings = min(request.halvings, prices.num_clients - 1)
+    for halvings in range(most_halvings, 0, -1):
+        choice = _one_by_one("halves", halvings, prices)
+        if choice.price <= _limit(request, choice):
+            return choice
+    return _one_by_one("singles", 0, prices)
 
 
-def _design_one_by_one(max_fits: float | None, prices: PriceList) -> Which:
-    num_clients = len(prices.num_batches)
-    return design_within(max_fits or 1.0, num_clients, prices.clients_per_round)
+def _limit(request: Request, choice: Choice) -> float:
+    if request.max_fits is not None:
+        return request.max_fits
+    return MAX_FITS_AT_ONCE if choice.is_at_once else 1.0
 
 
-def _cheaper(design: Any, prices: PriceList) -> Choice:
-    masks = coalition_masks(design, len(prices.num_batches))
-    price = prices.one_by_one(masks)
-    price_at_once = float("inf") if design == "halves" else prices.at_once(masks)
-    if price_at_once < price:
+def _designs(num_clients: int) -> Iterator[Which]:
+    """Yield the designs that are not too large, from the most accurate on."""
+    for design in DESIGNS:
+        sizes = sizes_of_design(num_clients, design)
+        num_members = sum(size * comb(num_clients, size) for size in sizes)
+        if num_members <= MAX_MEMBERS:
+            yield design
+
+
+def _one_by_one(design: Coalitions, halvings: int, prices: PriceList) -> Choice:
+    masks = coalition_masks(design, prices.num_clients)
+    if halvings:
+        masks = with_any_halves(masks, halvings)
+    return Choice(design, is_at_once=False, price=prices.one_by_one(masks), halvings=halvings)
+
+
+def _cheaper(design: Coalitions, halvings: int, prices: PriceList) -> Choice:
+    choice = _one_by_one(design, halvings, prices)
+    if halvings:  # which coalitions are halves is known after the others are trained
+        return choice
+    price_at_once = prices.at_once(coalition_masks(design, prices.num_clients))
+    if price_at_once < choice.price:
         return Choice(design, is_at_once=True, price=price_at_once)
-    return Choice(design, is_at_once=False, price=price)
+    return choice

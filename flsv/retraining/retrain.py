@@ -25,6 +25,7 @@ from flsv.retraining.coalition_fit import (
     write_into,
 )
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run, fit_quietly, in_quiet
+from flsv.retraining.price import max_fits_of_retraining
 from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import NAN
@@ -49,7 +50,7 @@ def retrain(
     trainer: L.Trainer,
     module: L.LightningModule | Callable[[], L.LightningModule],
     data: FederatedDataModule,
-    coalitions: Trainings = "both",
+    coalitions: Trainings = "auto",
     *,
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
@@ -59,10 +60,11 @@ def retrain(
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
 
-    Give a trainer, a module and data as for a fit that has not begun. Each coalition is trained by the fit of a copy of
-    them. By default each client alone, all but one, and all are trained, with three seeds. The values of other
-    coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
-    scores if the performance is not computed from outputs.
+    Give a trainer, a module and data as for a fit that has not begun. Coalitions are trained by fits of copies of them,
+    with three seeds. By default all coalitions are trained if they can be trained at once. Otherwise each client alone,
+    all but one, and all are trained, and the values of other coalitions follow from predicted outputs, see
+    :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
+    outputs.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -70,7 +72,8 @@ def retrain(
             retrain``. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, or ``"halves"``, which
-            are chosen by the outputs of the clients alone with the first seed.
+            are chosen by the outputs of the clients alone with the first seed. ``"auto"``: the most accurate that cost
+            no more than ``"both"``, one by one.
         metric: the performance of a model: ``"accuracy"``, ``"negative_loss"``, ``"auroc"`` or another name of
             :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
@@ -108,10 +111,13 @@ def retrain(
     _check_is_new(trainer)
     data.prepare_data()
     data.setup("fit")
-    design = "both" if coalitions == "auto" else coalitions
+    max_fits = None
+    if coalitions == "auto":
+        max_fits = max_fits_of_retraining(loop.config.sampler, data.num_clients)
     make_game = partial(
         ShadowShapley,
-        coalitions=design,
+        coalitions=coalitions,
+        max_fits=max_fits,
         performance=metric,
         mode=mode,
         evaluators=evaluators,

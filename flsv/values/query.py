@@ -20,6 +20,7 @@ from flsv.core import Values
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
+from flsv.functional.shapley.few_coalitions import name_of_design
 from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.predicted_outputs import (
     OutputMeasure,
@@ -63,7 +64,6 @@ class Game:
         outputs: name of the measure under which outputs are stored.
         averages: whether values are means over the last rounds, as with a sampler.
         per_class: whether each class is a game of its own.
-        design: name of the coalitions to train.
     """
 
     masks: Tensor
@@ -74,7 +74,6 @@ class Game:
     outputs: str = CLASSIFIER_OUTPUTS
     averages: bool = False
     per_class: bool = False
-    design: str = "all"
 
     @property
     def coalitions(self) -> list[Members]:
@@ -109,13 +108,14 @@ class Game:
         """
         is_partly_trained = not self.are_all_trained
         is_alone = self.masks.sum(1) == 1
+        design = name_of_design(self.masks)
         return {
             "source": source,
-            "trainings": self.design if is_partly_trained else "all",
+            "trainings": design,
             "alone_only": is_partly_trained and are_singles_only(self.masks),
             "halved": is_partly_trained and has_halvings(self.masks),
             # The others' scores are then estimated from too few.
-            "ranks_only": source == "scores" and self.design in ("singles", "leave-one-out"),
+            "ranks_only": source == "scores" and design in ("singles", "leave-one-out"),
             "alone": [] if self.per_class else utilities[is_alone].tolist(),
             "together": None if self.per_class else float(utilities[self.masks.all(1)]),
             "ends": None if self.per_class else self._ends(utilities),

@@ -5,26 +5,8 @@ import pytest
 import torch
 from retraining.recorded import ShadowShapleyThatKeepsUtilities
 
-from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
 from helpers.models import loop_of
 from zoo.program import Base, fit_valued
-
-
-@pytest.mark.parametrize(
-    ("max_runs", "num_clients", "num_runs"),
-    [
-        (10, 4, 7),
-        (10, 5, 9),
-        (15, 5, 15),
-        (10, 6, 6),
-        (10, 12, 1),
-    ],
-)
-def test_design_within_max_fits_has_the_expected_cost(max_runs, num_clients, num_runs):
-    design = design_within(max_runs, num_clients)
-
-    masks = coalition_masks(design, num_clients)
-    assert equivalent_runs(masks) == num_runs
 
 
 class ModuleThatDrawsItsScore(Base):

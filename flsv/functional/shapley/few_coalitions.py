@@ -29,6 +29,10 @@ The true noise is far smaller, 1 to 15 % of the variance between coalitions (``d
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import comb
+
 import torch
 from torch import Tensor
 
@@ -39,11 +43,22 @@ from flsv.functional.shapley.game import (
     coalition_keys,
     first_positions,
 )
+from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.surrogate import CONSTANT_VARIANCE, PENALTIES, TINY
 from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
+#: The sizes of the coalitions of each design but for ``"all"``. Below 0: of all players without so many.
+SIZES_OF_DESIGNS: Mapping[Which, Sequence[int]] = {
+    "singles": [1],
+    "pairs": [1, 2],
+    "leave-one-out": [-1],
+    "both": [1, -1],
+    "auto": [1, -1],
+    "pairs+leave-one-out": [1, 2, -1],
+    "pairs+leave-two-out": [1, 2, -1, -2],
+}
 #: The parts whose sum is the kernel of the Gaussian process.
 KERNEL_PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 #: The largest ridge penalty to fit, if the noise allows it: a noise variance in units of the variance of one part of
@@ -82,26 +97,53 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
         check_enumerable("few_coalitions", num_players, alternatives='Set which="both".')
         parts = [all_coalitions(num_players)]
     else:
-        parts = _parts_of_designs(num_players)[which]
+        parts = [_coalitions_of_size(num_players, size) for size in SIZES_OF_DESIGNS[which]]
     with_duplicates = torch.cat([empty_and_grand, *parts])
     position_of_key = first_positions(coalition_keys(with_duplicates))
     return with_duplicates[list(position_of_key.values())]
 
 
-def _parts_of_designs(num_players: int) -> dict[str, list[Tensor]]:
-    """Return the coalitions of each design besides the empty and the grand one, in parts. Some may occur twice."""
+def sizes_of_design(num_players: int, which: Which) -> set[int]:
+    """Return the sizes of the coalitions of a design, each of which it has completely.
+
+    Example:
+        >>> sizes_of_design(5, "both"), sizes_of_design(2, "both"), sizes_of_design(4, "all")
+        ({1, 4}, {1}, {1, 2, 3})
+    """
+    sizes = {size % num_players for size in SIZES_OF_DESIGNS.get(which, range(num_players))}
+    return sizes - {0}
+
+
+def name_of_design(masks: Tensor) -> str:
+    """Return the name of the design of coalitions ``[K, n]``, ``"halves"``, or an empty text if they are of none.
+
+    Example:
+        >>> name_of_design(few_coalitions(4, "both")), name_of_design(few_coalitions(2, "singles"))
+        ('both', 'all')
+    """
+    num_coalitions, num_players = masks.shape
+    if num_coalitions == 2**num_players:
+        return "all"
+    if has_halvings(masks):
+        return "halves"
+    num_inner = Counter(masks.sum(1).tolist())
+    del num_inner[0], num_inner[num_players]
+    for name in SIZES_OF_DESIGNS:
+        sizes = sizes_of_design(num_players, name)
+        if num_inner == {size: comb(num_players, size) for size in sizes}:
+            return name
+    return ""
+
+
+def _coalitions_of_size(num_players: int, size: int) -> Tensor:
+    """Return all coalitions of a size of :data:`SIZES_OF_DESIGNS`."""
     singles = torch.eye(num_players, dtype=torch.bool)
-    low_players, high_players = torch.triu_indices(num_players, num_players, offset=1)
-    pairs = singles[low_players] | singles[high_players]
-    return {
-        "singles": [singles],
-        "pairs": [singles, pairs],
-        "leave-one-out": [~singles],
-        "both": [singles, ~singles],
-        "auto": [singles, ~singles],  # as "both"
-        "pairs+leave-one-out": [singles, pairs, ~singles],
-        "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
-    }
+    if abs(size) == 1:
+        coalitions = singles
+    else:
+        low_players, high_players = torch.triu_indices(num_players, num_players, offset=1)
+        coalitions = singles[low_players] | singles[high_players]
+    return coalitions if size > 0 else ~coalitions
 
 
 @checked

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import comb
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flsv.functional import few_coalitions
-from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.scores.performance import Evaluators
 from flsv.utilities.choices import Trainings
@@ -24,39 +22,6 @@ NO_OUTPUTS_FOR_HALVES = (
     'coalitions="halves" are chosen by the outputs of clients\' models, but this performance is not computed from '
     'outputs. Choose a performance of outputs, such as "accuracy", or set coalitions="both".'
 )
-#: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
-#: of the number n of clients.
-DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
-    "all": lambda n: range(1, n),
-    "pairs+leave-two-out": lambda n: {1, 2, n - 2, n - 1},
-    "pairs+leave-one-out": lambda n: {1, 2, n - 1},
-    "both": lambda n: {1, n - 1},
-    "singles": lambda n: {1},
-}
-
-
-def design_within(
-    max_fits: float, num_clients: int, clients_per_round: float | None = None
-) -> Which:
-    """Choose the coalitions to train: those that give the most accurate values at the cost of at most ``max_fits``
-    training runs of the whole federation. ``clients_per_round`` is the number of clients in a round.
-    """
-    for design, sizes in DESIGNS.items():
-        if _cost_of(sizes(num_clients), num_clients, clients_per_round) <= max_fits:
-            return design
-    return "singles"
-
-
-def _cost_of(sizes: Iterable[int], num_clients: int, clients_per_round: float | None) -> float:
-    """Compute the cost of all coalitions of these sizes, in training runs of the whole federation."""
-    if clients_per_round is None:
-        clients_per_round = num_clients
-    num_trained = 0.0  # clients of all coalitions in a round
-    for size in sizes:
-        if 0 < size < num_clients:
-            num_coalitions = comb(num_clients, size)
-            num_trained += num_coalitions * min(size, clients_per_round)
-    return num_trained / clients_per_round
 
 
 def equivalent_runs(masks: Tensor, clients_per_round: float | None = None) -> float:
@@ -133,7 +98,7 @@ EVALUATIONS_PER_RUN = 5
 MAX_PART_OF_SCORING = 0.25
 
 
-def num_valued_rounds(num_trained: float, num_scored: int) -> int:
+def num_valued_rounds(num_trained: float, num_scored: float) -> int:
     """Choose the number of rounds after which coalitions' models are scored.
 
     Args:

@@ -1,0 +1,133 @@
+"""The choice of the coalitions that a run trains, by counted prices."""
+
+import pytest
+
+from flsv.functional import few_coalitions
+from flsv.retraining.price import (
+    MAX_HALVINGS,
+    PriceList,
+    Request,
+    RowTrial,
+    choose,
+    max_fits_of_retraining,
+    one_by_one,
+)
+from flsv.sampling import FullParticipation, UniformSampler
+
+SMALL_NETWORK = RowTrial("", megaflops=0.5, num_elements=5_000, joins_clients=True)
+CONVOLUTIONS = RowTrial("", megaflops=80.0, num_elements=60_000)
+NOT_BATCHED = RowTrial("the optimizer is not known.")
+
+
+def make_prices(num_clients, trial=NOT_BATCHED, clients_per_round=None):
+    return PriceList([10] * num_clients, clients_per_round or num_clients, trial, num_rounds=20)
+
+
+@pytest.mark.parametrize(
+    ("max_fits", "num_clients", "expected_choice"),
+    [
+        (10, 4, ("all", 7)),
+        (10, 5, ("pairs+leave-one-out", 9)),
+        (15, 5, ("all", 15)),
+        (10, 6, ("both", 6)),
+        (4, 12, ("halves", 4)),
+        (3.5, 12, ("halves", 3)),
+        (2, 12, ("halves", 2)),
+        (1.9, 12, ("singles", 1)),
+        (None, 12, ("singles", 1)),
+    ],
+)
+def test_choice_is_the_most_accurate_one_by_one_within_max_fits(
+    max_fits, num_clients, expected_choice
+):
+    request = Request("auto", max_fits, MAX_HALVINGS)
+
+    choice = choose(request, make_prices(num_clients))
+
+    assert (choice.design, choice.price) == expected_choice
+    assert not choice.is_at_once
+
+
+def test_halvings_are_as_many_as_the_price_allows():
+    numbers = {}
+    for max_fits in (1, 2, 3, 4, 5):
+        request = Request("auto", max_fits, MAX_HALVINGS)
+        numbers[max_fits] = choose(request, make_prices(12)).halvings
+
+    assert numbers == {1: 0, 2: 1, 3: 2, 4: 3, 5: 3}
+
+
+def test_no_halves_are_chosen_without_outputs():
+    choice = choose(Request("auto", 3.0, halvings=0), make_prices(12))
+
+    assert choice.design == "singles"
+
+
+@pytest.mark.parametrize("num_clients", [2, 5, 8])
+def test_all_coalitions_of_small_networks_train_at_once_by_default(num_clients):
+    choice = choose(Request("auto", None), make_prices(num_clients, SMALL_NETWORK))
+
+    assert choice.design == "all"
+    assert choice.price <= 2
+    # Two clients have no coalitions besides each alone, which cost one run one by one.
+    assert choice.is_at_once == (num_clients > 2)
+
+
+@pytest.mark.parametrize(("trial", "num_clients"), [(CONVOLUTIONS, 5), (NOT_BATCHED, 5)])
+def test_each_client_trains_alone_by_default_if_rows_are_dear_or_refused(trial, num_clients):
+    choice = choose(Request("auto", None, MAX_HALVINGS), make_prices(num_clients, trial))
+
+    assert (choice.design, choice.is_at_once, choice.price) == ("singles", False, 1)
+
+
+def test_price_at_once_has_the_scores_of_all_models():
+    masks = few_coalitions(5, "all")
+    prices = make_prices(5, SMALL_NETWORK)
+    with_scores = PriceList([10] * 5, 5, SMALL_NETWORK, num_rounds=20, num_scored_batches=1_000)
+
+    assert with_scores.at_once(masks) > prices.at_once(masks)
+    assert with_scores.num_valued_rounds(masks) == 3
+    assert prices.num_valued_rounds(masks) == 10
+
+
+def test_coalitions_that_are_asked_for_train_at_once_if_this_is_cheaper():
+    is_at_once = {
+        trial: choose(Request("all", None), make_prices(6, trial)).is_at_once
+        for trial in (SMALL_NETWORK, NOT_BATCHED)
+    }
+
+    assert is_at_once == {SMALL_NETWORK: True, NOT_BATCHED: False}
+
+
+def test_halves_that_are_asked_for_train_one_by_one():
+    choice = choose(Request("halves", None, halvings=2), make_prices(6, SMALL_NETWORK))
+
+    assert (choice.is_at_once, choice.halvings, choice.price) == (False, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "num_clients", "trial", "expected_design"),
+    [
+        (FullParticipation(), 5, SMALL_NETWORK, "all"),
+        (FullParticipation(), 5, NOT_BATCHED, "both"),
+        (FullParticipation(), 3, NOT_BATCHED, "all"),  # each alone, and all but one
+        (UniformSampler(2), 6, NOT_BATCHED, "both"),
+    ],
+)
+def test_retraining_is_exact_at_once_and_else_trains_each_alone_and_all_but_one(
+    sampler, num_clients, trial, expected_design
+):
+    clients_per_round = getattr(sampler, "cohort_size", num_clients)
+    prices = make_prices(num_clients, trial, clients_per_round)
+    max_fits = max_fits_of_retraining(sampler, num_clients)
+
+    choice = choose(Request("auto", max_fits, MAX_HALVINGS), prices)
+
+    assert choice.design == expected_design
+    assert choice.price <= max_fits
+
+
+def test_coalitions_that_cannot_train_at_once_after_all_are_chosen_one_by_one():
+    choice = one_by_one(Request("auto", 6.0), make_prices(6, SMALL_NETWORK))
+
+    assert (choice.design, choice.is_at_once) == ("both", False)
