@@ -485,7 +485,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         device = trainer.strategy.root_device
         if division is None or device.type == "cpu" or not self.loader.on_device:
             return division
-        if self._changes_transfer(trainer):
+        if self.changes_transfer(trainer):
             return division
 
         source = division.source
@@ -499,7 +499,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return division
         return replace(division, source=source.to_device(device))
 
-    def _changes_transfer(self, trainer: L.Trainer) -> bool:
+    def changes_transfer(self, trainer: L.Trainer) -> bool:
         """Return whether a hook of the user's changes batches before or while they are moved to a device."""
         users_data_module = self if self._module is None else self._module
         for hook in _BATCH_HOOKS:

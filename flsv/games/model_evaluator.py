@@ -194,6 +194,13 @@ class ModelEvaluator(CopyEvaluator):
         )
         self._check_labels()
 
+    def score_in_chunks(self) -> None:
+        """Let :meth:`evaluate` score chunks of models at once from now on, if ``vmap`` can run the module."""
+        if self.backend == "serial" and self.effects.are_none:
+            self.backend = "vmap"
+            with self._scoring():
+                self._try_vmap(self.copies.take().load_to_score(), self._batches[0][0])
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:

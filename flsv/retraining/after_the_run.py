@@ -83,6 +83,8 @@ class TrainingAfterTheRun:
     #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
+    #: Clients that were trained at once with others and also alone, with the same models.
+    witnesses: Sequence[Members] = ()
     # The coalitions [K, n]. The first two are the empty coalition and that of all clients.
     _masks: Tensor = field(init=False)
 
@@ -170,6 +172,7 @@ class TrainingAfterTheRun:
         try:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
+            self.witnesses = at_once.witnesses
         except NotBatched as error:
             rank_zero_info(
                 f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"

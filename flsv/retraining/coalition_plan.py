@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -60,9 +61,9 @@ from flsv.retraining.plan_in_words import (
     are_all,
     coalitions_in_words,
     estimation_in_words,
+    witnesses_in_words,
 )
 from flsv.retraining.price import (
-    BATCHES_PER_VALIDATION,
     MAX_HALVINGS,
     ONE_BY_ONE,
     Choice,
@@ -130,6 +131,8 @@ class CoalitionPlan:
     # The run, and the scoring of its models, from :meth:`begin` on.
     _run: MeasuredRun
     _scoring: ModelScoring | None = None
+    # Clients that were trained at once with others and also alone, with the same models.
+    _witnesses: Sequence[Members] = ()
     # The seconds that the scoring of the untrained model has taken.
     _seconds_per_score = 0.0
     # The coalitions' utilities, from the run's first round on.
@@ -293,6 +296,8 @@ class CoalitionPlan:
         """Say how long the scoring of all models and the values take, if it is long, by the score of one model."""
         if self._trains_at_sites:
             return ""
+        if self._choice.is_at_once:  # the scores are part of its price
+            return ""
         # Seconds. Metrics share the scored models, but not the computation of values.
         scoring = 0.0
         estimation = 0.0
@@ -343,7 +348,7 @@ class CoalitionPlan:
         if self._dry_run_result is not None:
             trial = self._dry_run_result.rows_or_reason()
         data = self._run.data
-        num_scored_batches = BATCHES_PER_VALIDATION
+        num_scored_batches = None
         if outputs:
             num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
         return PriceList(
@@ -479,7 +484,7 @@ class CoalitionPlan:
         if self.awaits_training or not metrics:
             return [f"{name}: {BEFORE_TRAINING}" for name in metrics]
 
-        lines = [self._plan_in_words(masks)]
+        lines = [self._plan_in_words(masks) + witnesses_in_words(self._witnesses)]
         trains_singles_only = are_singles_only(masks) and not are_all(masks)
         if trains_singles_only and self._shares_no_class:
             lines.append(f"{', '.join(metrics)}: {NO_COMMON_CLASS}")
@@ -605,6 +610,7 @@ class CoalitionPlan:
         )
         masks = training.train(self._run)
         self._choice = training.choice
+        self._witnesses = training.witnesses
         self._run.memory["choice"] = list(self._choice)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks

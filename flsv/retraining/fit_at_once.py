@@ -17,6 +17,7 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.games.members import Members, masks_of
+from flsv.games.model_evaluator import ModelEvaluator
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
@@ -137,6 +138,8 @@ class ScoringAtOnce(CoalitionScoring):
         super().__init__(data, measures, job)
         self._members_by_row = list(coalitions)
         self._witnesses = witnesses
+        # Whether models are small and linear, so that all coalitions' models are scored at once, too.
+        self._joins_clients = False
         self._servers: AveragedCoalitions | ServedCoalitions | None = None
         self._scored: dict[Members, list[ScoredModel]] = {members: [] for members in coalitions}
         self._vectors: dict[Members, dict[int, Tensor]] = {members: {} for members in coalitions}
@@ -177,9 +180,14 @@ class ScoringAtOnce(CoalitionScoring):
     def _check_model_of_copy(self, trainer: L.Trainer) -> None:
         loop: Any = find_loop(callbacks_of(trainer))
         loop.run.engine.check_model()
+        self._joins_clients = loop.run.engine.joins_clients
 
     def _score_rows(self) -> None:
         assert self._servers is not None
+        if self._joins_clients:
+            for evaluator in self._scoring.evaluators:
+                if isinstance(evaluator, ModelEvaluator):
+                    evaluator.score_in_chunks()
         models = self._scoring.score_vectors(list(self._servers.models))
         for members, model in zip(self._members_by_row, models):
             self._scored[members].append(model)

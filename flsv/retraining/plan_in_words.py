@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
+from flsv.games.members import Members
+from flsv.utilities.errors import listed
 
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
@@ -44,6 +48,14 @@ def estimation_in_words(masks: Tensor, have_outputs: bool) -> str:
         "models' predictions is more accurate. For this, choose a performance that is computed from outputs, and "
         'coalitions="singles", "both" or "halves".'
     )
+
+
+def witnesses_in_words(witnesses: Sequence[Members]) -> str:
+    """Say which clients were trained twice. Empty if none was."""
+    if not witnesses:
+        return ""
+    clients = listed(dict.fromkeys(str(client) for (client,) in witnesses))
+    return f" Clients trained alone, too, had the same models but for rounding: {clients}."
 
 
 def are_all(masks: Tensor) -> bool:

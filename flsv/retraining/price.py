@@ -29,19 +29,21 @@ from flsv.sampling import ClientSampler
 # All constants are relative to the time of Lightning's own work for a step of one small model.
 #: Multiplications and additions, in millions, that take as long: of one model, and of rows.
 MEGAFLOPS_OF_STEP = 15.0
-MEGAFLOPS_OF_ROWS = 20.0
-#: A step of rows, besides its multiplications.
+MEGAFLOPS_OF_ROWS = 35.0
+#: A step of rows, and each row in it, besides its multiplications.
 STEP_OF_ROWS = 1.3
+ROW = 0.004
 #: Numbers of a model, in millions, that an optimizer or the server's average handles in that time.
-MILLIONS_OF_ELEMENTS = 1.0
+MILLIONS_OF_ELEMENTS = 2.0
 #: The beginning and end of a client's training in a round.
 VISIT = 0.5
 #: The set-up of a fit that trains coalitions at once, and of the witnesses' fits.
-SETUP = 500.0
-#: The scoring of a model, for each validation batch, besides its multiplications.
-SCORED_BATCH = 0.1
-#: The number of batches that are scored by outputs in the time of a Trainer's validation of a model.
-BATCHES_PER_VALIDATION = 200
+SETUP = 150.0
+#: The scoring of a model by its outputs, and each validation batch in it, besides its multiplications.
+SCORED_MODEL = 0.3
+SCORED_BATCH = 0.002
+#: The scoring of a model by a Trainer's validation.
+VALIDATION = 20.0
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
 #: The designs that ``"auto"`` considers, from the most accurate on. After them come halvings, and each client alone.
@@ -107,14 +109,14 @@ class PriceList:
         clients_per_round: the mean size of a cohort.
         trial: what the dry run found out.
         num_rounds: the run's number of rounds.
-        num_scored_batches: the number of batches on which a model is scored.
+        num_scored_batches: the number of batches on whose outputs a model is scored. None: a Trainer validates it.
     """
 
     num_batches: Sequence[float]
     clients_per_round: float
     trial: RowTrial = ONE_BY_ONE
     num_rounds: int = 1
-    num_scored_batches: float = 1.0
+    num_scored_batches: float | None = 1.0
 
     @property
     def num_clients(self) -> int:
@@ -128,9 +130,9 @@ class PriceList:
         """Return the price of coalitions ``[K, n]`` that train at once: of rows, witnesses and scores."""
         if self.trial.why_not:
             return float("inf")
-        flops = self.trial.megaflops
-        steps_of_run = sum(self.num_batches) * self._part_of_clients
-        cost_of_run = self.num_rounds * steps_of_run * (1 + flops / MEGAFLOPS_OF_STEP)
+        step = 1 + self.trial.megaflops / MEGAFLOPS_OF_STEP
+        cost_of_clients = sum(self.num_batches) * step + self.num_clients * VISIT
+        cost_of_run = self.num_rounds * cost_of_clients * self._part_of_clients
         witnesses = (min(self.num_batches) + max(self.num_batches)) / sum(self.num_batches)
         scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
         cost = SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
@@ -147,13 +149,17 @@ class PriceList:
 
     def _cost_of_scores(self, masks: Tensor) -> float:
         """Return the cost of scoring the models of coalitions after one round."""
+        if self.num_scored_batches is None:
+            return len(masks) * VALIDATION
         forward = self.trial.megaflops / 3 / MEGAFLOPS_OF_STEP
-        return len(masks) * self.num_scored_batches * (SCORED_BATCH + forward)
+        cost_of_model = SCORED_MODEL + self.num_scored_batches * (SCORED_BATCH + forward)
+        return len(masks) * cost_of_model
 
     def _cost_of_round(self, masks: Tensor) -> float:
         num_coalitions = masks.sum(0) * self._part_of_clients + 1  # [n], and the coalition of all
         millions = self.trial.num_elements / 1e6
-        work_of_row = self.trial.megaflops / MEGAFLOPS_OF_ROWS + millions / MILLIONS_OF_ELEMENTS
+        flops = self.trial.megaflops / MEGAFLOPS_OF_ROWS
+        work_of_row = ROW + flops + millions / MILLIONS_OF_ELEMENTS
         steps = max(self.num_batches) if self.trial.joins_clients else sum(self.num_batches)
         cost = steps * STEP_OF_ROWS
         for batches, count in zip(self.num_batches, num_coalitions.tolist()):

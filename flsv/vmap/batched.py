@@ -213,14 +213,15 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     # A batch is a tree, such as a tuple or a dict, whose leaves are tensors. Several models may share one batch.
     leaves_by_id: dict[int, list[Tensor]] = {}
     structures_by_id: dict[int, Any] = {}
+    shapes_by_id: dict[int, Any] = {}
     positions_by_shapes = defaultdict[Any, list[int]](list)
     for position, batch in enumerate(batches):
         if id(batch) not in leaves_by_id:
             leaves, structures_by_id[id(batch)] = tree_flatten(batch)
             _check_are_tensors(leaves)
             leaves_by_id[id(batch)] = leaves
-        shapes = tuple(leaf.shape for leaf in leaves_by_id[id(batch)])
-        positions_by_shapes[shapes].append(position)
+            shapes_by_id[id(batch)] = tuple(leaf.shape for leaf in leaves)
+        positions_by_shapes[shapes_by_id[id(batch)]].append(position)
 
     for positions in positions_by_shapes.values():
         ids = [id(batches[position]) for position in positions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -99,6 +99,7 @@ class CoalitionRows(VmapProcess):
     def _prepare(self) -> None:
         super()._prepare()
         self._undo.callback(guard_hooks(self._module).restore)
+        self._has_batch_hooks = self.data.changes_transfer(self.trainer)
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
 
@@ -116,6 +117,11 @@ class CoalitionRows(VmapProcess):
             clip_function(self.trainer),
             self._unused_names,
         )
+
+    @property
+    def joins_clients(self) -> bool:
+        """Whether the rows of all clients take their steps together. It is known from the first round on."""
+        return not self._kind.shares_batch
 
     def end_round(self, vector: Tensor) -> None:
         super().end_round(vector)
@@ -158,7 +164,7 @@ class CoalitionRows(VmapProcess):
         for client in dict.fromkeys([*cohort_of_run, *drawn]):
             num_rows += len(coalitions.rows_of(client)) + 1
             is_full = num_rows * self.space.size > MAX_ELEMENTS_OF_CHUNK
-            if part and (is_full or self._kind.shares_batch):
+            if part and (is_full or not self.joins_clients):
                 yield part
                 part = []
                 num_rows = len(coalitions.rows_of(client)) + 1
@@ -255,7 +261,7 @@ class CoalitionRows(VmapProcess):
         num_further = client_batches.num_batches - 1
         further_batches = map(self._transfer, islice(remaining_batches, num_further))
         batches: Iterable[Any] = chain([first_batch], further_batches)
-        if not self._kind.shares_batch:
+        if self.joins_clients:
             # Other clients draw random numbers next, so all batches are read now.
             batches = list(batches)
         context = self.local_training.suspend()
@@ -263,7 +269,8 @@ class CoalitionRows(VmapProcess):
         return context, batches
 
     def _transfer(self, batch: Any) -> Any:
-        with guarded(self._module):
+        guard = guarded(self._module) if self._has_batch_hooks else nullcontext()
+        with guard:
             return as_module_input(self.trainer, batch)
 
     def _rows(self, starts: Tensor) -> State:
