@@ -29,7 +29,7 @@ plot_partition(data.class_counts, data.class_names, data.client_names)
 
 # %% [markdown]
 # One callback is the server. A contribution metric has a name of yours and is updated every round; an epoch of the
-# trainer is a round. `ShadowShapley` trains each client alone, too.
+# trainer is a round. `ShadowShapley` trains every group of clients, too.
 
 # %%
 metrics = {"value": ShadowShapley(), "cssv": ClassSpecificShapley()}

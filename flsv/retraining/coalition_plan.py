@@ -473,7 +473,7 @@ class CoalitionPlan:
         reason = self._prices.trial.why_not
         if not reason or not self._may_train_at_once:
             return ""
-        return f" They cannot be trained at once: {reason}"
+        return f" Groups of clients cannot be trained at once: {reason}"
 
     @property
     def _may_train_at_once(self) -> bool:

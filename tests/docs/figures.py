@@ -263,10 +263,10 @@ def sentences_of_readme():
     source = predicted()
     rows = {
         "numbers of samples | 0": "counted samples",
-        "`ShadowShapley()` | 1": "alone, predicted",
-        "`flsv retrain`: each client alone and all without it, three seeds | 3 n": "alone and all but one, predicted, 3 seeds",
-        '`ShadowShapley(coalitions="all")`: every group, one seed | 2^(n-1) - 1': "exact",
-        "every group, three seeds | 3 (2^(n-1) - 1)": "exact, 3 seeds",
+        "`ShadowShapley()` on tables and small networks: every group | up to 2": "exact",
+        "`ShadowShapley()` else: each client alone | 1": "alone, predicted",
+        "`flsv retrain` on tables and small networks: every group, three seeds | up to 6": "exact, 3 seeds",
+        "`flsv retrain` else: each client alone and all without it, three seeds | 3 n": "alone and all but one, predicted, 3 seeds",
     }
     for row, key in rows.items():
         yield f"| {row} | {source.means.misallocated_percent[key]:.1f} % | {source.means['rank'][key]:.2f} |"

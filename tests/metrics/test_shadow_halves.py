@@ -76,7 +76,9 @@ def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
     outputs_of_singles = outputs[2:]
     other_order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    next_coalitions = partial(metric.next_coalitions, logits=True, names=names, seed=0)
+    next_coalitions = partial(
+        metric.next_coalitions, logits=True, names=names, seed=0, halvings=metric.num_halvings
+    )
 
     halves = next_coalitions(masks[other_order], outputs[other_order])
 

@@ -14,7 +14,7 @@ from flsv.retraining.price import (
 )
 from flsv.sampling import FullParticipation, UniformSampler
 
-SMALL_NETWORK = RowTrial("", megaflops=0.5, num_elements=5_000, joins_clients=True)
+SMALL_NETWORK = RowTrial("", megaflops=0.05, num_elements=700, joins_clients=True)
 CONVOLUTIONS = RowTrial("", megaflops=80.0, num_elements=60_000)
 NOT_BATCHED = RowTrial("the optimizer is not known.")
 
