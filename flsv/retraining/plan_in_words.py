@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.members import Members
-from flsv.utilities.errors import listed
+from flsv.retraining.coalition_store import clients_text
 
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.
@@ -54,8 +54,11 @@ def witnesses_in_words(witnesses: Sequence[Members]) -> str:
     """Say which clients were trained twice. Empty if none was."""
     if not witnesses:
         return ""
-    clients = listed(dict.fromkeys(str(client) for (client,) in witnesses))
-    return f" Clients trained alone, too, had the same models but for rounding: {clients}."
+    clients = tuple(sorted({client for (client,) in witnesses}))
+    also_trained = clients_text(clients).capitalize()
+    return (
+        f" {also_trained} also trained in fits of their own, with the same models but for rounding."
+    )
 
 
 def are_all(masks: Tensor) -> bool:
