@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from flsv.privacy.accounting import gaussian_epsilon
-from flsv.sites.messages import MAX_COUNT, Packet
-from flsv.utilities.atomic_files import locked_json, replacing
+from flsv.sites.messages import MAX_COUNT, Packet, load_packet, save_packet
+from flsv.utilities.atomic_files import locked_json
 from flsv.utilities.errors import Refused
 
 #: File in the site's folder.
@@ -60,18 +59,12 @@ class SiteAnswers:
 
     def load(self, name: str) -> Packet | None:
         """Return a stored answer, None if there is none of this name."""
-        path = self._path_of(name)
-        if not path.is_file():
-            return None
-        kind, plain, tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return Packet(kind, plain, tensors)
+        return load_packet(self._path_of(name))
 
     def save(self, name: str, answer: Packet) -> None:
         """Store an answer."""
         self._contents_folder.mkdir(exist_ok=True)
-        with replacing(self._path_of(name), private=True) as file:
-            parts = answer.kind, dict(answer.plain), dict(answer.tensors)
-            torch.save(parts, file)
+        save_packet(self._path_of(name), answer)
 
     def _path_of(self, name: str) -> Path:
         return self._contents_folder / f"{name}.pt"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import LARGEST_NUMBER
 from flsv.core.state import GLOBAL_MODEL
 from flsv.sites.requests import TRAINING_LOSS
+from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError, Refused as Refused
 from flsv.utilities.plain_values import digest
 
@@ -84,6 +86,21 @@ class Packet:
     def digest(self) -> bytes:
         """Return the SHA-256 hash of all fields."""
         return digest([getattr(self, field.name) for field in fields(self)])
+
+
+def save_packet(path: Path, packet: Packet) -> None:
+    """Write a packet into a file that only the user of this process can read."""
+    with replacing(path, private=True) as file:
+        parts = packet.kind, dict(packet.plain), dict(packet.tensors)
+        torch.save(parts, file)
+
+
+def load_packet(path: Path) -> Packet | None:
+    """Read a packet from the file of :func:`save_packet`, None if there is no file."""
+    if not path.is_file():
+        return None
+    kind, plain, tensors = torch.load(path, map_location="cpu", weights_only=True)
+    return Packet(kind, plain, tensors)
 
 
 def printable(text: object) -> str:

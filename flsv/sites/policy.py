@@ -126,6 +126,6 @@ class SitePolicy:
 
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
-        # Called before each training, also if it repeats an earlier one or fails later.
+        # Called before each training, also if it fails later.
         multipliers = [noise.noise_multiplier for noise in self.noise(uploads)]
         spend_privacy(ledger, multipliers, self.delta, max_epsilon=self.max_epsilon)

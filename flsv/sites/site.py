@@ -316,7 +316,22 @@ class Site:
         return report_names
 
     def _train(self, packet: Packet) -> Packet:
+        """Train, and store the update for the same message, which neither trains nor spends again."""
         memory = self._memory(packet)
+        name = self._answer_name(packet)
+        with memory.one_training():
+            stored_update = memory.load_update(name)
+            if stored_update is not None:
+                return stored_update
+            update = self._trained(packet, memory)
+            memory.save_update(name, update)
+        return update
+
+    def _answer_name(self, packet: Packet) -> str:
+        """Return the name under which the answer to a message is stored."""
+        return digest([packet.digest, self.policy.reports]).hex()
+
+    def _trained(self, packet: Packet, memory: SiteMemory) -> Packet:
         state = memory.load(packet.plain["continue_from"])
         training = self._make_training(packet, state)
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
@@ -381,7 +396,7 @@ class Site:
         self, packet: Packet, numbers: int, make_answer: Callable[[SiteState], Packet]
     ) -> Packet:
         """Count the numbers that an answer may have, make it and store it for the same message."""
-        name = digest([packet.digest, self.policy.reports]).hex()
+        name = self._answer_name(packet)
         with self._answers.locked():
             stored_answer = self._answers.load(name)
             if stored_answer is not None:

@@ -1,18 +1,19 @@
-"""SiteMemory: a site's saved states of a run, and the site's secret."""
+"""SiteMemory: a site's saved states and last update of a run, and the site's secret."""
 
 from __future__ import annotations
 
 import hmac
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 
-from flsv.sites.messages import Packet
+from flsv.sites.messages import Packet, load_packet, save_packet
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
@@ -21,7 +22,7 @@ SiteState = dict[str, Any]
 
 
 class SiteMemory:
-    """A site's saved states of one run, by name.
+    """A site's saved states of one run, by name, and its last update.
 
     Example:
         >>> import tempfile
@@ -49,6 +50,7 @@ class SiteMemory:
         run_folder = folder / "runs" / run
         folder_of_client = run_folder / f"{client:d}"
         folder_of_client.mkdir(parents=True, exist_ok=True)
+        self._folder = folder_of_client
         self._path = folder_of_client / "state.pt"
 
     def load(self, name: str | None) -> SiteState | None:
@@ -71,6 +73,27 @@ class SiteMemory:
             states[name] = state
             with replacing(self._path, private=True) as file:
                 torch.save(states, file)
+
+    @contextmanager
+    def one_training(self) -> Iterator[None]:
+        """Let no other process train this client within this context, so that nobody trains for a message twice."""
+        with FileLock(self._folder / "training.lock"):
+            yield
+
+    def load_update(self, name: str) -> Packet | None:
+        """Return the update with which the last training was answered, None if it has another name."""
+        return load_packet(self._path_of_update(name))
+
+    def save_update(self, name: str, update: Packet) -> None:
+        """Store the update that answers a training, in place of that of the training before."""
+        path = self._path_of_update(name)
+        save_packet(path, update)
+        for stored_path in self._folder.glob(path.with_stem("update-*").name):
+            if stored_path != path:
+                stored_path.unlink()
+
+    def _path_of_update(self, name: str) -> Path:
+        return self._folder / f"update-{name}.pt"
 
     def load_all(self) -> dict[str, SiteState]:
         """Return all saved states, ``{name: state}``."""

@@ -1,5 +1,6 @@
 """A server that sends what it likes cannot strip the noise from a site's private updates."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,7 +16,8 @@ from flsv import ClassifierClient
 from flsv.aggregation import FedAvg
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.sites import Packet, Site, federation
+from flsv.sites import Packet, Site, SitePolicy, federation
+from flsv.sites.site import LEDGER_FILE
 from flsv.sites.site_memory import noise_key
 from flsv.uploads import TopK
 from helpers.sites import (
@@ -56,31 +58,32 @@ def make_private_loop(noise=NOISE, compressed=False, **options):
     )
 
 
-def make_noised_site(folder):
-    return Site(make_module, partial(SiteData, 0), make_private_loop, folder)
+def make_noised_site(folder, **options):
+    return Site(make_module, partial(SiteData, 0), make_private_loop, folder, **options)
 
 
 class TrainedSite(NamedTuple):
-    """A site's folder after two rounds, and the message of the second one."""
+    """A site's folder after two rounds, and the message of the second one with the reply."""
 
     folder: Path
     message: Packet
+    reply: Packet
 
 
 @pytest.fixture(scope="module")
 def boston(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites")
-    messages = []
+    exchanges = []
 
-    def record_message(address, packet, reply):
+    def record_exchange(address, packet, reply):
         if packet.kind == "train" and address == BOSTON_ADDRESS:
-            messages.append(packet)
+            exchanges.append((packet, reply))
         return reply
 
     remote = SitesInProcess(folder, make_private_loop, make_module)
-    remote.transport.on_reply = record_message
+    remote.transport.on_reply = record_exchange
     remote.fit(rounds=FEW_ROUNDS)
-    return TrainedSite(folder / "sites" / NAMES[0], messages[-1])
+    return TrainedSite(folder / "sites" / NAMES[0], *exchanges[-1])
 
 
 def step_of_site(site, packet):
@@ -178,15 +181,29 @@ def test_state_and_secret_of_a_site_enter_the_noise_key(boston):
     assert len(keys) == 4
 
 
-def test_private_site_answers_a_repeated_message_with_the_same_update(boston, tmp_path):
+def test_repeated_message_to_train_gets_the_stored_update_and_spends_nothing(boston, tmp_path):
+    folder = shutil.copytree(boston.folder, tmp_path / "site")
+    ledger_before = (folder / LEDGER_FILE).read_text()
+    spent_policy = SitePolicy(max_epsilon=json.loads(ledger_before)["epsilon"])
+
+    reply = make_noised_site(folder, policy=spent_policy).respond(boston.message)
+
+    assert reply.digest == boston.reply.digest
+    assert (folder / LEDGER_FILE).read_text() == ledger_before
+
+
+def test_private_site_trains_again_for_the_same_message_to_the_same_update(boston, tmp_path):
     """Otherwise the mean of many responses would have little noise."""
     folder = shutil.copytree(boston.folder, tmp_path / "site")
+    replies = []
+    for _ in range(2):
+        (stored_update,) = folder.glob("runs/*/0/update-*.pt")
+        stored_update.unlink()
+        replies.append(make_noised_site(folder).respond(boston.message))
 
-    reply = make_noised_site(folder).respond(boston.message)
-    repeated_reply = make_noised_site(folder).respond(boston.message)
-
-    assert reply.digest == repeated_reply.digest
-    assert reply.plain["state"] == boston.message.digest.hex()
+    assert replies[0].digest == replies[1].digest
+    assert replies[0].plain["state"] == boston.message.digest.hex()
+    assert json.loads((folder / LEDGER_FILE).read_text())["updates"] == FEW_ROUNDS + 2
 
 
 make_compressed_loop = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
