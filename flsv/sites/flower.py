@@ -98,8 +98,7 @@ class GridTransport:
 def _messages(packets: Mapping[int, Packet], seconds: float) -> list[Message]:
     messages = []
     for node, packet in packets.items():
-        plain = {**packet.plain, "seconds": seconds}
-        content = to_record(Packet(packet.kind, plain, packet.tensors))
+        content = to_record(packet)
         message_type = MESSAGE_TYPES[packet.kind]
         messages.append(Message(content, node, message_type, ttl=seconds + POLL_SECONDS))
     return messages

@@ -158,10 +158,9 @@ class NvflareTransport:
 
 
 def _task(packet: Packet, seconds: float, receive: Callable[..., None]) -> Task:
-    packet_with_limit = replace(packet, plain={**packet.plain, "seconds": seconds})
     return Task(
         name=packet.kind,
-        data=to_shareable(packet_with_limit),
+        data=to_shareable(packet),
         timeout=int(seconds) + 1,
         result_received_cb=receive,
     )

@@ -309,14 +309,14 @@ class Directory:
         for site, packet in packets.items():
             address = self._addresses[site]
             site_at_address[address] = site
-            complete_packets[address] = self._complete(site, packet)
+            complete_packets[address] = self._complete(site, packet, seconds)
         if not complete_packets:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
             name = complete_packets[address].plain["message"]
             yield site_at_address[address], _reply_to(name, reply)
 
-    def _complete(self, site: int, packet: Packet) -> Packet:
+    def _complete(self, site: int, packet: Packet, seconds: float) -> Packet:
         """Add to a packet what every message to a site contains."""
         plain = {
             **packet.plain,
@@ -325,6 +325,7 @@ class Directory:
             "name": self.names[site],
             "contents": self.contents.get(site),
             "message": self._name_of_message(site, packet),
+            "seconds": seconds,  # that the site has for it
         }
         return Packet(packet.kind, plain, packet.tensors)
 

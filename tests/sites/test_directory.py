@@ -99,6 +99,21 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     assert text.count("'Boston' has not announced its samples") == num_warnings
 
 
+def test_each_message_says_how_many_seconds_the_site_has(tmp_path):
+    sent_packets = []
+
+    class RecordingNodes(BostonThatComesLate):
+        def exchange(self, packets, seconds):
+            sent_packets.extend(packets.values())
+            return super().exchange(packets, seconds)
+
+    directory = Directory(RecordingNodes(), NAMES, {}, tmp_path / "book", timeout=9)
+    directory.exchange({0: Packet("query")})
+
+    assert [packet.kind for packet in sent_packets] == ["handshake", "query"]
+    assert [packet.plain["seconds"] for packet in sent_packets] == [9, 9]
+
+
 @pytest.mark.parametrize(
     "error", [ConfigurationError("class 'of Jane Doe' has 1 sample"), KeyError("Jane Doe")]
 )
@@ -363,7 +378,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
 
     record = json.loads((tmp_path / "run.json").read_text())
     events = [(event["client"], event["what"]) for event in record["events"]]
-    event_of_each_client = "is excluded: no reply within 1 s"
+    event_of_each_client = "is excluded: no reply within 60 s"
     assert events == [(client, event_of_each_client) for client in range(3)]
 
 

@@ -71,9 +71,9 @@ class SitesWithChangedReplyOfLyon(SitesInProcess):
 @pytest.mark.parametrize(
     ("change", "in_run", "words"),
     [
-        (lose, False, f"Lyon {COALITION}no reply within 1 s (1 times)"),
+        (lose, False, f"Lyon {COALITION}no reply within 60 s (1 times)"),
         (spoil, False, f"Lyon {DIVERGED} (1 times)"),
-        (lose, True, "Lyon is excluded: no reply within 1 s (1 times)"),
+        (lose, True, "Lyon is excluded: no reply within 60 s (1 times)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*is excluded")

@@ -99,7 +99,6 @@ def test_late_node_is_not_waited_for():
     assert len(grid.sent) == 2
     for message in grid.sent:
         assert message.metadata.ttl <= seconds + 0.05
-        assert from_record(message.content).plain["seconds"] == seconds
 
 
 def test_replies_come_one_by_one():
