@@ -21,11 +21,9 @@ from flsv.sites.policy import SitePolicy
 from flsv.sites.remote_data import RemoteData
 from flsv.sites.run_status import run_status
 from flsv.sites.site import Site
+from flsv.sites.site_folder import site_folder
 from flsv.sites.transport import MAX_SAMPLES_OF_SPLIT, Directory, Transport, agreement
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
-
-#: The site's folder if its configuration does not set ``folder``.
-SITE_FOLDER = "flsv-site"
 
 #: Names of limits, which may be set in the policy's file only.
 LIMITS = {option.name for option in fields(SitePolicy)}
@@ -272,7 +270,7 @@ class SiteClient:
             module=self.make_module,
             data=partial(self.make_datamodule, self._node_config),
             settings=self.make_loop,
-            folder=Path(str(node.get("folder", SITE_FOLDER))),
+            folder=site_folder(node),
             trainer=self.trainer,
             functions=self.functions,
             run_size={"clients": len(self.sites or ()), "rounds": self.rounds},

@@ -28,12 +28,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
+from flsv.sites.site_folder import site_folder
+
 # This module must not import torch, Lightning or the app, since every message would wait for these imports.
 
 __all__ = ["resident"]
 
-#: The site's folder if the SuperNode's configuration does not set ``folder``.
-SITE_FOLDER = "flsv-site"
 #: Part of the path of an environment that Flower deletes after the message, so that no other process can use it.
 _DELETED_FOLDER = "runtime-envs"
 #: Seconds without a message after which the process ends.
@@ -114,8 +114,7 @@ def _reply_of_app(
 def _reply_of_resident_process(request: tuple[Any, ...]) -> Any:
     """Call :func:`_reply_of_app` in the resident process, which is started if necessary."""
     app, _identity, _message, context = request
-    configured_folder = context.node_config.get("folder", SITE_FOLDER)
-    key_file = _key_file(Path(str(configured_folder)).absolute())
+    key_file = _key_file(site_folder(context.node_config).absolute())
     key = key_file.read_bytes()
     supernode = os.getppid()
     address = _socket_address(key, supernode, context.run_id)
