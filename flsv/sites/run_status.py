@@ -76,7 +76,11 @@ def _write_status(
 
 def _was_stopped(run: str, path: Path) -> bool:
     """Return whether an operator has stopped the run, which keeps this status."""
-    if not path.is_file():
+    try:
+        status = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # there is none, or not one of a run
         return False
-    text = path.read_text(encoding="utf-8")  # the file may hold anything, so it is not parsed
-    return f'"{run}"' in text and '"stopped"' in text
+    return isinstance(status, dict) and (status.get("run"), status.get("status")) == (
+        run,
+        "stopped",
+    )
