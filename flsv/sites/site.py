@@ -24,7 +24,7 @@ from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, Numbers, RespondingClient, opened
 from flsv.core.needs import needs_of
-from flsv.core.responses import MIN_HELD_OUT, expected_response
+from flsv.core.responses import MIN_HELD_OUT, expected_response, rounded_response
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.games.module_copies import ModuleCopies
@@ -69,7 +69,7 @@ from flsv.sites.transport import agreement, check_agreement, hash_of_class_names
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
-from flsv.utilities.plain_values import digest, to_three_digits
+from flsv.utilities.plain_values import digest
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the total privacy loss of its updates.
@@ -461,7 +461,7 @@ class Site:
     def _expected_response(self, packet: Packet, function: Any) -> Numbers | None:
         """Return what a response must be, None for a model."""
         name = packet.plain["function"]
-        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
+        num_clients = packet.plain["clients"]  # that of the app, if this sets it
         max_numbers = numbers_of_request(self._config, name, num_clients, self._num_classes)
         if max_numbers == 0:
             return None  # the response is a model
@@ -493,8 +493,8 @@ class Site:
         # The function changes `site_state`.
         call = partial(self._call_function, packet, function, site_state)
         result = self._within_fit(packet, call)
+        result = rounded_response(function, result)
         if expected is not None:
-            result = to_three_digits(result)
             expected.check(result)
         plain_result, tensors = pack(result)
 
