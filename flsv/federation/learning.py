@@ -85,7 +85,7 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
     }
     record: dict[str, Any] = {"paid_in": record_by_metric}
     if run.metrics.missing:
-        record["missing"] = dict(run.metrics.missing)
+        record["missing"] = run.metrics.missing
     return record
 
 

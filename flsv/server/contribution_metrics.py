@@ -38,8 +38,7 @@ class ContributionMetrics:
 
     Attributes:
         values: ``{name: values}``, each metric's current :class:`flsv.core.Values`. A metric is missing before its
-            first update. All values of a metric that has failed after its first round are NaN.
-        missing: ``{name: reason}`` of each metric that has failed after its first round.
+            first update. All values of a metric that has failed after its first round are NaN, with the reason.
 
     Raises:
         ConfigurationError: a metric's ``update`` has an argument that is not an attribute of a round, or a metric has a
@@ -51,8 +50,7 @@ class ContributionMetrics:
     ) -> None:
         self.metrics = dict(metrics)
         self.values: dict[str, Values] = {}
-        self.missing: dict[str, str] = {}
-        # The values of missing metrics before they failed.
+        # The values of the metrics that have failed, before they failed.
         self._last_values: dict[str, Tensor] = {}
         self._num_clients = num_clients
         self._reported_names = set(reported)
@@ -118,6 +116,11 @@ class ContributionMetrics:
             for name, metric in self.metrics.items()
             if attribute_of(metric, "trains_coalitions")
         ]
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Return ``{name: reason}`` of each metric that has failed after its first round."""
+        return {name: str(self.values[name].missing) for name in self._last_values}
 
     @property
     def contributions(self) -> dict[str, Tensor]:
@@ -192,7 +195,6 @@ class ContributionMetrics:
 
     def reset(self) -> None:
         self.values.clear()
-        self.missing.clear()
         self._last_values.clear()
         for metric in self.metrics.values():
             metric.reset()
@@ -241,7 +243,6 @@ class ContributionMetrics:
         if name in self.missing:
             return
         message = f"{reason.rstrip('.')}. The run continues without it."
-        self.missing[name] = message
         self._last_values[name] = self.values[name].value
         self.values[name] = self.values[name].without(message)
         warnings.warn(f"the metric {name!r} has failed: {message}", stacklevel=2)
@@ -311,7 +312,7 @@ class ContributionMetrics:
         return {
             "metrics": states,
             "values": {name: values.state_dict() for name, values in self.values.items()},
-            "missing": dict(self.missing),
+            "missing": self.missing,
             "last_values": dict(self._last_values),
         }
 
@@ -320,8 +321,6 @@ class ContributionMetrics:
             if name not in state["missing"]:
                 metric.load_state_dict(state["metrics"][name])
         self.values = {name: Values(**saved) for name, saved in state["values"].items()}
-        self.missing.clear()  # in place, since others hold this dictionary
-        self.missing.update(state["missing"])
         self._last_values = dict(state["last_values"])
 
 
