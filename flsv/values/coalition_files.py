@@ -39,6 +39,8 @@ COALITIONS_TABLE = "coalitions.csv"
 NO_CLIENTS = "no clients"
 #: The round of models that have none: those after training, if no rounds are named, and of the empty coalition.
 NO_ROUND = -1
+#: The name of the outputs of classifiers, by which all their measures are computed.
+CLASSIFIER_OUTPUTS = "accuracy"
 _SETTINGS_FILE = "settings.json"
 _UNTRAINED_FILE = "untrained.csv"
 
@@ -231,9 +233,9 @@ def _sort_key(training: Training) -> tuple[int, int, Members]:
 
 
 def outputs_name(measure: Measure) -> str:
-    """Return the name under which a coalition's outputs are stored. All names of scores are of a classifier's."""
+    """Return the name under which a coalition's outputs are stored."""
     is_of_outputs = measure.is_of_classifier and not measure.at_clients
-    return "accuracy" if is_of_outputs else measure_name(measure)
+    return CLASSIFIER_OUTPUTS if is_of_outputs else measure_name(measure)
 
 
 def measure_name(measure: Measure) -> str:

@@ -32,6 +32,7 @@ from flsv.games.members import Members, members_of
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.coalition_files import (
+    CLASSIFIER_OUTPUTS,
     COALITIONS_FOLDER,
     Models,
     ScoredModel,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:  # pandas is slow to import
 
 #: The number of last rounds whose values' spread enters the intervals, and over which values are averaged.
 NUM_RECENT_ROUNDS = 3
-#: Name of the outputs of classifiers, by which all their measures are computed.
-CLASSIFIER_OUTPUTS = "accuracy"
 
 
 @dataclass(frozen=True, eq=False)
