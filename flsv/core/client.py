@@ -276,10 +276,6 @@ class Client:
         """Call ``conversation(client)`` for this and other clients of the same kind, see :func:`map_clients`."""
         return map(conversation, clients)
 
-    def take_back(self) -> None:
-        """Undo the changes that the last :meth:`request` made to the client's state."""
-        # In one process no response can be lost, so there is nothing to undo. A remote site may have changed its state.
-
     def _count(self, function: Callable[..., Any], arguments: Any, response: Any) -> None:
         if self._channel is not None:
             name = _name(function)

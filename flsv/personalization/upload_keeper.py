@@ -82,7 +82,6 @@ def request_model_values(
     try:
         return client.request(compute, models, *args, **kwargs)
     except NoResponse as error:
-        client.take_back()
         warnings.warn(
             f"{error} The client continues from the model that it had before this round.",
             stacklevel=2,

@@ -124,6 +124,5 @@ def _request_loss(model: Tensor, client: Client) -> float:
     try:
         return client.request(local_loss, model)
     except NoResponse as error:
-        client.take_back()
         warnings.warn(f"{error} The sampler chooses this client last.", stacklevel=2)
         return float("nan")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from statistics import multimode
 from types import MappingProxyType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import lightning as L
 import torch
@@ -263,13 +263,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class _LastQuery(NamedTuple):
-    """The dictionary in which a site's last query has changed the name of its state, and the name before."""
-
-    states: dict[int, str]
-    state_before: str | None
-
-
 class RemoteSites:
     """The server's connection to all sites of a federation."""
 
@@ -297,7 +290,6 @@ class RemoteSites:
         self._expected_reports = reports
         self._majority_report: str | None = None
         self._withheld_names: set[tuple[int, str]] = set()
-        self._last_queries: dict[int, _LastQuery] = {}
         # The names of the sites' states, {site: name}.
         self._accepted_states = dict(state.counted)
         self._states_of_round: dict[int, str] = {}
@@ -438,13 +430,10 @@ class RemoteSites:
         name = name_of_function(function)
         expected = self._expected_result(site, function, args, kwargs)
 
-        states = self._latest_states(site)
-        state_before = states.get(site)
-        packet = self._query_packet(site, name, (tuple(args), dict(kwargs)), state_before)
-        self._last_queries.pop(site, None)
+        packet = self._query_packet(site, name, (tuple(args), dict(kwargs)))
+        # Without a result the site continues from the state before.
         result, state_after = self._send_query(site, packet, expected)
-        states[site] = state_after
-        self._last_queries[site] = _LastQuery(states, state_before)
+        self._latest_states(site)[site] = state_after
         return result
 
     def _send_query(self, site: int, packet: Packet, expected: Numbers) -> tuple[Any, str]:
@@ -462,16 +451,13 @@ class RemoteSites:
             return self._states_of_round
         return self._accepted_states
 
-    def _query_packet(
-        self, site: int, function_name: str, arguments: Any, state: str | None
-    ) -> Packet:
+    def _query_packet(self, site: int, function_name: str, arguments: Any) -> Packet:
         plain_arguments, tensors = pack(arguments)
         plain = {
             "function": function_name,
             "arguments": plain_arguments,
             "round": self._state.round_index,
             **self._run_info(site),
-            "continue_from": state,
         }
         return Packet("query", plain, on_cpu(tensors))
 
@@ -490,16 +476,6 @@ class RemoteSites:
             model=self._state.model,
         )
         return expectation(client, *args, **kwargs)
-
-    def take_back(self, site: int) -> None:
-        """Discard the changes that the last :meth:`query` made to a site's state."""
-        last_query = self._last_queries.pop(site, None)
-        if last_query is None:
-            return
-        if last_query.state_before is None:
-            last_query.states.pop(site, None)
-        else:
-            last_query.states[site] = last_query.state_before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
         """Return the scores of each site's own model on its test samples, ``{site: {name: score}}``."""
@@ -541,7 +517,7 @@ class RemoteSites:
             "rounds": self._rounds,
             "classes": self._num_classes,
             "client": site,
-            "continue_from": self._accepted_states.get(site),
+            "continue_from": self._latest_states(site).get(site),
         }
 
     def _note(
@@ -593,6 +569,3 @@ class RemoteClient(Client):
         self, conversation: Callable[[Client], T], clients: Sequence[Client]
     ) -> list[T]:
         return self._remote.conversations.hold_conversations(conversation, clients)
-
-    def take_back(self) -> None:
-        self._remote.take_back(self.id)
