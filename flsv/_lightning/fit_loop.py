@@ -47,7 +47,7 @@ class LoadersOfFit(CombinedLoader):
 
 
 class PresentClient(Protocol):
-    """What the Trainer reports of the client that trains now, or between clients of all of them."""
+    """The client that trains now, or between clients all of them, as the Trainer reports it."""
 
     def shown_loader(self) -> Any:
         """Return the ``trainer.train_dataloader``."""
@@ -100,7 +100,7 @@ class ClientBatchProgress(_BatchProgress):
 
     @property
     def has_reached_end(self) -> bool:
-        """Whether the batch is the last of its local epoch."""
+        """Return whether the batch is the last of its local epoch."""
         # A module that fetches its batches itself does so after its hooks, so they are counted, too.
         return self._has_fetched_last or self.current.ready == self.epoch_length
 

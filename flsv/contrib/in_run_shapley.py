@@ -150,7 +150,7 @@ class InRunShapley(ContributionMetric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes: True unless ``loss`` is the name of a logged loss."""
+        """Return whether the training samples must have classes: True unless ``loss`` is the name of a logged loss."""
         return self.loss is None
 
     rows_of_clients: Sequence[str] = ("gradient_products",)

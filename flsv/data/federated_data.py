@@ -63,7 +63,7 @@ class FederatedData:
 
     @property
     def members(self) -> Sequence[int]:
-        """All clients, or the members of a coalition while it is trained."""
+        """Return all clients, or the members of a coalition while it is trained."""
         return self.counted_clients or range(self.num_clients)
 
     @property

@@ -241,13 +241,13 @@ class UpdateFilter(Component):
 
     @property
     def excludes(self) -> bool:
-        """Whether the filter may drop a client's update, depending on other clients' updates. True unless
+        """Return whether the filter may drop a client's update, depending on other clients' updates. True unless
         overridden."""
         return True
 
     @property
     def bounds(self) -> bool:
-        """Whether the filter may change updates or numbers of samples. True unless overridden."""
+        """Return whether the filter may change updates or numbers of samples. True unless overridden."""
         return True
 
     @cached_property

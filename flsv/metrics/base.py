@@ -102,7 +102,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether the training samples must have classes. By default True if values are per class."""
+        """Return whether the training samples must have classes. By default True if values are per class."""
         return self.per_class
 
     prior: float | None = None

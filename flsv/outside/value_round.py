@@ -187,7 +187,7 @@ def value_round(
 
 @dataclass(frozen=True)
 class _Cohort:
-    """All clients, and the ids of those in the round."""
+    """The clients of a federation, and the ids of those in the round."""
 
     clients: Sequence[Any]
     ids: list[int]

@@ -133,7 +133,7 @@ class PaymentInputs:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a budget may be shared out by values, with the reasons against it."""
+    """Decision whether a budget may be shared out by values, with the reasons against it."""
 
     #: `{name: reason}`, the reasons that forbid payments first. A reason also says what to do about it.
     reasons: Mapping[str, str]

@@ -106,8 +106,8 @@ class CoalitionServer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the coalition keeps its model in all further rounds, where a run of its members would have ended:
-        all clients that can be drawn have failed since the last update.
+        """Return whether the coalition keeps its model in all further rounds, where a run of its members would have
+        ended: all clients that can be drawn have failed since the last update.
         """
         return self._sampler.draws_only(self.state.failed, self.state.num_clients)
 

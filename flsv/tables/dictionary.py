@@ -68,7 +68,7 @@ def _numbers_among(marks: tuple[str, ...]) -> np.ndarray:
 @checked
 @dataclass(frozen=True)
 class Column:
-    """What a column means, and how it becomes features: ``(number - mean) / scale``, or one feature for each category.
+    """A column's meaning, and its features: ``(number - mean) / scale``, or one feature for each category.
 
     A missing value becomes the mean, or no category. Unless ``gaps`` is False, a further feature is 1 where a value is
     missing.
@@ -124,7 +124,7 @@ class Column:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the column can be encoded."""
+        """Return whether the column can be encoded."""
         if not self.kind:
             return False
         if self.kind == CATEGORIES:
@@ -133,7 +133,7 @@ class Column:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether the column has numbers or whole numbers."""
+        """Return whether the column has numbers or whole numbers."""
         return self.kind in (NUMBERS, WHOLE_NUMBERS)
 
     @property
@@ -253,7 +253,7 @@ _RULES: Rules = (
 @checked
 @dataclass(frozen=True)
 class Dictionary:
-    """What the columns of a federation's tables mean, by name.
+    """The meaning of the columns of a federation's tables, by name.
 
     A dictionary is complete if it has the classes, and the mean and scale or the categories of each column. In one
     process, flsv infers what is missing from the training rows of all clients.
@@ -304,14 +304,14 @@ class Dictionary:
 
     @property
     def is_complete(self) -> bool:
-        """Whether tables can be read by the dictionary, if it has no questions."""
+        """Return whether tables can be read by the dictionary, if it has no questions."""
         has_target = len(self.classes or ()) > 1 or self.task == "regression"
         are_complete = all(column.is_complete for column in self.columns.values())
         return has_target and bool(self.columns) and are_complete
 
     @property
     def missing_parts(self) -> str:
-        """What is missing, and how to add it. Empty if nothing is missing."""
+        """Return what is missing, and how to add it, "" if nothing is missing."""
         missing_parts = []
         for name, column in self.columns.items():
             if not column.is_complete:

@@ -38,7 +38,7 @@ _CLOSED_TYPES = (
 
 
 class Reference(NamedTuple):
-    """Where a program keeps an object: by which name or key of a namespace or a collection."""
+    """A place where a program keeps an object: a name or a key of a namespace or a collection."""
 
     holder: Any
     key: Any

@@ -1,4 +1,4 @@
-"""What wings bring to the core, which imports none of them.
+"""Parts that wings bring to the core, which imports none of them.
 
 A wing is a package that only some programs need, such as ``flsv.tables``. It says in its file ``wing.yaml`` what it
 brings, by kind and name:

@@ -1,4 +1,4 @@
-"""What a fit knows of a table, which a package of its own reads: its data dictionary, its columns, data warnings."""
+"""Facts about a table, which a package of its own reads: its data dictionary, its columns, data warnings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class DataDictionary(Protocol):
-    """What the columns of tables mean, such as :class:`flsv.tables.Dictionary`."""
+    """The meaning of the columns of tables, such as :class:`flsv.tables.Dictionary`."""
 
     @property
     def target(self) -> str:

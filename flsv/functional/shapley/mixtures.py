@@ -120,7 +120,7 @@ class TrainedOutputs:
 
     @property
     def is_single(self) -> Tensor:
-        """Whether a coalition is one player, bool ``[T]``."""
+        """Return whether a coalition is one player, bool ``[T]``."""
         return self.masks.sum(1) == 1
 
     @property
