@@ -373,19 +373,12 @@ def sentences_of_benchmark():
         '`CumulativeShapley(weighting="samples")`': "fedsv_samples",
         "`CosineGradientShapley()`": "cgsv",
         "counting samples": "size",
-    }
-    for row, key in rows.items():
-        yield f"| {row} | {source.t.rank_correlation[key]:.3f} ± {source.t.interval[key]:.3f} | {source.t.worst[key]:.2f} | {source.percent[key]:.1f} |"
-
-    source = benchmark()
-    rows = {
         '`ShadowShapley(coalitions="all")`': 'ShadowShapley(coalitions="all",every=1000)',
         "`ShadowShapley()`": "shadow",
     }
     for row, key in rows.items():
         yield f"| {row} | {source.t.rank_correlation[key]:.3f} ± {source.t.interval[key]:.3f} | {source.t.worst[key]:.2f} | {source.percent[key]:.1f} |"
 
-    source = benchmark()
     rows = {
         "`ClassSpecificShapley()`": "cssv",
         "`InRunShapley()`": "in_run",
@@ -473,7 +466,6 @@ def sentences_of_results_performance():
     for row, key in rows.items():
         yield f"| {row} | {source.models[key + ' | in memory']:.2f} | {source.models[key + ' | in a file']:.2f} |"
 
-    source = size()
     rows = {
         "`ClassSpecificShapley` | 30": "ClassSpecificShapley | 30",
         "`SCAFFOLD` | 10": "SCAFFOLD | 10",
@@ -481,7 +473,6 @@ def sentences_of_results_performance():
     for row, key in rows.items():
         yield f"| {row} | | {source.models[key + ' | in a file']:.2f} |"
 
-    source = size()
     yield f"the first round starts after {source.many['before the first round']:.0f} seconds and a round takes {source.many['at last']:.2f} seconds"
 
     # not measured: versions and dates
