@@ -176,6 +176,27 @@ def test_message_that_two_processes_get_at_once_is_answered_once(tmp_path, monke
     assert first_server.responded == num_responses + NUM_TEST_SCORES
 
 
+def test_message_to_train_that_two_processes_get_at_once_trains_once(tmp_path, monkeypatch):
+    numbers_of_trainings = count(1)
+
+    def train_slowly(site, packet, memory):
+        time.sleep(0.5)
+        return Packet("update", {"number": next(numbers_of_trainings)})
+
+    def send_training(server):
+        return server.send("train", model=server.untrained_model(), round=1)
+
+    first_server = CuriousServer(tmp_path)
+    second_server = CuriousServer(tmp_path, greets=False)
+    second_server.last_visit = first_server.last_visit
+    monkeypatch.setattr(Site, "_trained", train_slowly)
+
+    with ThreadPoolExecutor() as pool:
+        updates = list(pool.map(send_training, [first_server, second_server]))
+
+    assert [update.plain["number"] for update in updates] == [1, 1]
+
+
 def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     response = loss_of(server, 3)
