@@ -69,9 +69,9 @@ from flsv.retraining.price import (
     Choice,
     PriceList,
     Request,
-    batches_of_clients,
     choose,
     one_by_one,
+    price_list,
 )
 from flsv.retraining.progress import seconds_of_values, showing_progress
 from flsv.retraining.scoring import ModelScoring
@@ -323,7 +323,14 @@ class CoalitionPlan:
                 remove_coalitions(self._run.folder)
         self._copy_from_earlier_folder()
         if not self._trains_at_sites:
-            self._choose(self._price_list(scored_module.outputs))
+            trial = ONE_BY_ONE  # there will be no values
+            if self._dry_run_result is not None:
+                trial = self._dry_run_result.rows_or_reason()
+            run = self._run
+            prices = price_list(
+                self.config, run, self._mean_cohort_size, trial, scored_module.outputs
+            )
+            self._choose(prices)
         self._store = open_store(
             self._run,
             self._metrics,
@@ -341,23 +348,6 @@ class CoalitionPlan:
         elif self._trains_at_sites and num_rounds > 0:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(num_rounds - 1, is_run_over=True)
-
-    def _price_list(self, outputs: Outputs) -> PriceList:
-        """Return the prices of coalitions, given the outputs of one model on the validation samples."""
-        trial = ONE_BY_ONE
-        if self._dry_run_result is not None:
-            trial = self._dry_run_result.rows_or_reason()
-        data = self._run.data
-        num_scored_batches = None
-        if outputs:
-            num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
-        return PriceList(
-            batches_of_clients(self.config, data),
-            self._mean_cohort_size or data.num_clients,
-            trial,
-            num_rounds=max(1, self._run.trainer.max_epochs or 1),
-            num_scored_batches=num_scored_batches,
-        )
 
     def _score_module(self) -> ScoredModel:
         """Score the run's module, and measure how long it takes. Check the scores of a module that is not trained."""
@@ -378,14 +368,13 @@ class CoalitionPlan:
 
     def _limit_valued_rounds(self, num_validation_samples: int) -> None:
         """Let metrics have values after fewer rounds if scoring all coalitions' models takes long beside training."""
+        assert self._prices is not None
         masks = self._planned_masks(self._run.data.num_clients)
         if self._choice.is_at_once:
-            assert self._prices is not None
             max_valued_rounds = self._prices.num_valued_rounds(masks)
         else:
-            num_trained = self._num_trained_samples(masks)
             num_scored = len(masks) * num_validation_samples
-            max_valued_rounds = num_valued_rounds(num_trained, num_scored=num_scored)
+            max_valued_rounds = num_valued_rounds(self._num_trained_samples(masks), num_scored)
         for metric in self._metrics.values():
             metric.max_valued_rounds = max_valued_rounds
 

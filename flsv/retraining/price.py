@@ -24,7 +24,9 @@ from flsv.metrics.coalitions.design import (
     num_valued_rounds,
     with_any_halves,
 )
+from flsv.retraining.measured_run import MeasuredRun
 from flsv.sampling import ClientSampler
+from flsv.values.coalition_files import Outputs
 
 # All constants are relative to the time of Lightning's own work for a step of one small model.
 #: Multiplications and additions, in millions, that take as long: of one model, and of rows.
@@ -177,6 +179,27 @@ def batches_of_clients(config: FederationConfig, data: FederatedDataModule) -> l
         num_epochs = config.work_of(name).epochs or 1
         num_batches.append(max(1, ceil(num_samples / batch_size) * num_epochs))
     return num_batches
+
+
+def price_list(
+    config: FederationConfig,
+    run: MeasuredRun,
+    clients_per_round: float | None,
+    trial: RowTrial,
+    outputs: Outputs,
+) -> PriceList:
+    """Return the prices of a run's coalitions, given the outputs of one model on the validation samples."""
+    data = run.data
+    num_scored_batches = None
+    if outputs:
+        num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
+    return PriceList(
+        batches_of_clients(config, data),
+        clients_per_round or data.num_clients,
+        trial,
+        num_rounds=max(1, run.trainer.max_epochs or 1),
+        num_scored_batches=num_scored_batches,
+    )
 
 
 def max_fits_of_retraining(sampler: ClientSampler, num_clients: int) -> float:
