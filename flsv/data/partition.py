@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Generator, Tensor
 
 from flsv.utilities.declared import ValidatedArguments
-from flsv.utilities.display import PALETTE, label_text
+from flsv.utilities.display import PALETTE, Shown, label_text
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
@@ -135,7 +135,6 @@ def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 _MAX_LEGEND_ENTRIES = 20
@@ -147,7 +146,7 @@ def plot_partition(
     counts: Tensor,
     class_names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
-) -> tuple[Figure, Axes]:
+) -> Shown:
     """Plot each client's number of samples per class as one stacked bar.
 
     Of more than 50 clients, the first 50 are shown. Up to 20 classes have a legend. pyplot's global state is not
@@ -159,7 +158,7 @@ def plot_partition(
         client_names: ``num_clients`` names of the bars. None: the clients' ids.
 
     Returns:
-        ``(figure, axes)``.
+        ``(figure, axes)``, which a notebook shows as a picture.
 
     Example:
         >>> import torch
@@ -184,7 +183,7 @@ def plot_partition(
     axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
     if 1 < num_classes <= _MAX_LEGEND_ENTRIES:
         figure.legend(loc="outside right upper", title="class", frameon=False)
-    return figure, axes
+    return Shown((figure, axes))
 
 
 def _draw_bars(

@@ -1,19 +1,19 @@
 """Pictures of contributions: heatmaps for per-class values, bars for one value per client, lines for values over
 rounds. Where a value is NaN, there is no bar, a gap in the line, or hatching in the heatmap.
 
-The figures are not registered with pyplot, so they need not be closed. A notebook shows them as :class:`Shown`.
+The figures are not registered with pyplot, so they need not be closed. A notebook shows them as
+:class:`flsv.utilities.display.Shown`.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from flsv.utilities.display import PALETTE, client_labels, label_text
+from flsv.utilities.display import PALETTE, Shown, client_labels, label_text
 
 #: Largest number of clients in a picture. If there are more, those with the highest and the lowest values are drawn.
 MAX_CLIENTS = 50
@@ -39,24 +39,6 @@ MIN_HEIGHT, MAX_HEIGHT = 2.4, 14
 #: Space for a character of a label, in inches. Labels below the axis are rotated.
 INCHES_PER_CHARACTER_BESIDE = 0.07
 INCHES_PER_CHARACTER_BELOW = 0.06
-
-
-class Shown(tuple[Any, ...]):
-    r"""A pair ``(figure, axis)`` that a notebook shows once as a picture.
-
-    Example:
-        >>> import torch
-        >>> plot_contributions(torch.tensor([0.5]))._repr_png_()[:4]
-        b'\x89PNG'
-    """
-
-    def _repr_png_(self) -> bytes | None:
-        figure = self[0]  # of (figure, axis)
-        if figure.canvas.manager is not None:
-            return None
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", bbox_inches="tight")
-        return buffer.getvalue()
 
 
 def plot_contributions(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 #: Confidence level of the intervals in the reports.
 INTERVAL_LEVEL = 0.9
@@ -116,3 +118,22 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
 def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
     """Return the labels of the clients 0 to ``count - 1``, see :func:`client_label`."""
     return [client_label(client, names) for client in range(count)]
+
+
+class Shown(tuple[Any, ...]):
+    r"""A pair ``(figure, axis)`` that a notebook shows once as a picture.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> figure = Figure()
+        >>> Shown([figure, figure.add_subplot()])._repr_png_()[:4]
+        b'\x89PNG'
+    """
+
+    def _repr_png_(self) -> bytes | None:
+        figure = self[0]  # of (figure, axis)
+        if figure.canvas.manager is not None:
+            return None
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()

@@ -253,7 +253,8 @@ def test_partition_plot_has_bars_of_the_counts_of_up_to_fifty_clients(clients, c
     counts = torch.randint(1, 9, (clients, classes), generator=make_generator())
     names = [f"hospital {client}" for client in range(clients)]
 
-    _, axes = plot_partition(counts, client_names=names)
+    picture = plot_partition(counts, client_names=names)
+    _, axes = picture
 
     # Each client has a row with a bar of each class. The bars of the last class end at its number of samples.
     num_rows = min(clients, 50)
@@ -265,6 +266,7 @@ def test_partition_plot_has_bars_of_the_counts_of_up_to_fifty_clients(clients, c
     assert right_edges_of_last_class == sizes.tolist()
     assert names_of_rows == names[:num_rows]
     assert axes.get_title() == title
+    assert picture._repr_png_().startswith(b"\x89PNG")  # a notebook shows it
 
 
 LABELS_OF_FIVE_CLASSES = torch.randint(0, 5, (1000,), generator=make_generator())
