@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UV = $(PYTHON) -m uv pip
 
-.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part slow coverage notebooks docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -80,6 +80,9 @@ coverage: ## lines reached by the fast tests, as a report
 	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
 	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling \
 	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py
+
+notebooks: ## the lessons of docs/notebooks, run, with what they print and draw
+	$(PYTHON) tools/docs_render.py
 
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,23 @@ def without_numbers(cell: dict[str, Any]) -> list[Any]:
     """Return what a cell says and which outputs it has: other machines may round and draw otherwise."""
     words = []
     for output in cell.get("outputs", []):
-        if output.get("data"):
-            words.append(list(output["data"]))
-        else:
-            words.append(re.sub(r"[-\d.]+ *", "#", "".join(output["text"])))
+        data = output.get("data", {})
+        words.append(sorted(data))
+        text = output.get("text", data.get("text/plain", ""))
+        words.append(re.sub(r"[-\d.]+ *", "#", "".join(text)))
 
     return [cell["cell_type"], "".join(cell["source"]), words]
 
 
 @lessons
 def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path):
-    expected = [cell.text for cell in docs_render.cells(path.read_text(encoding="utf-8"))]
+    jupytext = pytest.importorskip("jupytext", reason="flsv[docs] is not installed")
+    expected = [cell.source for cell in jupytext.read(path).cells]
 
     cells = notebook_of(path)
 
     texts = ["".join(cell["source"]) for cell in cells]
-    assert texts == expected, "run python tools/docs_render.py"
+    assert texts == expected, "run make notebooks"
     assert path.with_suffix(".ipynb").stat().st_size < 200_000
 
 
@@ -53,14 +53,13 @@ def test_page_of_a_notebook_shows_all_its_pictures(path):
 @pytest.mark.slow
 @lessons
 def test_notebook_has_the_outputs_that_the_lesson_gives_now(path):
-    started_at = time.process_time()
+    nbformat = pytest.importorskip("nbformat", reason="flsv[docs] is not installed")
     ran = docs_render.run(path)
 
-    assert time.process_time() - started_at < 30  # of the processor: a lesson is no benchmark
-    assert ran[0].text.startswith("# ")
-    assert any(cell.printed for cell in ran)
+    assert ran.cells[0].source.startswith("# ")
+    assert any(cell.get("outputs") for cell in ran.cells)
 
-    cells = json.loads(docs_render.notebook(ran))["cells"]
+    cells = json.loads(nbformat.writes(ran))["cells"]
     expected = notebook_of(path)
 
     assert [*map(without_numbers, cells)] == [*map(without_numbers, expected)]
