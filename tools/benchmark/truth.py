@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from benchmark.federation import Federation, quiet
 from benchmark.result_file import ResultFile
 from benchmark.scores import NAN, spearman
 from flsv.configuration.federation_config import Reporting
+from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -103,13 +106,9 @@ class TruthTable(CoalitionStore):
             super().add(row["seed"], row["coalition"], {NO_ROUND: model})
 
     @property
-    def seeds(self) -> list[int]:
-        """Return the seeds with utilities, ascending."""
-        return sorted({training.seed for training in self._models})
-
-    def coalitions(self, seed: int) -> set[Members]:
-        """Return the coalitions that have utilities for a seed."""
-        return {training.members for training in self._models if training.seed == seed}
+    def trainings(self) -> list[Training]:
+        """Return all seeds and coalitions that have a utility, in an order that does not depend on that of training."""
+        return sorted(self._models, key=lambda each: (each.seed, len(each.members), each.members))
 
     def add(
         self,
@@ -123,13 +122,8 @@ class TruthTable(CoalitionStore):
             self._file.add([self._row(Training(seed, members))])
 
     def sort(self) -> None:
-        """Write the rows in an order that does not depend on that of the trainings."""
-
-        def sort_key(training: Training) -> tuple[int, int, Members]:
-            return training.seed, len(training.members), training.members
-
-        trainings = sorted(self._models, key=sort_key)
-        self._file.replace([self._row(training) for training in trainings])
+        """Write the rows in the order of :attr:`trainings`."""
+        self._file.replace(map(self._row, self.trainings))
 
     def _row(self, training: Training) -> list[object]:
         (model,) = self._models[training].values()
@@ -148,15 +142,6 @@ def _read_members(cell: str) -> Members:
     return members
 
 
-def exact_truth(
-    seeds: Sequence[int],
-    utilities: Tensor,
-) -> Truth:
-    """Compute the clients' exact Shapley values from all coalitions' utilities ``[s, 2^n]`` for s training seeds."""
-    values = shapley_of_table(utilities.T.contiguous()).T
-    return Truth(tuple(seeds), values, utilities)
-
-
 def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
     """Return a federation's ground truth from the table ``<name>.csv`` in ``folder``.
 
@@ -170,29 +155,27 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
             f"there is no truth of {federation.name} ({path}): make it, {command}"
         )
     store = TruthTable(path, truth_settings(federation, folder))
-    if not store.seeds:
+    seeds = sorted({training.seed for training in store.trainings})
+    if not seeds:
         raise ConfigurationError(
             f"{path} holds no coalition yet. Go on with the command that makes it, {command}."
         )
 
-    last_client = 0
-    for seed in store.seeds:
-        for members in store.coalitions(seed):
-            last_client = max([last_client, *members])
+    last_client = max(max(training.members, default=0) for training in store.trainings)
     masks = all_coalitions(last_client + 1)
-    missing = []
-    for seed in store.seeds:
-        for members in store.missing(seed, members_of(masks)):
-            missing.append((seed, members))
+    coalitions = members_of(masks)
+    missing = [(seed, members) for seed in seeds for members in store.missing(seed, coalitions)]
     if missing:
         seed, members = missing[0]
         raise ConfigurationError(
-            f"{path}: {len(missing)} of {len(store.seeds) * len(masks)} coalitions are missing, such as "
+            f"{path}: {len(missing)} of {len(seeds) * len(masks)} coalitions are missing, such as "
             f"{list(members)} of seed {seed}. Go on with the command that makes it, {command}."
         )
 
-    utilities = [stored_utilities(store, seed, masks) for seed in store.seeds]
-    return exact_truth(store.seeds, torch.stack(utilities))
+    utilities = torch.stack([stored_utilities(store, seed, masks) for seed in seeds])
+    # Exact Shapley values [s, n] of the tables [s, 2^n].
+    values = shapley_of_table(utilities.T.contiguous()).T
+    return Truth(tuple(seeds), values, utilities)
 
 
 def make_truth(
@@ -226,7 +209,7 @@ def make_truth(
     num_trained = 0
     for seed in seeds:
         num_trained += len(store.missing(seed, members_of(masks)))
-        _train(federation, masks, seed, store)
+        train_coalitions(federation, masks, seed, store)
     store.sort()
     federation.release()
     return num_trained
@@ -251,6 +234,7 @@ def train_coalitions(
     federation: Federation,
     masks: Tensor,
     seed: int,
+    store: CoalitionStore | None = None,
 ) -> Tensor:
     """Train each coalition by FedAvg, and return the performances of the trained models.
 
@@ -258,6 +242,7 @@ def train_coalitions(
         federation: the federation of the clients.
         masks: bool ``[K, n]``, the members of each of the K coalitions. The empty coalition has the initial model.
         seed: seed of the initial weights, which all coalitions share, and of the clients' batches.
+        store: has coalitions that are not trained again, and gets the others.
 
     Returns:
         Float64 ``[K]``, the performance of each coalition's model, as the federation defines it. More is better.
@@ -265,37 +250,7 @@ def train_coalitions(
     Raises:
         ConfigurationError: a training failed.
     """
-    store = CoalitionStore(None, [UTILITY_NAME], settings={})
-    _train(federation, masks, seed, store)
-    return stored_utilities(store, seed, masks)
-
-
-def stored_utilities(
-    store: CoalitionStore,
-    seed: int,
-    masks: Tensor,
-) -> Tensor:
-    """Return the utilities of K coalitions after training, float64 ``[K]``, or raise KeyError."""
-    models = store.scores(seed).models
-    utilities = []
-    for members in members_of(masks):
-        (model,) = models[members].values()
-        (utility,) = model.utilities[UTILITY_NAME]
-        utilities.append(utility)
-    return torch.tensor(utilities, dtype=torch.float64)
-
-
-def _train(
-    federation: Federation,
-    masks: Tensor,
-    seed: int,
-    store: CoalitionStore,
-) -> None:
-    """Train the coalitions that are missing in a store."""
     measure = performance_of("make_truth", federation.performance, federation.mode)
-    data = federation.datamodule()
-    samples = federation.num_samples.tolist()
-
     # The loop's own seed: with the same seed it starts from the same weights.
     with isolated_rngs(seed, "benchmark"), quiet():
         loop = FederatedLoop(
@@ -305,11 +260,41 @@ def _train(
             seed=seed,
             reporting=Reporting(table=False, figures=0, files=False),
         )
-        run_copy = copy_of_run(federation.trainer(loop), federation.module(), data)
+        trainer = federation.trainer(loop)
+        return train_copies(
+            trainer, federation.module(), federation.datamodule(), measure, masks, seed, store
+        )
 
+
+def train_copies(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: FederatedDataModule,
+    measure: Any,
+    masks: Tensor,
+    seed: int,
+    store: CoalitionStore | None = None,
+) -> Tensor:
+    """Train each of K coalitions, bool masks ``[K, n]``, as the copy of a run, and return what the ``measure`` says of
+    the models after its last round, float64 ``[K]``."""
+    if store is None:
+        store = CoalitionStore(None, [UTILITY_NAME], settings={})
+    last_round = int(trainer.max_epochs or 1) - 1
     training = CoalitionTraining(
-        CopiedFits(run_copy, {UTILITY_NAME: measure}),
-        TrainingJob(members=(), seed=seed, rounds=(federation.rounds - 1,)),
-        num_samples=samples,
+        CopiedFits(copy_of_run(trainer, module, data), {UTILITY_NAME: measure}),
+        TrainingJob(members=(), seed=seed, rounds=(last_round,)),
+        num_samples=data.num_samples.tolist(),
     )
     training.train(members_of(masks), store)
+    return stored_utilities(store, seed, masks)
+
+
+def stored_utilities(store: CoalitionStore, seed: int, masks: Tensor) -> Tensor:
+    """Return the utilities of K coalitions after training, float64 ``[K]``, or raise KeyError."""
+    models = store.scores(seed).models
+    utilities = []
+    for members in members_of(masks):
+        (model,) = models[members].values()
+        (utility,) = model.utilities[UTILITY_NAME]
+        utilities.append(utility)
+    return torch.tensor(utilities, dtype=torch.float64)

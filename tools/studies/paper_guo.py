@@ -14,13 +14,11 @@ from itertools import pairwise
 import lightning as L
 import torch
 from cells import Cell, Measured, built, federated_loop
-from common import quiet_trainer
-from lightning.pytorch.accelerators import CPUAccelerator
 from own_models import OwnModels
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from benchmark.truth import UTILITY_NAME, stored_utilities
+from benchmark.truth import train_copies
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,
@@ -29,11 +27,6 @@ from flsv.functional import (
     permutation_shapley,
 )
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.games.members import members_of
-from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.copied_fits import CopiedFits, copy_of_run
-from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.training_job import TrainingJob
 from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
@@ -63,7 +56,9 @@ def retrained(cell: Cell, root: str) -> Measured:
         data = cli.datamodule
         data.prepare_data()
         data.setup("fit")
-        utilities = _utilities(cli, cell.seed)
+        L.seed_everything(cell.seed, verbose=False)
+        masks = all_coalitions(data.num_clients)
+        utilities = train_copies(cli.trainer, cli.model, data, "accuracy", masks, cell.seed)
 
     bits = 1 << torch.arange(data.num_clients)
 
@@ -81,30 +76,6 @@ def retrained(cell: Cell, root: str) -> Measured:
         )
         values_by_estimator[name] = estimate.values.tolist()
     return {"values": values_by_estimator}
-
-
-def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
-    """Train all coalitions, and return their accuracies, ``[2^n]`` in the order of their numbers."""
-    is_on_cpu = isinstance(cli.trainer.accelerator, CPUAccelerator)
-    num_rounds = int(cli.trainer.max_epochs or 1)
-    trainer = quiet_trainer(
-        cli.trainer.default_root_dir,
-        rounds=num_rounds,
-        callbacks=[federated_loop(cli.trainer)],
-        accelerator="cpu" if is_on_cpu else "auto",
-    )
-    L.seed_everything(seed, verbose=False)
-    data = cli.datamodule
-    run_copy = copy_of_run(trainer, cli.model, data)
-    training = CoalitionTraining(
-        CopiedFits(run_copy, {UTILITY_NAME: "accuracy"}),
-        TrainingJob(members=(), seed=seed, rounds=(num_rounds - 1,)),
-        num_samples=data.num_samples.tolist(),
-    )
-    masks = all_coalitions(data.num_clients)
-    store = CoalitionStore(None, [UTILITY_NAME], settings={})
-    training.train(members_of(masks), store)
-    return stored_utilities(store, seed, masks)
 
 
 def tested(cell: Cell, root: str) -> Measured:
