@@ -72,7 +72,7 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     arguments = [
         str(path),
         "--kept",
-        str(tmp_path / "kept.jsonl"),
+        str(tmp_path / "kept"),
         "--root",
         str(tmp_path),
         "--workers",

@@ -11,26 +11,30 @@ import hashlib
 import importlib
 import inspect
 import json
+import logging
 import shlex
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import joblib
 import lightning as L
+import torch
 import yaml
-from common import be_quiet
 
 import flsv
 from flsv import FederatedLoop
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.utilities.errors import ConfigurationError
 
+# Studies import the package benchmark, which is beside their folder.
+sys.path.append(str(Path(__file__).parents[1]))
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUIET = {
     "trainer.logger": False,
@@ -88,8 +92,11 @@ def named(path: str) -> Any:
 
 
 def measure(cell: Cell, root: str) -> Measured:
-    """Run a cell in this process."""
-    be_quiet()
+    """Run a cell in this process, with one thread and without a word of Lightning's."""
+    torch.set_num_threads(1)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
     try:
         return named(cell.measure)(cell, root)
     finally:
@@ -180,62 +187,8 @@ def version(cell: Cell) -> str:
     return digest.hexdigest()[:16]
 
 
-class Kept:
-    """The finished cells in a file of JSON lines; it need not exist."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lines: dict[tuple[str, str], Measured] = {}
-        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue  # the line that was being written when the table was killed
-            self._lines[line["command"], line["version"]] = line["result"]
-
-    def find(self, cell: Cell) -> Measured | None:
-        return self._lines.get((cell.command, version(cell)))
-
-    def keep(self, cell: Cell, result: Measured) -> None:
-        """Append a line."""
-        line = {"row": cell.row, "column": cell.column, "seed": cell.seed, "command": cell.command}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
-        with self.path.open("a") as file:
-            file.write(
-                "\n" * cut + json.dumps({**line, "version": version(cell), "result": result}) + "\n"
-            )
-
-
-def check_sources(cells: Sequence[Cell], root: str) -> None:
-    """Raise SystemExit with one line if the data of a cell cannot be read: one cell of each source is tried."""
-    by_source: dict[str, Cell] = {}
-    for cell in cells:
-        by_source.setdefault(source_of(cell), cell)
-    for source, cell in by_source.items():
-        try:
-            with built(cell, root) as cli:
-                cli.datamodule.prepare_data()
-                cli.datamodule.setup("fit")
-        except (ConfigurationError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise SystemExit(
-                f"the data {source} are needed, and cannot be read below {root} (--root): {reason}"
-            ) from error
-
-
-def source_of(cell: Cell) -> str:
-    """Return the name of the data of a cell."""
-    source: Any = cell.overrides.get("data.source")
-    for file in cell.files:
-        if source is None:
-            content = yaml.safe_load((CONFIGS / file).read_text())
-            source = content.get("data", {}).get("source")
-    return str(source)
-
-
-def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Results:
-    """What was measured of every cell; those that are kept are not run again.
+def finish(cells: Sequence[Cell], folder: Path, root: str, workers: int = 2) -> Results:
+    """What was measured of every cell; those that are kept in the folder are not run again.
 
     Raises:
         ValueError: two cells have one row, column and seed.
@@ -243,25 +196,37 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Re
     """
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError("two cells of the table have the same row, column and seed.")
-    results = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
-    missing = [cell for cell in cells if cell.key not in results]
-    print(f"{len(results)} of {len(cells)} cells are kept in {kept.path}", flush=True)
-    start, failed = time.perf_counter(), []
-    with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(measure, cell, root): cell for cell in missing}
-        for done, future in enumerate(as_completed(running), 1):
-            cell = running[future]
-            name = f"{cell.column}, {cell.row}, seed {cell.seed}"
-            if error := future.exception():
-                failed.append(f"{name}: {error}\n  {cell.command}")
-                print(f"failed: {failed[-1]}", flush=True)
-                continue
-            results[cell.key] = future.result()
-            kept.keep(cell, results[cell.key])
-            print(f"{done}/{len(missing)} {name}: {time.perf_counter() - start:.0f} s", flush=True)
+    memory = joblib.Memory(folder, verbose=0)
+    start, results, failed = time.perf_counter(), Results(), []
+    jobs = (joblib.delayed(outcome)(cell, root, memory) for cell in cells)
+    done = joblib.Parallel(workers, return_as="generator_unordered")(jobs)
+    for number, (cell, result, error) in enumerate(done, 1):
+        name = f"{number}/{len(cells)} {cell.column}, {cell.row}, seed {cell.seed}"
+        if error:
+            failed.append(f"{name}: {error}\n  {cell.command}")
+            print(f"failed: {failed[-1]}", flush=True)
+            continue
+        results[cell.key] = result
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
-    return results
+    return {cell.key: results[cell.key] for cell in cells}  # in the table's order
+
+
+def outcome(cell: Cell, root: str, memory: joblib.Memory) -> tuple[Cell, Measured, str]:
+    """A cell, what was measured of it, now or before, and why there is nothing."""
+    kept = memory.cache(measure_once, ignore=["cell", "root"])
+    try:
+        return cell, kept(cell.key, cell.command, version(cell), cell, root), ""
+    except Exception as error:  # the other cells go on
+        return cell, {}, str(error) or repr(error)
+
+
+def measure_once(
+    key: tuple[str, str, int], command: str, version: str, cell: Cell, root: str
+) -> Measured:
+    """What is kept by a cell's place and command, and the version of its sources."""
+    return measure(cell, root)
 
 
 # ---- the command line

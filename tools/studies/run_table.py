@@ -35,7 +35,7 @@ from typing import Any
 
 import table_report
 import yaml
-from cells import Cell, Kept, Results, check_sources, finish, measure
+from cells import Cell, finish, measure
 from table_report import matches
 
 Choice = dict[str, Any]  # axis to the chosen name
@@ -53,23 +53,22 @@ def read_table(path: Path) -> dict[str, Any]:
         ValueError: a key that a table does not have.
     """
     table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    table = {
-        name: value for name, value in table.items() if not name.startswith("_")
-    }  # anchors of its own
-    _check(path, table, KEYS)
-    for show in table["tables"]:
-        _check(path, show, table_report.KEYS)
-    for block in table["blocks"]:
-        _check(path, block, BLOCK)
-        for part in (
-            part
-            for axis in block["axes"].values()
-            if isinstance(axis, Mapping)
-            for part in axis.values()
-        ):
-            _check(path, part or {}, PART)
-        for rule in block.get("rules", ()):
-            _check(path, rule, PART | {"if"})
+    # Without anchors of its own.
+    table = {name: value for name, value in table.items() if not name.startswith("_")}
+    blocks = table["blocks"]
+    axes = [axis for block in blocks for axis in block["axes"].values()]
+    parts = [part or {} for axis in axes if isinstance(axis, Mapping) for part in axis.values()]
+    rules = [rule for block in blocks for rule in block.get("rules", ())]
+    known_keys = [
+        (KEYS, [table]),
+        (table_report.KEYS, table["tables"]),
+        (BLOCK, blocks),
+        (PART, parts),
+        (PART | {"if"}, rules),
+    ]
+    for known, mappings in known_keys:
+        if strange := set().union(*mappings) - known:
+            raise ValueError(f"{path}: {sorted(strange)} is unknown: expected {sorted(known)}.")
     return table
 
 
@@ -90,13 +89,6 @@ def shortened(table: Mapping[str, Any], cell: Cell) -> Cell:
         if _matches(rule.get("if", {}), {"row": cell.row, "column": cell.column}):
             options |= rule["set"]
     return replace(cell, overrides=options)
-
-
-def _check(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
-    if strange := given.keys() - known:
-        raise ValueError(
-            f"{path}: {', '.join(sorted(strange))} is unknown: expected {', '.join(sorted(known))}."
-        )
 
 
 def _of_block(
@@ -235,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--kept",
         type=Path,
-        help="finished cells; default: runs/tables/NAME.jsonl",
+        help="folder of finished cells; default: runs/tables/NAME",
     )
     parser.add_argument("--csv", type=Path, help="write the tables there, too")
     options = parser.parse_args(arguments)
@@ -253,14 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    check_sources(cells, options.root)
     if options.short:
-        results: Results = {
-            cell.key: measure(shortened(table, cell), options.root) for cell in cells
-        }
+        results = {cell.key: measure(shortened(table, cell), options.root) for cell in cells}
     else:
-        finished_cells = Kept(options.kept or Path(f"runs/tables/{path.stem}.jsonl"))
-        results = finish(cells, finished_cells, options.root, options.workers)
+        folder = options.kept or Path("runs/tables", path.stem)
+        results = finish(cells, folder, options.root, options.workers)
     tables = table_report.report(table["tables"], results)
     print(f"\n{table_report.markdown(tables)}")
     if options.csv is not None:

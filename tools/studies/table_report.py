@@ -20,20 +20,19 @@ What stands under ``tables`` in a table's YAML, each with a ``title``:
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from cells import Results, named
-from common import grid
 from scipy import stats
 
 from flsv.utilities.csv_files import save_csv
 
-Lines = list[list[str]]
-Values = Mapping[tuple[str, str], pd.Series]  # of row and column, by seed
+Tables = dict[str, pd.DataFrame]  # of texts, by title
 KEYS = {
     "title",
     "value",
@@ -148,90 +147,80 @@ def over_columns(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return wide.mean(axis=1).reset_index(name="value").assign(column=name)
 
 
-def means(
-    values: Values, rows: Iterable[str], columns: Sequence[str], show: Mapping[str, Any]
-) -> Lines:
-    """Mean and deviation over the seeds, a line per row; the paper's number in brackets."""
-    lines, paper = [["", *columns]], show.get("paper", {})
-    for row in rows:
-        lines.append([row])
-        for column in columns:
-            numbers = values.get((row, column), pd.Series(dtype=float))
-            cell = spread(numbers, show.get("digits", 1))
-            theirs = paper.get(column, {}).get(row)
-            lines[-1].append(cell if theirs is None or cell == "-" else f"{cell} ({theirs})")
-    return lines
+def means(wide: pd.DataFrame, rows: Sequence[str], show: Mapping[str, Any]) -> pd.DataFrame:
+    """Mean and deviation over the seeds; the paper's number in brackets."""
+    columns, paper = wide.columns.unique("column"), show.get("paper", {})
+    texts = pd.DataFrame("-", rows, columns)
+    for row, column in wide.columns.intersection([*product(rows, columns)]):
+        text = spread(wide[row, column], show.get("digits", 1))
+        theirs = paper.get(column, {}).get(row)
+        texts.loc[row, column] = text if theirs is None or text == "-" else f"{text} ({theirs})"
+    return texts
 
 
-def differences(
-    values: Values, rows: Sequence[str], columns: Sequence[str], show: Mapping[str, Any]
-) -> Lines:
+def differences(wide: pd.DataFrame, rows: Sequence[str], show: Mapping[str, Any]) -> pd.DataFrame:
     """Ours against the best other row of each column, which is named; and the rows of ``minus``."""
-    lines, ours = [["minus", *columns]], show.get("ours", ())
+    columns, ours = wide.columns.unique("column"), show.get("ours", ())
+    texts = pd.DataFrame("-", pd.Index([], name="minus"), columns)
+    means_of_runs = wide.mean()
+
     for row in ours:
-        cells = []
+        texts.loc[f"{row} minus the best other"] = "-"
         for column in columns:
-            others = [
-                each
-                for each in show.get("others", rows)
-                if each not in ours and (each, column) in values
-            ]
-            known = pd.Series(
-                {each: values[each, column].mean() for each in others}, dtype=float
-            ).dropna()
-            if known.empty or (row, column) not in values:
-                cells.append("-")
-                continue
-            best = str(known.idxmax())
-            cells.append(f"{paired(values[row, column], values[best, column])} against {best}")
-        lines.append([f"{row} minus the best other", *cells])
+            others = [(each, column) for each in show.get("others", rows) if each not in ours]
+            known = means_of_runs.reindex(others).dropna()
+            if len(known) and (row, column) in wide:
+                best = known.idxmax()
+                text = f"{paired(wide[row, column], wide[best])} against {best[0]}"
+                texts.loc[f"{row} minus the best other", column] = text
     for row, others in show.get("minus", {}).items():
         for other in others:
-            pairs = [(values.get((row, column)), values.get((other, column))) for column in columns]
-            cells = ["-" if a is None or b is None else paired(a, b) for a, b in pairs]
-            lines.append([f"{row} minus {other}", *cells])
-    return lines
+            texts.loc[f"{row} minus {other}"] = "-"
+            for column in columns:
+                if (row, column) in wide and (other, column) in wide:
+                    text = paired(wide[row, column], wide[other, column])
+                    texts.loc[f"{row} minus {other}", column] = text
+    return texts
 
 
-def report(shows: Sequence[Mapping[str, Any]], results: Results) -> list[tuple[str, Lines]]:
-    """Every table that has a number: title and lines, the head first."""
-    made: list[tuple[str, Lines]] = []
+def report(shows: Sequence[Mapping[str, Any]], results: Results) -> Tables:
+    """Every table that has a number, by its title."""
+    made: Tables = {}
     for show in shows:
-        table = gathered(show, results)
-        parts = [(show["title"], table)]
+        table, title = gathered(show, results), show["title"]
+        parts = {title: table}
         if "average" in show and table["column"].nunique() > 1:
-            parts.append(
-                (f"{show['title']}: {show['average']}", over_columns(table, show["average"]))
-            )
-        for title, part in parts:
+            parts[f"{title}: {show['average']}"] = over_columns(table, show["average"])
+        for name, part in parts.items():
             if part.empty:
                 continue
-            values = {
-                key: each.set_index("seed")["value"]
-                for key, each in part.groupby(["row", "column"], sort=False)
-            }
-            patterns, columns = show.get("rows", ["*"]), list(part["column"].unique())
-            rows = list(
-                dict.fromkeys(r for p in patterns for r in part["row"] if fnmatchcase(r, str(p)))
-            )
-            made.append((title, means(values, rows, columns, show)))
-            if len(lines := differences(values, rows, columns, show)) > 1:
-                made.append((f"{title}: differences, 95 % paired interval", lines))
+            wide = part.pivot(index="seed", columns=["row", "column"], values="value")
+            wide = wide[[*dict.fromkeys(zip(part["row"], part["column"]))]]
+            patterns = show.get("rows", ["*"])
+            rows = [r for p in patterns for r in part["row"].unique() if fnmatchcase(r, str(p))]
+            rows = [*dict.fromkeys(rows)]
+            made[name] = means(wide, rows, show)
+            compared = differences(wide, rows, show)
+            if len(compared):
+                made[f"{name}: differences, 95 % paired interval"] = compared
     return made
 
 
-def markdown(tables: Sequence[tuple[str, Lines]]) -> str:
+def markdown(tables: Tables) -> str:
     """All tables below their titles."""
-    return "\n\n".join(f"{title}:\n\n{grid(lines)}" for title, lines in tables)
+    return "\n\n".join(f"{title}:\n\n{grid(table)}" for title, table in tables.items())
 
 
-def write_csv(path: Path, tables: Sequence[tuple[str, Lines]]) -> None:
+def grid(table: pd.DataFrame) -> str:
+    """A Markdown table, its head first."""
+    head = [table.index.name or "", *table.columns]
+    lines = [head, ["---"] * len(head), *table.reset_index().to_numpy()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_csv(path: Path, tables: Tables) -> None:
     """A line per entry: table, row, column, value."""
     lines = [["table", "row", "column", "value"]]
-    for title, (head, *body) in tables:
-        lines += [
-            [title, row, column, cell]
-            for row, *cells in body
-            for column, cell in zip(head[1:], cells)
-        ]
+    for title, table in tables.items():
+        lines += [[title, *place, text] for place, text in table.stack().items()]
     save_csv(path, lines)
