@@ -81,6 +81,11 @@ class Setting:
     def training_samples(self) -> TensorDataset:
         return self.samples(self.num_clients * self.samples_of_client)
 
+    def samples_on(self, accelerator: str) -> tuple[Tensor, ...]:
+        """Return the inputs and labels of all clients on the device of an accelerator."""
+        device = "cuda" if accelerator in ("gpu", "cuda") else "cpu"
+        return tuple(tensor.to(device) for tensor in self.training_samples().tensors)
+
     def module(self) -> L.LightningModule:
         torch.manual_seed(0)
         return Classifier(self.network())
@@ -149,6 +154,8 @@ COALITION_SETTINGS = {
     "lenet40": Setting(lenet, IMAGE, 10, 7, 230, 40, 180, batch_size=16),
     "resnet18": Setting(resnet18, (3, 32, 32), 10, 7, 270, 2, 210),
 }
+
+
 #: Federations whose coalitions all train at once. Images have 8 x 8 pixels.
 AT_ONCE_SETTINGS = {
     "mlp5": Setting(partial(mlp, 64, features=64, classes=10), (64,), 10, 5, 216, 8, 450, 16),
@@ -170,14 +177,9 @@ class RoundTimer(L.Callback):
 
     only_watches = True
 
-    def __init__(self) -> None:
+    def on_train_start(self, *arguments: Any) -> None:
         self.seconds: list[tuple[float, float]] = []
         self._start = _now()
-
-    def on_train_start(self, *arguments: Any) -> None:
-        processor_at_begin, _ = self._start
-        self._start = _now()
-        self.preparation = self._start[0] - processor_at_begin
 
     def on_train_epoch_end(self, *arguments: Any) -> None:
         self.end_round()
@@ -193,11 +195,7 @@ class RoundTimer(L.Callback):
     def numbers(self) -> dict[str, float]:
         """Return the medians of the rounds, without the first one, which warms up."""
         processor, clock = map(statistics.median, zip(*self.seconds[1:]))
-        numbers = {
-            "round_processor_s": processor,
-            "round_s": clock,
-            "before_rounds_s": self.preparation,
-        }
+        numbers = {"round_processor_s": processor, "round_s": clock}
         if torch.cuda.is_available():
             numbers["device_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         return numbers
@@ -247,10 +245,9 @@ def fit(
 
 def fit_plainly(setting: Setting, accelerator: str = "cpu") -> dict[str, float]:
     """Federated averaging on tensors that are there, and nothing else."""
-    device = torch.device("cuda" if accelerator in ("gpu", "cuda") else "cpu")
-    x, y = (tensor.to(device) for tensor in setting.training_samples().tensors)
+    x, y = setting.samples_on(accelerator)
     clients = torch.arange(len(x)).split(setting.samples_of_client)
-    server = setting.network().to(device)
+    server = setting.network().to(x.device)
     timer = RoundTimer()
     timer.on_train_start()
     for _ in range(setting.num_rounds):
@@ -258,7 +255,7 @@ def fit_plainly(setting: Setting, accelerator: str = "cpu") -> dict[str, float]:
         for client in clients:
             model = copy.deepcopy(server)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            for rows in client[torch.randperm(len(client))].to(device).split(setting.batch_size):
+            for rows in client[torch.randperm(len(client))].to(x.device).split(setting.batch_size):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
@@ -271,8 +268,7 @@ def fit_plainly(setting: Setting, accelerator: str = "cpu") -> dict[str, float]:
 
 def fit_by_trainer(setting: Setting, accelerator: str = "cpu") -> dict[str, float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs."""
-    device = torch.device("cuda" if accelerator in ("gpu", "cuda") else "cpu")
-    x, y = (tensor.to(device) for tensor in setting.training_samples().tensors)
+    x, y = setting.samples_on(accelerator)
     batches = list(zip(x.split(setting.batch_size), y.split(setting.batch_size)))
     timer = RoundTimer()
     trainer_of(setting, [timer], accelerator).fit(
