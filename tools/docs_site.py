@@ -11,7 +11,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,20 +124,6 @@ def rendered(template: str, **given: Any) -> str:
     return TEMPLATES.get_template(template).render(site=globals(), **given).rstrip() + "\n"
 
 
-def _check_entry(path: Path, facts: dict[str, Any]) -> None:
-    """Raise ValueError if an entry lacks a key or has an unknown one. The message says what to write."""
-    keys = {key.name: key for key in fields(Algorithm)}
-    unknown = sorted(facts.keys() - keys.keys())
-    required = [name for name, key in keys.items() if key.default is key.default_factory is MISSING]
-    absent = [name for name in required if name not in facts]
-    if unknown or absent:
-        raise ValueError(
-            f"configs/{path.name}: the entry in its comment has no {absent} and knows no {unknown}. Write "
-            "'# papers: [\"[Authors, venue](address)\"]' or '# papers: []', '# gives: ...' and '# not_for: ...' below "
-            "'# title: ...'."
-        )
-
-
 @cache
 def algorithms() -> tuple[Algorithm, ...]:
     """All algorithms, by their titles."""
@@ -147,9 +133,13 @@ def algorithms() -> tuple[Algorithm, ...]:
         entry = _ENTRY.search(text)
         if entry is not None:
             facts = yaml.safe_load(text[entry.start() :])
-            facts.setdefault("configs", [path.stem])
-            _check_entry(path, facts)
-            entries.append(Algorithm(**facts))
+            try:
+                entries.append(Algorithm(**{"configs": [path.stem], **facts}))
+            except TypeError as error:
+                raise ValueError(
+                    f"configs/{path.name}: the entry in its comment: {error}. Write '# papers: [\"[Authors, venue]"
+                    "(address)\"]' or '# papers: []', '# gives: ...' and '# not_for: ...' below '# title: ...'."
+                ) from error
     entries.sort(key=lambda algorithm: algorithm.title.casefold())
     return tuple(entries)
 
@@ -289,13 +279,18 @@ def source_of(package: str) -> Path:
 
 def tier(package: str) -> str:
     """What a package promises about its names, as its docstring says in a line of its own."""
-    path = source_of(package)
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    line = _TIER.search(docstring)
+    line = _TIER.search(docstring(package))
     if line is None:
-        tiers = "stable, provisional or contrib"
-        raise ValueError(f"{path.relative_to(ROOT)}: add to its docstring the line Tier: {tiers}.")
+        path = source_of(package).relative_to(ROOT)
+        raise ValueError(
+            f"{path}: add to its docstring the line Tier: stable, provisional or contrib."
+        )
     return line[1]
+
+
+def docstring(package: str) -> str:
+    """What a package or module says of itself, without importing it."""
+    return ast.get_docstring(ast.parse(source_of(package).read_text())) or ""
 
 
 def public_names(package: str) -> list[str]:
@@ -341,12 +336,9 @@ def metrics() -> list[str]:
 
 def questions() -> dict[str, list[str]]:
     """Question to the names of the metrics that answer it, as the package's docstring has them."""
-    text = (
-        ast.get_docstring(ast.parse((ROOT / "flsv" / "metrics" / "__init__.py").read_text())) or ""
-    )
     return {
         question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
-        for question, names in _QUESTION.findall(text)
+        for question, names in _QUESTION.findall(docstring(METRICS))
     }
 
 
@@ -425,9 +417,8 @@ def result_addresses() -> list[str]:
 
 
 def algorithm_navigation() -> list[Any]:
-    """The list of algorithms, then each of them."""
-    pages = [{algorithm.title: page_of(algorithm)} for algorithm in algorithms()]
-    return ["algorithms/index.md", *pages]
+    """A page per algorithm."""
+    return [{algorithm.title: page_of(algorithm)} for algorithm in algorithms()]
 
 
 def reference_navigation() -> list[Any]:
@@ -444,21 +435,16 @@ def on_config(config: Any) -> Any:
         config.repo_url = url
         config.repo_name = "flsv"
 
+    made = {
+        "Algorithms": algorithm_navigation,
+        "Notebooks": lambda: [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS],
+        "Results": result_addresses,
+        "Reference": reference_navigation,
+    }
     for section in config.nav:
-        if "Algorithms" in section:
-            section["Algorithms"] = algorithm_navigation()
-        if "Notebooks" in section:
-            section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS]
-        if "Results" in section:
-            section["Results"] = result_addresses()
-        if "Reference" in section:
-            written_pages = section["Reference"]
-            public_pages = [
-                "reference/api.md",
-                {"Attributes of a round": "reference/round.md"},
-                "reference/what_crosses.md",
-            ]
-            section["Reference"] = [*public_pages, *written_pages, *reference_navigation()]
+        ((name, written_pages),) = section.items()
+        if name in made:
+            section[name] = [*written_pages, *made[name]()]
     return config
 
 
