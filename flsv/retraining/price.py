@@ -190,7 +190,7 @@ def price_list(
 ) -> PriceList:
     """Return the prices of a run's coalitions, given the outputs of one model on the validation samples."""
     data = run.data
-    num_scored_batches = None
+    num_scored_batches: float | None = None
     if outputs:
         num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
     return PriceList(
