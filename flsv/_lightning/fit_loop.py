@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,6 +33,17 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
 _PLATEAU_KEY = "plateau_values"
+
+
+class Phase(Enum):
+    """What is done with a round at present."""
+
+    BETWEEN_ROUNDS = auto()
+    #: From the hooks at its start until the last client has trained.
+    CLIENTS = auto()
+    SERVER = auto()
+    #: It has ended before the last client has trained.
+    DISCARDED = auto()
 
 
 class LoadersOfFit(CombinedLoader):
@@ -215,7 +227,7 @@ class FederatedFitLoop(_FitLoop):
     Attributes:
         has_begun_round: whether the hooks at the round's start have run. They are not called again for a checkpoint's
             epoch.
-        is_in_round: whether a round is unfinished.
+        phase: what is done with a round at present.
     """
 
     # Lightning does not declare all attributes of these.
@@ -223,7 +235,7 @@ class FederatedFitLoop(_FitLoop):
     epoch_loop: Any
 
     has_begun_round = False
-    is_in_round = False
+    phase = Phase.BETWEEN_ROUNDS
     _first_batch_index = 0
     _make_loader: Callable[[], Any] | None = None
 
@@ -282,6 +294,11 @@ class FederatedFitLoop(_FitLoop):
         self.trainer.fit_loop = fit_loop
 
     @property
+    def is_in_round(self) -> bool:
+        """Whether a round is unfinished."""
+        return self.phase is not Phase.BETWEEN_ROUNDS
+
+    @property
     def round_loader(self) -> Any:
         """The round's CohortLoader, None before the first round. ``trainer.train_dataloader`` is a different loader."""
         return self._combined_loader.flattened[0]
@@ -332,7 +349,7 @@ class FederatedFitLoop(_FitLoop):
         self._rounds.begin_round()
         # Lightning calls the hooks at the epoch's start, which may save a checkpoint. It counts the epoch as started,
         # except if it only ends the epoch of a checkpoint.
-        self.is_in_round = True
+        self.phase = Phase.CLIENTS
         super().on_advance_start()
         self.epoch_loop.has_stepped_plateaus = False
         self.has_begun_round = progress.started > num_started_before
@@ -345,7 +362,7 @@ class FederatedFitLoop(_FitLoop):
         if self.has_begun_round:
             self._rounds.run_round()
         else:  # Lightning only ends the epoch of a checkpoint
-            self.is_in_round = False
+            self.phase = Phase.BETWEEN_ROUNDS
             super().advance()
 
     def on_advance_end(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 
+from flsv._lightning.fit_loop import Phase
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     ALONE,
@@ -109,7 +110,6 @@ class Engine:
         self.has_begun = False
 
         # State of the round.
-        self.is_discarded = False
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
         self.broken_clients: list[int] = []
@@ -188,7 +188,6 @@ class Engine:
         self.updates = []
         self.broken_clients = []
         self._num_trained = 0
-        self.is_discarded = False
 
         self._train(batches)
         if not self.is_complete:
@@ -348,11 +347,12 @@ class Engine:
     def discard(self) -> bool:
         """Discard an unfinished round, and return whether there was one."""
         self.store.discard()
-        if not self.has_begun or self.is_discarded:
+        if self.loop.phase is Phase.DISCARDED:
             return False
         self.local_training.discard()
         self._forget_round()
-        self.is_discarded = True
+        if self.loop.phase is Phase.CLIENTS:
+            self.loop.phase = Phase.DISCARDED
         return True
 
     def _forget_round(self) -> None:

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.fit_loop import Phase
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.several_processes import (
     LoggedValues,
@@ -330,7 +331,8 @@ class SeveralRanks(Engine):
 
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # If this rank's epoch has ended early, the other ranks do not take part.
-        return [value] if self.is_discarded else self.ranks.all_gather(value, exchange_name)
+        is_alone = self.loop.phase is Phase.DISCARDED
+        return [value] if is_alone else self.ranks.all_gather(value, exchange_name)
 
 
 def _merge_by_client(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

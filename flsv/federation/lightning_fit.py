@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from flsv import scores
-from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
+from flsv._lightning.fit_loop import FederatedFitLoop, Phase, Rounds
 from flsv._lightning.patches import (
     LastCallback,
     PatchedAttributes,
@@ -323,15 +323,11 @@ class LightningFit(Rounds):
     def run_round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.reports is not None
-        index = self.state.round_index
-        is_last = index + 1 == self.trainer.max_epochs
+        is_last = self.state.round_index + 1 == self.trainer.max_epochs
         try:
             is_complete = self.running.run_round(self.reports.write_round, is_last)
         except StopIteration:  # Lightning would interpret this error as the end of the fit
             is_complete = False
-        finally:  # the round is over even if the next cohort cannot be drawn
-            is_over = self.state.round_index != index
-            self.loop.is_in_round = not is_over
         if not is_complete:
             self._discard_interrupted_round()
             return
@@ -433,7 +429,7 @@ class LightningFit(Rounds):
         """Change a checkpoint that is being saved to the state between two rounds."""
         if self.federation is None:
             return
-        if self.federation.is_at_server:
+        if self.loop.phase is Phase.SERVER:
             # An error was raised between the clients' training and the end of the round.
             mark_as_refused(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         if self.reports is not None:

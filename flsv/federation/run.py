@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import Tensor
 
+from flsv._lightning.fit_loop import Phase
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round, Split
@@ -57,7 +58,6 @@ class FederationRun:
         self.engine = engine
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
-        self.is_at_server = False
         # Descriptions of how copies and coalitions differ from the run, which are consistency warnings.
         self.coalition_differences: list[str] = []
         self.space = engine.space
@@ -216,8 +216,8 @@ class FederationRun:
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return its view of the round."""
-        self.is_at_server = True
         engine = self.engine
+        engine.loop.phase = Phase.SERVER
         self._count_messages(instructions)
         with self._warnings_once():
             round = self.server.receive(
@@ -342,7 +342,7 @@ class FederationRun:
         # Clients' states are stored first, since the draw may send requests, to which clients respond with this state.
         self.engine.commit()
         self.state.round_index += 1
-        self.is_at_server = False
+        self.engine.loop.phase = Phase.BETWEEN_ROUNDS  # even if the next cohort cannot be drawn
         self.state.cohort = []
         if not is_last:
             self.draw_cohort()

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
+from flsv._lightning.fit_loop import FederatedFitLoop, Phase, Rounds
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Traffic, opened
 from flsv.core.parameter_space import ParameterSpace
@@ -310,6 +310,7 @@ class SiteTraining(L.Callback, Rounds):
         if self.update is None:
             return  # the site has not taken part in the round
         self._training.state.end_round(self.update.vector)
+        self._loop.phase = Phase.BETWEEN_ROUNDS
         self._store.commit()
         self._store.to("cpu")
         with opened(self._local_data) as local:  # the site's data may be read

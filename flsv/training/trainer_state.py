@@ -51,6 +51,7 @@ class TrainerState:
         steps: LocalSteps,
     ) -> None:
         self.module = trainer.lightning_module
+        self._loop: Any = trainer.fit_loop  # a FederatedFitLoop
         self.space = space
         self._store = store
         self._steps = steps
@@ -62,7 +63,6 @@ class TrainerState:
         self.generators = find_generators(self.module, trainer.optimizers, closed=SHARED_TYPES)
         # (generator, state before the first client's training)
         self._generator_states: list[tuple[Any, Any]] = []
-        self._is_in_round = False
         self._client: int | None = None
         # The state with which clients begin in the round. None: no client has begun.
         self._initial_snapshot: ModuleSnapshot | None = None
@@ -80,7 +80,6 @@ class TrainerState:
         self._state_before_round = ModuleState.read(self.module, self.space)
         # The global model keeps its own values of the parameters that clients do not share.
         self._private = self._state_before_round.private
-        self._is_in_round = True
 
     def begin_round(self) -> None:
         """Store a copy of the clients' initial model, which hooks may have changed."""
@@ -120,7 +119,6 @@ class TrainerState:
         self.space.write_private(self.module, self._private)
         self._forget_clients()
         self.global_vector = vector
-        self._is_in_round = False
 
     def discard(self) -> None:
         """Restore the state from before the round."""
@@ -206,7 +204,7 @@ class TrainerState:
 
     def buffers(self) -> State:
         """Return the global model's state that is not in the vector."""
-        if self._is_in_round:  # the module holds a client's values
+        if self._loop.is_in_round:  # the module holds a client's values
             snapshot = self._state_before_round.snapshot
         else:
             snapshot = ModuleSnapshot(self.module)
