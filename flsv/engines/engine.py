@@ -293,10 +293,8 @@ class Engine:
 
     @property
     def client(self) -> int | None:
-        """Return the id of the client that is training, or None after the last one."""
-        if self._num_trained == len(self._client_batches):
-            return None
-        return self._client_batches[self._num_trained].client
+        """Return the id of the client that is training, or None."""
+        return self._steps.client
 
     @property
     def place(self) -> str:

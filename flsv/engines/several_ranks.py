@@ -114,6 +114,10 @@ class SeveralRanks(Engine):
         loader_of_one_batch.batches_of_clients = []  # no client trains on this rank
         return loader_of_one_batch
 
+    @property
+    def client(self) -> int | None:
+        return None if self._is_idle() else super().client
+
     def _is_idle(self) -> bool:
         return not self._client_batches
 
@@ -143,7 +147,8 @@ class SeveralRanks(Engine):
         state = self.local_training.state
         state.begin_clients()
         # It runs as a client's training, so that the federation's schedulers do not step on the idle batch.
-        state.enter(self._clients[0])
+        self._steps.client = self._clients[0]
+        state.enter()
         self.loop.train_epoch()
         state.leave(keep=False)
 

@@ -190,7 +190,11 @@ def _may_leave_out_samples(loader: Any) -> bool:
 
 
 class LocalSteps:
-    """Numbers of optimizer steps and batches of each client, which the trainer reports while the client trains."""
+    """Numbers of optimizer steps and batches of each client, which the trainer reports while the client trains.
+
+    Attributes:
+        client: the client that trains now, or None.
+    """
 
     def __init__(
         self,

@@ -98,6 +98,7 @@ class LocalTraining:
         self, instruction: Instruction, local: LocalData, num_samples: int, lengths: Sequence[int]
     ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
+        self._steps.client = instruction.client_id
         self.state.begin_clients()  # has an effect for the round's first client only
         # Strategies can read the client's data only in this context.
         with opened(local):
@@ -132,7 +133,7 @@ class LocalTraining:
         unshared_tensors: Mapping[str, Tensor] = {}
         if self.state.space.private_names:
             unshared_tensors = local.private
-        self.state.enter(instruction.client_id, initial_model, unshared_tensors)
+        self.state.enter(initial_model, unshared_tensors)
         self.client_steps.seed(instruction)
         if self.checks_shared_objects:
             self._shared_object_check = SharedObjectCheck(self.trainer)
@@ -151,7 +152,8 @@ class LocalTraining:
     def resume(self, context: ClientContext, mean_loss: Tensor) -> None:
         """Continue a suspended training whose batches were all trained outside of the Trainer."""
         instruction = context.instruction
-        self.state.enter(instruction.client_id)
+        self._steps.client = instruction.client_id
+        self.state.enter()
         # The random numbers of the client's uploads must not depend on other clients.
         self.client_steps.seed(instruction)
         context.position = context.batches

@@ -63,7 +63,6 @@ class TrainerState:
         self.generators = find_generators(self.module, trainer.optimizers, closed=SHARED_TYPES)
         # (generator, state before the first client's training)
         self._generator_states: list[tuple[Any, Any]] = []
-        self._client: int | None = None
         # The state with which clients begin in the round. None: no client has begun.
         self._initial_snapshot: ModuleSnapshot | None = None
         #: The clients' changes of the module's values that are not in the vector.
@@ -141,10 +140,10 @@ class TrainerState:
     # ---- a client
 
     def enter(
-        self, client: int, model: Tensor | None = None, private: Mapping[str, Tensor] | None = None
+        self, model: Tensor | None = None, private: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
-        module. Without ``model`` the module keeps its weights."""
+        """Load the present client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters
+        into the module. Without ``model`` the module keeps its weights."""
         if model is not None:
             assert self._initial_snapshot is not None
             # The client's private parameters replace the global model's, if it has any yet.
@@ -154,8 +153,8 @@ class TrainerState:
             client_state = ModuleState(model, self._initial_snapshot, private_parameters)
             client_state.write(self.module, self.space)
 
-        self._client = client
-        self._steps.client = client
+        client = self._steps.client
+        assert client is not None
         self.optimizers.enter(client, self._store.committed(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -192,12 +191,12 @@ class TrainerState:
 
     def leave(self, keep: bool) -> None:
         """Restore the federation's optimizers, schedules and loss scale. With ``keep``, stage the client's state."""
-        if self._client is None:
+        client = self._steps.client
+        if client is None:
             return
         client_state = self.optimizers.leave()
         if keep:
-            self._store.stage(self._client, client_state)
-        self._client = None
+            self._store.stage(client, client_state)
         self._steps.client = None
 
     # ---- checkpoints
