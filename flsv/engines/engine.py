@@ -158,7 +158,6 @@ class Engine:
             self.space,
             parts=self.config,
             store=self.store,
-            num_clients=self.state.num_clients,
             steps=self._steps,
         )
         if buffers is not None:
@@ -183,7 +182,7 @@ class Engine:
         self._instructions = instructions
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
-            len(self._client_batches), self.global_vector, self.trainer.default_root_dir
+            len(self._client_batches), self.state.model(), self.trainer.default_root_dir
         )
         self.updates = []
         self.broken_clients = []
@@ -233,7 +232,7 @@ class Engine:
     def _replace_updates(self, attack: JointUpload) -> None:
         """Replace the updates of the clients that collude, ``{client: update}`` by ``attack``."""
         num_parameters = self.space.num_parameters
-        global_parameters = self.global_vector[:num_parameters]
+        global_parameters = self.state.model()[:num_parameters]
         honest_updates = self.matrix[:, :num_parameters] - global_parameters  # [k, N]
         false_updates = attack.sent(
             [update.client_id for update in self.updates],
@@ -266,11 +265,6 @@ class Engine:
                 )
 
     # ---- what has been trained in the round
-
-    @property
-    def global_vector(self) -> Tensor:
-        """Return the global model ``[P]`` at the start of the round."""
-        return self.local_training.state.global_vector
 
     @property
     def first_updates(self) -> dict[int, Tensor]:

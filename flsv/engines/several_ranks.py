@@ -227,7 +227,7 @@ class SeveralRanks(Engine):
         # In the order of the cohort, those that have sent an update.
         clients = [client for client in self._clients if client in update_by_client]
 
-        matrix = empty_rows(len(clients), self.global_vector, self.trainer.default_root_dir)
+        matrix = empty_rows(len(clients), self.state.model(), self.trainer.default_root_dir)
         row_by_client = dict(zip(clients, matrix))
         for client, vector in self._sent_vectors().items():  # of this rank's clients
             row_by_client[client].copy_(vector)

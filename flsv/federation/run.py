@@ -199,8 +199,7 @@ class FederationRun:
             raise ConfigurationError(
                 f"the privacy budget does not allow another round: {why_spent}. Raise max_epsilon, or end the run."
             )
-        self.engine.local_training.state.begin_round()
-        state.global_vector = self.engine.global_vector
+        state.global_vector = self.engine.local_training.state.begin_round()
         instructions = self._instruct(state.cohort)
         if any(upload.reference == "global" for upload in self.config.uploads):
             self._add_global_model(instructions)

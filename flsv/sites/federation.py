@@ -227,7 +227,7 @@ class RemoteFederation(IdleEngine):
 
     def _train(self, batches: Any) -> None:
         """Send the round's instructions to the sites, and store their updates and models."""
-        global_vector = self.global_vector
+        global_vector = self.state.model()
         device = global_vector.device
         updates, self.broken_clients = self._remote.train(self._instructions, device, self.space)
         if updates:

@@ -264,7 +264,7 @@ class SiteTraining(L.Callback, Rounds):
         seed_global_rngs(instruction.seed, "round", instruction.round_index)
         trainer_state = self._training.state
         trainer_state.remember()
-        trainer_state.begin_round()
+        self._steps.state.global_vector = trainer_state.begin_round()
         self._loop.begin(self._training.client_steps)
 
     def _client_batches(self) -> Any:
@@ -279,7 +279,6 @@ class SiteTraining(L.Callback, Rounds):
             space,
             parts=self._config,
             store=self._store,
-            num_clients=self._num_clients,
             steps=self._steps,
         )
         training.upload_seed = upload_seed

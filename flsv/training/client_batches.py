@@ -193,6 +193,7 @@ class LocalSteps:
     """Numbers of optimizer steps and batches of each client, which the trainer reports while the client trains.
 
     Attributes:
+        state: the federation's state, at a site what it knows of it.
         client: the client that trains now, or None.
     """
 
@@ -208,7 +209,7 @@ class LocalSteps:
         self._trainer = trainer
         self._data = data
         self._sampler = sampler
-        self._state = state
+        self.state = state
         self.work_by_client = work_by_client
         self._limit_train_batches = limit_train_batches
         self.client: int | None = None
@@ -335,7 +336,7 @@ class LocalSteps:
 
     def _count_batches(self, client: int) -> int:
         loader_length = len(self._data.client_loader(client, "train"))
-        return sum(self.lengths(client, loader_length, self._state.round_index))
+        return sum(self.lengths(client, loader_length, self.state.round_index))
 
     def _expected_cohort(self, round_index: int) -> Sequence[int]:
         """Return the cohort of a round, or all clients if it is not known in advance."""
@@ -349,7 +350,7 @@ class LocalSteps:
                 depends_on_earlier_rounds = True
         if depends_on_earlier_rounds:
             return range(num_clients)  # any client may be drawn
-        generator = generator_for(self._state.seed, "cohort", round_index)
+        generator = generator_for(self.state.seed, "cohort", round_index)
         # The sampler reads no contributions, so none are passed.
         return self._sampler.sample(num_clients, {}, generator, round_index).tolist()
 

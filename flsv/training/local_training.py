@@ -60,14 +60,12 @@ class LocalTraining:
         space: ParameterSpace,
         parts: ClientParts,
         store: ClientStore,
-        num_clients: int,
         steps: LocalSteps,
     ) -> None:
         self.trainer = trainer
         self._parts = parts
         self._store = store
         self._steps = steps
-        self._num_clients = num_clients
         self._algorithm = parts.client_algorithm
         self.state = TrainerState(
             trainer, space, policy=parts.optimizer_state, store=store, steps=steps
@@ -207,7 +205,7 @@ class LocalTraining:
         """Make the update of a client whose failure must not be seen: the global model plus noise."""
         # The client's staged state is dropped before the uploads run, since these store in it what they do not send.
         self._store.discard(context.instruction.client_id)
-        vector.copy_(self.state.global_vector)
+        vector.copy_(self._steps.state.model())
         return self._make_update(context, vector, vector, unshared_tensors={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
@@ -256,7 +254,7 @@ class LocalTraining:
             self._parts.uploads,
             vector,
             initial_model=context.start,
-            global_vector=self.state.global_vector,
+            global_vector=self._steps.state.model(),
             context=upload_context,
         )
         context.trained = trained
@@ -299,7 +297,7 @@ class LocalTraining:
         seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
             client=instruction.client_id,
-            num_clients=self._num_clients,
+            num_clients=self._steps.state.num_clients,
             num_parameters=self.state.space.num_parameters,
             round_index=instruction.round_index,
             seed=seed,

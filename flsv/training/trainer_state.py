@@ -40,8 +40,6 @@ _MISSING = object()
 class TrainerState:
     """State of a Trainer that is swapped between clients: model, unshared parameters, optimizers, loss scale."""
 
-    global_vector: Tensor
-
     def __init__(
         self,
         trainer: L.Trainer,
@@ -80,17 +78,16 @@ class TrainerState:
         # The global model keeps its own values of the parameters that clients do not share.
         self._private = self._state_before_round.private
 
-    def begin_round(self) -> None:
-        """Store a copy of the clients' initial model, which hooks may have changed."""
+    def begin_round(self) -> Tensor:
+        """Return a copy of the global model ``[P]``, which hooks may have changed."""
         self.space.check(self.module)
         vector = self.space.read(self.module)
         if torch.equal(vector, self._state_before_round.vector):
-            self.global_vector = self._state_before_round.vector  # one copy in memory
-        else:  # a hook has changed the model
-            self.global_vector = vector
+            vector = self._state_before_round.vector  # one copy in memory
         self._constants_at_start = _norms_and_sums(self._constants.values())
         # `begin_clients` takes the snapshot: transfer hooks may still change counters.
         self._initial_snapshot = None
+        return vector
 
     def begin_clients(self) -> None:
         """Take the snapshot with which each client starts, before the first client trains."""
@@ -117,7 +114,6 @@ class TrainerState:
         self.space.write(self.module, vector)
         self.space.write_private(self.module, self._private)
         self._forget_clients()
-        self.global_vector = vector
 
     def discard(self) -> None:
         """Restore the state from before the round."""

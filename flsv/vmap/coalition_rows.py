@@ -176,7 +176,7 @@ class CoalitionRows(VmapProcess):
         """Raise NotBatched if a hook has changed the model since the last round."""
         if self._last_model is None:
             self._last_model = self.state.model().clone()
-        if not torch.equal(self.global_vector, self._last_model):
+        if not torch.equal(self.state.model(), self._last_model):
             raise NotBatched("a hook changes the model before a round.")
 
     def _train_part_of_rows(self, clients: Sequence[int], coalitions: Coalitions) -> None:
