@@ -194,7 +194,6 @@ class LightningFit(Rounds):
             metrics=self.metrics,
             state=self.state,
             engine=engine,
-            max_rounds=self.trainer.max_epochs,
         )
         self.federation = federation
         if self.coalitions is not None:
@@ -323,9 +322,8 @@ class LightningFit(Rounds):
     def run_round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.reports is not None
-        is_last = self.state.round_index + 1 == self.trainer.max_epochs
         try:
-            is_complete = self.running.run_round(self.reports.write_round, is_last)
+            is_complete = self.running.run_round(self.reports.write_round)
         except StopIteration:  # Lightning would interpret this error as the end of the fit
             is_complete = False
         if not is_complete:
@@ -335,7 +333,7 @@ class LightningFit(Rounds):
         self.average.end_batch(self.trainer)
         self.average.end_round(self.trainer, self.trainer.lightning_module)
         self.running.engine.finish_epoch()
-        if not is_last:
+        if self._has_rounds_left:
             self._stop_if_budget_is_spent()
 
     def _discard_interrupted_round(self) -> None:

@@ -50,13 +50,11 @@ class FederationRun:
         metrics: ContributionMetrics,
         state: FederationState,
         engine: Engine,
-        max_rounds: int | None,
     ) -> None:
         self.config = config
         self.metrics = metrics
         self.state = state
         self.engine = engine
-        self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         # Descriptions of how copies and coalitions differ from the run, which are consistency warnings.
         self.coalition_differences: list[str] = []
@@ -173,7 +171,7 @@ class FederationRun:
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.local_training.state.remember()
 
-    def run_round(self, write_round: Callable[[Round], None], is_last: bool) -> bool:
+    def run_round(self, write_round: Callable[[Round], None]) -> bool:
         """Run a round, pass it to ``write_round``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
@@ -188,8 +186,7 @@ class FederationRun:
         else:
             round = self._finish(received_round)  # metrics, aggregation, personalization
             write_round(round)
-        ends_run = is_last or self.why_budget_is_spent() is not None
-        self._complete(is_last=ends_run)
+        self._complete()
         return True
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
@@ -314,9 +311,8 @@ class FederationRun:
                 state.trained[client] = model.clone()
 
         num_rounds = state.round_index + 1
-        is_last_round = num_rounds == self.max_rounds or bool(self.why_budget_is_spent())
         self.has_evaluated_clients = evaluation.every > 0 and (
-            is_last_round or num_rounds % evaluation.every == 0
+            self._is_last_round() or num_rounds % evaluation.every == 0
         )
         if self.has_evaluated_clients:
             state.client_scores = self.engine.own_scores(self._instruct)
@@ -335,9 +331,10 @@ class FederationRun:
         self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
-    def _complete(self, is_last: bool) -> None:
+    def _complete(self) -> None:
         """Commit the clients' states, and draw the next round's cohort."""
         ended_round = self.state.round_index
+        is_last = self._is_last_round()
         # Clients' states are stored first, since the draw may send requests, to which clients respond with this state.
         self.engine.commit()
         self.state.round_index += 1
@@ -349,6 +346,10 @@ class FederationRun:
         # used random numbers.
         self.engine.settle()
         seed_global_rngs(self.state.seed, "server", ended_round)
+
+    def _is_last_round(self) -> bool:
+        num_rounds = self.state.round_index + 1
+        return num_rounds == self.engine.trainer.max_epochs or bool(self.why_budget_is_spent())
 
     def why_budget_is_spent(self) -> str | None:
         """Return why the privacy budget does not allow another round, or None."""
