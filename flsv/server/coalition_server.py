@@ -26,7 +26,7 @@ from flsv.core import (
     LocalData,
 )
 from flsv.core.strategy import FederationInfo, Strategy
-from flsv.filters import OutlierFilter, with_finite_check
+from flsv.filters import OutlierFilter
 from flsv.functional.distances import distances
 from flsv.functional.outliers import MIN_FACTOR
 from flsv.sampling.base import checked_probabilities, coalition_sampler, draw_cohort
@@ -295,7 +295,7 @@ class AveragedCoalitions:
         self._state = _state_before_rounds(federation)
         self._num_parameters = federation.space.num_parameters
         self._server_lr = aggregator.server_lr
-        self._filters: Sequence[Any] = with_finite_check(federation.filters)  # OutlierFilters
+        self._filters = federation.filters  # OutlierFilters
         self._shares = federation.split_sizes["train"].cpu().double()  # [n]
         if aggregator.weighting == "uniform":
             self._shares = torch.ones_like(self._shares)

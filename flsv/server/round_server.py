@@ -26,7 +26,7 @@ from flsv.core import (
 from flsv.core.needs import read_by
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.filters import Cohort, UpdateFilter, with_finite_check
+from flsv.filters import Cohort, UpdateFilter
 from flsv.functional.distances import all_finite
 from flsv.personalization import Personalized, Personalizer
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -73,7 +73,7 @@ class RoundServer:
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space = space
         self.channel = channel
-        self.filters = with_finite_check(filters)
+        self.filters = filters
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
 

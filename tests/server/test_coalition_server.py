@@ -8,7 +8,7 @@ import torch
 
 from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
 from flsv.core import ClientUpdate
-from flsv.filters import NormCap, OutlierFilter
+from flsv.filters import NormCap, OutlierFilter, with_finite_check
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.sampling import FixedCohort, FullParticipation, UniformSampler
 from flsv.server.coalition_server import AveragedCoalitions, CoalitionServer, only_averages
@@ -30,7 +30,12 @@ def make_federation(sampler=None, aggregator=None, filters=(), **strategies):
     }
     federation = federation_of(ROUNDS)
     split_sizes = {**federation.split_sizes, "train": SIZES}
-    return replace(federation, strategies=strategies, filters=filters, split_sizes=split_sizes)
+    return replace(
+        federation,
+        strategies=strategies,
+        filters=with_finite_check(filters),
+        split_sizes=split_sizes,
+    )
 
 
 def trained(model, client, round_index):
