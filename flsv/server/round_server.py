@@ -54,6 +54,7 @@ class RoundServer:
         filters: the filters of a cohort's updates, in the order in which they are applied.
 
     Attributes:
+        strategies: all strategies, in the order in which they are called. Others may be added before the first round.
         games: object that evaluates models on the server's validation set, or None, see :meth:`bind_games`.
         norms: ``{client id: norm}`` of the last round's updates before filters, without non-finite ones.
     """
@@ -68,7 +69,6 @@ class RoundServer:
     ) -> None:
         self.metrics = metrics
         self.strategies = list[Strategy](strategies.values())
-        self._configured_strategies = list(self.strategies)
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space = space
@@ -286,7 +286,7 @@ class RoundServer:
         finished_round = self._personalize(aggregated_round, state)
         self._measure(finished_round, "personalization")
         for strategy in self.strategies:
-            round_view = self._round_view(strategy, finished_round, "personalization")
+            round_view = read_by(strategy, finished_round, "personalization")
             strategy.end_round(round_view)
         self._measure(finished_round, "exchange")
         if self.games is not None:
@@ -311,7 +311,7 @@ class RoundServer:
 
     def _aggregate(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]``, and the clients' weights in it, ``[k]``."""
-        round_view = self._round_view(self.aggregator, round, "training")
+        round_view = read_by(self.aggregator, round, "training")
         contributions = self.metrics.with_priors()
         vector, weights = self.aggregator.aggregate(round_view, contributions)
         server_lr = self.aggregator.server_lr
@@ -334,7 +334,7 @@ class RoundServer:
         """Store the clients' next initial models, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
-        round_view = self._round_view(self.personalizer, round, "aggregation")
+        round_view = read_by(self.personalizer, round, "aggregation")
         contributions = self.metrics.with_priors()
         personalized = self.personalizer.personalize(round_view, contributions, state.starts)
         if not isinstance(personalized, Personalized):
@@ -347,12 +347,6 @@ class RoundServer:
                 detached_model = detached_model.clone()
             state.starts[client] = detached_model
         return round.personalized(personalized.peer_values)
-
-    def _round_view(self, strategy: Strategy, round: Round, stage: Stage) -> Round:
-        """Return the view of the round for a strategy."""
-        if strategy not in self._configured_strategies:
-            return round
-        return read_by(strategy, round, stage)
 
 
 def _stacked_reports(updates: Sequence[ClientUpdate], device: torch.device) -> dict[str, Tensor]:

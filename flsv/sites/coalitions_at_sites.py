@@ -14,6 +14,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Client, ClientUpdate, FederationState, Round
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import FederationInfo, Strategy
+from flsv.engines.client_manager import ClientManager
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.games.members import Members
 from flsv.server import ContributionMetrics
@@ -146,7 +147,7 @@ class CoalitionsAtSites(Strategy):
             ]
             replies_by_coalition = self._exchange(packets_by_coalition)
             for coalition, replies in zip(self._coalitions, replies_by_coalition):
-                coalition.receive(replies, round)
+                coalition.receive(replies, self._engine.manager)
         self._note_inconsistent_models(round)
         self._last_model = round.server_vector
         self._memory["sites"] = self.state_dict()
@@ -294,7 +295,7 @@ class _Coalition(CoalitionServer):
         self.sites.discard()
         return self.sites.packets(instructions)
 
-    def receive(self, replies: Mapping[int, Any], round: Round) -> None:
+    def receive(self, replies: Mapping[int, Any], manager: ClientManager) -> None:
         """End the coalition's round with the sites' ``replies``. If no site has sent a finite model, the coalition's
         model does not change.
         """
@@ -305,14 +306,13 @@ class _Coalition(CoalitionServer):
         for client in broken_clients:
             self.state.note(client, DIVERGED, OF_VALUES)
         self.sent_models = {update.client_id: update.vector for update in updates}
-        accepted_clients = self.end_round(updates, broken_clients, round.server_data)
+        accepted_clients = self.end_round(updates, broken_clients, manager.server)
         if accepted_clients:
             self.sites.accept(accepted_clients)
         else:  # neither the model nor the sites' states change
             self.sites.discard()
         self.sites.commit()
-        if round.channel is not None:
-            round.channel.messages += self.server.channel.messages
+        manager.channel.messages += self.server.channel.messages
 
 
 def _trained_coalitions(masks: Tensor) -> list[list[int]]:
