@@ -88,8 +88,8 @@ def memory_bytes() -> int:
     return min(machine_bytes, int(limit))
 
 
-def _common_model(starts: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor that all ``starts`` are identical to. None: they differ, or the sequence is empty."""
+def common_model(starts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the tensor that all ``starts`` are identical to. None: they differ, are unknown, or there are none."""
     if len(starts) == 0:
         return None
     initial_model = starts[0]
@@ -118,7 +118,7 @@ class ClientMatrix:
     def __init__(self, rows: Tensor, starts: Sequence[Tensor]) -> None:
         self.rows = rows
         self.starts = starts
-        self._common_start = _common_model(starts)
+        self._common_start = common_model(starts)
         self._block_bytes = self._suitable_block_bytes()
 
     def _suitable_block_bytes(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientMatrix, ClientUpdate
-from flsv.core.matrix import copied_rows
+from flsv.core.matrix import common_model, copied_rows
 from flsv.core.strategy import Component, FederationInfo, Strategy
 from flsv.data.groups import client_called
 from flsv.functional.distances import distances
@@ -65,12 +65,7 @@ class Cohort:
     @cached_property
     def common_start(self) -> Tensor | None:
         """Start point ``[P]`` of all clients. None if they started from different models, or from an unknown one."""
-        if not self.starts:
-            return None
-        first_start = self.starts[0]
-        if all(client_start is first_start for client_start in self.starts):
-            return first_start
-        return None
+        return common_model(self.starts)
 
     @cached_property
     def norms(self) -> Tensor:
