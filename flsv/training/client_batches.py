@@ -43,11 +43,15 @@ class LocalEpoch:
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's batches of a round: its local epochs, and the number of batches of each."""
+    """One client's batches of a round."""
 
     client: int
-    lengths: list[int]
     epochs: list[LocalEpoch]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the number of batches of each local epoch."""
+        return [epoch.num_batches for epoch in self.epochs]
 
     @property
     def num_batches(self) -> int:
@@ -98,13 +102,12 @@ class CohortLoader(Iterable[Any]):
         self, client: int, lengths: Callable[[int, int, int], list[int]]
     ) -> ClientBatches:
         loader = self._make_loader(client, index=0)
-        epoch_lengths = lengths(client, len(loader), self.round_index)
         epochs = []
-        for index, num_batches in enumerate(epoch_lengths):
+        for index, num_batches in enumerate(lengths(client, len(loader), self.round_index)):
             if index > 0:
                 loader = self._make_loader(client, index)
             epochs.append(LocalEpoch(client, index, loader, num_batches=num_batches))
-        return ClientBatches(client, epoch_lengths, epochs)
+        return ClientBatches(client, epochs)
 
     def _make_loader(self, client: int, index: int) -> Any:
         stream = shuffle_stream(self._seed, self.round_index, client, index)
