@@ -424,7 +424,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def events(self) -> list[Event]:
         """Return one event per client and kind of failure, with the number of times."""
-        return events_of(self.filters, self.state)
+        return events_of(self.state)
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:

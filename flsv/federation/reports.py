@@ -21,7 +21,6 @@ from flsv.core import FederationState, Round, Values
 from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
-from flsv.filters import UpdateFilter
 from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, RECORD, run_folder
 from flsv.results.record import Record, model_settings, now, record_of
@@ -138,7 +137,7 @@ class RunReports:
             Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=difference)
             for difference in self._federation.coalition_differences
         ]
-        return [*self._events_of_data, *unlike_run, *events_of(self._config.filters, self._state)]
+        return [*self._events_of_data, *unlike_run, *events_of(self._state)]
 
     @property
     def _may_print(self) -> bool:
@@ -495,9 +494,8 @@ def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[
     return [str(client) for client in range(len(state.participations))]
 
 
-def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[Event]:
+def events_of(state: FederationState) -> list[Event]:
     """Return one event for each client and kind of failure in the run."""
-    _note_failures(filters, state)  # adds to `state.incidents`
     events = []
     for incident in state.incidents:
         client = incident["client"]
@@ -508,16 +506,3 @@ def events_of(filters: Sequence[UpdateFilter], state: FederationState) -> list[E
         # An incident also has the first and last round, and the number of times.
         events.append(Event(**incident, of=num_updates))
     return events
-
-
-def _note_failures(filters: Sequence[UpdateFilter], state: FederationState) -> None:
-    """Add the failures that filters have counted since the last call to the incidents."""
-    times_noted = {
-        (incident["client"], incident["what"]): incident["times"] for incident in state.incidents
-    }
-
-    for update_filter in filters:
-        for failure, times_by_client in update_filter.notices.state_dict().items():
-            for client, times in times_by_client.items():
-                if times > times_noted.get((client, failure), 0):
-                    state.note(client, failure)

@@ -226,6 +226,7 @@ class FederationRun:
                 drawing_probabilities=self._drawing_probabilities(),
                 broken=engine.broken_clients,
             )
+        self._note_failures()
         # Attacks and compression may send a head that is not the trained one.
         is_head_sent = self.metrics.head_metrics and not self.config.uploads
         if self.state.round_index == 0 and is_head_sent:
@@ -234,6 +235,18 @@ class FederationRun:
         refused_senders = senders.difference(on_host(round.client_ids))
         engine.exclude(refused_senders)
         return round
+
+    def _note_failures(self) -> None:
+        """Record the failures that filters have counted in the round."""
+        times_noted = {
+            (incident["client"], incident["what"]): incident["times"]
+            for incident in self.state.incidents
+        }
+        for update_filter in self.server.filters:
+            for failure, times_by_client in update_filter.notices.state_dict().items():
+                for client, times in times_by_client.items():
+                    if times > times_noted.get((client, failure), 0):
+                        self.state.note(client, failure)
 
     def _count_messages(self, instructions: dict[int, Instruction]) -> None:
         """Count the messages of the cohort's draw, and the instructions of clients that have trained."""
@@ -264,6 +277,7 @@ class FederationRun:
         """
         state = self.state
         engine = self.engine
+        self._note_failures()
         self._add_failed_cohort(reason)
         state.note(client=None, failure=NO_UPDATE)
         for client in engine.broken_clients:
