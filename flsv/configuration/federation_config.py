@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.core.needs import needs_of
-from flsv.core.sharing import Share, check_share
+from flsv.core.sharing import ShareOption, check_share
 from flsv.core.state import LocalWork
 from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import REPORTED_BY_CLIENTS
@@ -178,7 +178,7 @@ class FederationConfig(ReadOnlyArguments):
         self.filters = with_finite_check([OutlierFilter()] if filters is None else filters)
         self.local_epochs = _checked_epochs(local_epochs)
         self.optimizer_state = optimizer_state
-        self.share: Share = list(share) if isinstance(share, list | tuple) else share
+        self.share: ShareOption = list(share) if isinstance(share, list | tuple) else share
         self.evaluation = evaluation
         self.reporting = reporting
         self.seed = seed

@@ -17,7 +17,7 @@ from flsv.core.parameter_space import ParameterSpace, named_state
 from flsv.utilities.classifier_head import find_head
 from flsv.utilities.errors import ConfigurationError, listed
 
-Share = str | list[str] | Callable[[str, Tensor], bool]
+ShareOption = str | list[str] | Callable[[str, Tensor], bool]
 """The parameters and buffers that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of a name
 and a tensor that returns whether the tensor is shared.
 """
@@ -54,7 +54,7 @@ class Sharing(NamedTuple):
     constant: set[str]
 
 
-def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
+def sharing(share: ShareOption, module: nn.Module, head: str | None = None) -> Sharing:
     """Return the names of the parameters and buffers that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())

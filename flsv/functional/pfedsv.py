@@ -14,8 +14,7 @@ from torch import Generator, Tensor
 
 from flsv.utilities.declared import Count, NonNegative, checked
 
-Policy = Literal["mean", "exclude", "min"]
-SelfWeight = Policy | NonNegative
+SelfWeight = Literal["mean", "exclude", "min"] | NonNegative
 
 
 @checked

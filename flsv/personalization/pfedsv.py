@@ -40,10 +40,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
 from flsv.functional.common_columns import keep_common
-from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
+from flsv.functional.pfedsv import Explore, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
-from flsv.utilities.declared import Count, NonNegative
+from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
@@ -272,7 +272,7 @@ class PFedSV(UploadKeeper):
         self,
         metric: str = "relevance",
         k: Count = 5,
-        self_weight: Policy | NonNegative = "mean",
+        self_weight: SelfWeight = "mean",
         mode: Literal["model", "extractor"] = "model",
         explore: Explore = "score",
         classifier: list[str] | None = None,

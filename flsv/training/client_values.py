@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from flsv.training.module_snapshot import ModuleSnapshot, State, Values, write_state
+from flsv.training.module_snapshot import ModuleSnapshot, SnapshotState, ValuesByPath, write_state
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, has_floats
 
@@ -27,8 +27,8 @@ class ClientChanges(NamedTuple):
 
     client: int
     num_samples: int
-    values: Values
-    complete_state: ModuleSnapshot | State | None
+    values: ValuesByPath
+    complete_state: ModuleSnapshot | SnapshotState | None
 
 
 class ClientValues:
@@ -109,7 +109,7 @@ class ClientValues:
         return snapshot
 
     def _write_sent_state(
-        self, module: nn.Module, initial: ModuleSnapshot, sent_state: State
+        self, module: nn.Module, initial: ModuleSnapshot, sent_state: SnapshotState
     ) -> ModuleSnapshot:
         """Write the values after a round, given the first client's state that another process has sent."""
         initial.restore()
@@ -124,7 +124,7 @@ class ClientValues:
             )
         return ModuleSnapshot(module)
 
-    def _merged(self, first_client_values: Values, initial: ModuleSnapshot) -> Values:
+    def _merged(self, first_client_values: ValuesByPath, initial: ModuleSnapshot) -> ValuesByPath:
         """Return the first client's values by path, with all clients' means where these exist."""
         merged_values = dict(first_client_values)
         changed_paths: set[str] = set()

@@ -36,9 +36,9 @@ from flsv.utilities.plain_values import (
 from flsv.utilities.reachable import LIBRARIES, attributes_and_slots, package_of
 
 #: Plain values by path, such as ``"encoder.temperature"``.
-Values = dict[str, Any]
+ValuesByPath = dict[str, Any]
 #: ``{"buffers": values, "attributes": values, "structure": {path: [flag, description]}}``.
-State = dict[str, dict[str, Any]]
+SnapshotState = dict[str, dict[str, Any]]
 
 _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
@@ -80,7 +80,7 @@ class ModuleSnapshot:
     def __init__(self, module: nn.Module) -> None:
         # By path: copies of plain values, [flag, description] of each layer and parameter, the objects that have
         # attributes, (layer, name) of each buffer, and the attributes themselves.
-        self.values: Values = {}
+        self.values: ValuesByPath = {}
         self.structure: dict[str, list[Any]] = {}
         self.owners: dict[str, Any] = {}
         self.buffers: dict[str, Any] = {}
@@ -209,7 +209,7 @@ class ModuleSnapshot:
             self._module_addresses = set(map(_memory_address, module_tensors))
         return any(_memory_address(tensor) in self._module_addresses for tensor in tensors)
 
-    def state(self) -> State:
+    def state(self) -> SnapshotState:
         """Return values and structure by path, without copying them."""
         attributes = dict(self.values)
         buffers = {path: attributes.pop(path) for path in self.buffers}
@@ -261,7 +261,7 @@ class _Container(NamedTuple):
     originals: dict[str, Any]
     paths: dict[str, str]  # by name; the snapshot has plain values by path
 
-    def restore(self, values: Values) -> None:
+    def restore(self, values: ValuesByPath) -> None:
         """Write the items, with plain ``values`` by path. Delete items that are new."""
         if type(self.owner) is dict:
             items_now: dict[str, Any] = self.owner.copy()
@@ -280,7 +280,7 @@ class _Container(NamedTuple):
             if item is not items_now.get(name, _MISSING):
                 set_item(self.owner, name, item)
 
-    def _restored_items(self, items_now: dict[str, Any], values: Values) -> dict[str, Any]:
+    def _restored_items(self, items_now: dict[str, Any], values: ValuesByPath) -> dict[str, Any]:
         """Return the items to have. Those that have not changed are the objects that they are now."""
         restored = {}
         for name, original in self.originals.items():
@@ -300,7 +300,7 @@ class _Container(NamedTuple):
 # ---- checkpoints and other processes
 
 
-def write_state(module: nn.Module, state: State) -> list[str]:
+def write_state(module: nn.Module, state: SnapshotState) -> list[str]:
     """Write a state of :meth:`ModuleSnapshot.state` into another module. Describe the parts that are missing there."""
     _register_buffers(module, state["buffers"])
     snapshot = ModuleSnapshot(module)
@@ -323,7 +323,7 @@ def write_state(module: nn.Module, state: State) -> list[str]:
     return differences
 
 
-def _register_buffers(module: nn.Module, buffers: Values) -> None:
+def _register_buffers(module: nn.Module, buffers: ValuesByPath) -> None:
     """Register buffers by path that the module's layers do not have yet."""
     layers = dict(module.named_modules())
     for path, buffer in buffers.items():
@@ -347,7 +347,7 @@ def _write_flags(structure: dict[str, Any], saved: dict[str, Any]) -> list[str]:
     return differences
 
 
-def saved_state(state: State) -> State:
+def saved_state(state: SnapshotState) -> SnapshotState:
     """Return the values that a checkpoint can hold, in types that can be loaded as weights only."""
     attributes = {}
     for path, value in state["attributes"].items():
@@ -358,7 +358,7 @@ def saved_state(state: State) -> State:
     return {**state, "attributes": attributes}
 
 
-def loaded_state(saved: State, device: torch.device) -> State:
+def loaded_state(saved: SnapshotState, device: torch.device) -> SnapshotState:
     """Undo :func:`saved_state`, on a device."""
     attributes = {path: unpacked(value) for path, value in saved["attributes"].items()}
     state = {**saved, "attributes": attributes}

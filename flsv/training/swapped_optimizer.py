@@ -25,7 +25,7 @@ SCHEDULED_OPTIONS |= {"momentum", "base_momentum", "max_momentum"}
 Group = dict[str, Any]
 Options = list[Group]
 #: An optimizer's state by parameter, or by its number.
-State = dict[Any, Any]
+OptimizerState = dict[Any, Any]
 Policy = Literal["reset", "persist"]
 #: Attributes that every LightningModule has.
 _LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
@@ -38,7 +38,7 @@ class StoredState(TypedDict):
     ``state`` is as in ``Optimizer.state_dict()``: the keys are the parameters' indices, and items that belong to no
     parameter have the optimizer's own keys. ``attributes`` are plain attributes, such as a wrapper's counters."""
 
-    state: State
+    state: OptimizerState
     attributes: dict[str, Any]
 
 
@@ -294,7 +294,7 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _state_by_index(optimizer: Any) -> State:
+def _state_by_index(optimizer: Any) -> OptimizerState:
     """Return an optimizer's state with the parameters' indices as keys, without copies."""
     index_of_parameter = {
         parameter: index for index, parameter in enumerate(parameters_of(optimizer))
@@ -303,7 +303,7 @@ def _state_by_index(optimizer: Any) -> State:
     return {index_of_parameter.get(key, key): value for key, value in optimizer.state.items()}
 
 
-def _state_by_parameter(optimizer: Any, stored: State) -> State:
+def _state_by_parameter(optimizer: Any, stored: OptimizerState) -> OptimizerState:
     """Copy a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(parameters_of(optimizer)))
     return {parameters.get(key, key): _copied_option(value) for key, value in stored.items()}

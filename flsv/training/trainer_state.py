@@ -19,7 +19,7 @@ from flsv.training.client_values import ClientValues
 from flsv.training.module_snapshot import (
     DATA_PATH,
     ModuleSnapshot,
-    State,
+    SnapshotState,
     loaded_state,
     saved_state,
     write_state,
@@ -197,7 +197,7 @@ class TrainerState:
 
     # ---- checkpoints
 
-    def buffers(self) -> State:
+    def buffers(self) -> SnapshotState:
         """Return the global model's state that is not in the vector."""
         if self._loop.is_in_round:  # the module holds a client's values
             snapshot = self._state_before_round.snapshot
@@ -223,7 +223,7 @@ class TrainerState:
                 structure[path] = [mode_after_round, description]
         return structure
 
-    def restore(self, buffers: State) -> None:
+    def restore(self, buffers: SnapshotState) -> None:
         """Write a checkpoint's state into the module."""
         missing = write_state(self.module, loaded_state(buffers, self.module.device))
         self._structure = ModuleSnapshot(self.module).structure
