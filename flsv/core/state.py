@@ -111,7 +111,7 @@ class FederationState:
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         updates_received: int64 ``[n]``, the number of rounds in which each client has sent an update, including updates
             that were excluded.
-        start: ``{metric: score}``, the initial model's score by the metric's performance measure, see
+        untrained_scores: ``{metric: score}``, the untrained model's score by the metric's performance measure, see
             :mod:`flsv.federation.reports`.
         run: the run's random name, set when the run begins if remote clients keep their states themselves, else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
@@ -136,7 +136,7 @@ class FederationState:
     client_scores: dict[str, Tensor] = field(default_factory=dict)
     participations: Tensor = field(default_factory=_no_counts)
     updates_received: Tensor = field(default_factory=_no_counts)
-    start: dict[str, float | None] = field(default_factory=dict)
+    untrained_scores: dict[str, float | None] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
@@ -202,15 +202,18 @@ class FederationState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all fields that a checkpoint does not store elsewhere."""
-        return {name: _copied(getattr(self, name)) for name in self._saved()}
+        return {key: _copied(getattr(self, name)) for name, key in self._saved().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._saved():
-            setattr(self, name, _copied(state[name]))
+        for name, key in self._saved().items():
+            setattr(self, name, _copied(state[key]))
 
-    def _saved(self) -> list[str]:
+    def _saved(self) -> dict[str, str]:
+        """Return the key in checkpoints of each field that they store."""
         names = [field_of_state.name for field_of_state in fields(self)]
-        return [name for name in names if name not in ("num_clients", "global_vector")]
+        keys = {name: name for name in names if name not in ("num_clients", "global_vector")}
+        keys["untrained_scores"] = "start"
+        return keys
 
 
 def _copied(value: Any) -> Any:

@@ -95,7 +95,7 @@ def _record_of_metric(run: FederationRun, name: str, performance: dict[str, Any]
     sum_of_values = None
     if values is not None and not values.value.isnan().all():
         sum_of_values = float(values.value.nansum())
-    start = run.state.start.get(name)
+    start = run.state.untrained_scores.get(name)
     end = performance["value"]
     facts: dict[str, Any] = {}
     if values is not None:

@@ -355,7 +355,7 @@ class RunReports:
 
         initial_scores = untrained_scores(self._federation)
         if self._reports_learning:
-            self._state.start.update(initial_scores)
+            self._state.untrained_scores.update(initial_scores)
 
     def finish(self, lines_on_coalitions: Sequence[str]) -> None:
         """Pass the final result to all sinks."""
