@@ -115,24 +115,22 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     """
 
     _remedy_template = "Use loop.replace({0}), which gives a new loop."
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return an attribute of :attr:`config`."""
+    _read_only = frozenset(_ARGUMENT_NAMES)
 
     @checked
     @with_arguments_of(FederationConfig.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._begin(FederationConfig(*args, **kwargs))
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an argument, an attribute of :attr:`config`. ``metrics``, a property, has the live metrics."""
+        if name in _ARGUMENT_NAMES:
+            return getattr(self.config, name)
+        return self.__getattribute__(name)  # raises the usual error
+
     def _begin(self, config: FederationConfig) -> None:
         """Set all attributes for a first fit with these settings."""
-        self._read_only: frozenset[str] = frozenset()
         self.config = config
-        for name in _ARGUMENT_NAMES:
-            if name != "metrics":  # the property returns the live metrics
-                setattr(self, name, getattr(config, name))
-
         metrics_of_run = {**config.metrics}
         if config.privacy is not None:
             from flsv.metrics.costs import PrivacyLoss
@@ -145,7 +143,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         self._is_prepared = False
         self._reset()
-        self._read_only = frozenset(_ARGUMENT_NAMES)  # from now on
         vars(self).pop("_described", None)
 
     @cached_property
