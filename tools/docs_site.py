@@ -374,9 +374,9 @@ def reference_page(package: str) -> str:
 
 def vocabulary_page() -> str:
     """All attributes of a round, by the table that the code reads."""
-    from flsv.core.vocabulary import NEEDS, VOCABULARY
+    from flsv.core.vocabulary import REQUIREMENTS, VOCABULARY
 
-    return rendered("vocabulary.md", vocabulary=VOCABULARY, needs=NEEDS)
+    return rendered("vocabulary.md", vocabulary=VOCABULARY, requirements=REQUIREMENTS)
 
 
 def generated_pages() -> dict[str, str]:

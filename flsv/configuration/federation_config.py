@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
-from flsv.core.needs import needs_of
+from flsv.core.needs import requirements_of
 from flsv.core.sharing import ShareOption, check_share
 from flsv.core.state import LocalWork
 from flsv.core.strategy import Strategy
@@ -201,7 +201,7 @@ class FederationConfig(ReadOnlyArguments):
 
     def _check_strategies_need_only_updates(self) -> None:
         for role, strategy in self.strategies.items():
-            needs_reports = not REPORTED_BY_CLIENTS.isdisjoint(needs_of(strategy))
+            needs_reports = not REPORTED_BY_CLIENTS.isdisjoint(requirements_of(strategy))
             keeps_client_models = not getattr(strategy, "collaborates", True)
             if needs_reports or keeps_client_models:
                 raise ConfigurationError(

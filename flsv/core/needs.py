@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from flsv.core.round import Round
-from flsv.core.vocabulary import NEEDS, STAGES, VOCABULARY, Stage
+from flsv.core.vocabulary import REQUIREMENTS, STAGES, VOCABULARY, Stage
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
@@ -47,15 +47,15 @@ def reads_of(
     return tuple(name for name in VOCABULARY if name in names)  # in the vocabulary's order
 
 
-def needs_of(
+def requirements_of(
     part: Any,
     only_required: bool = False,
 ) -> tuple[str, ...]:
-    """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
-    # The vocabulary has the needs of each attribute of a round. Attributes of the part declare its other needs.
+    """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.REQUIREMENTS`."""
+    # The vocabulary has those of each attribute of a round. Attributes of the part declare the others.
     keywords: set[str] = set()
     for name in reads_of(part, only_required):
-        keywords.update(VOCABULARY[name].needs)
+        keywords.update(VOCABULARY[name].requires)
     if getattr(part, "evaluates", False):
         if _is_metric(part):
             # Clients return scores only, and their validation samples replace the server's validation set.
@@ -69,7 +69,9 @@ def needs_of(
         keywords.add("counts")
     if getattr(part, "reports", ()) or getattr(part, "reported_by", None):
         keywords.add("reports")
-    return tuple(keyword for keyword in NEEDS if keyword in keywords)  # in the order of display
+    return tuple(
+        keyword for keyword in REQUIREMENTS if keyword in keywords
+    )  # in the order of display
 
 
 def check_declared(part: Any, reader: str) -> None:
@@ -116,7 +118,7 @@ class ReadRound:
         reader: the part's name, for messages. None: its ``repr``.
     """
 
-    __slots__ = ("_needs", "_reader", "_round", "_stage")
+    __slots__ = ("_reader", "_requirements", "_round", "_stage")
 
     def __init__(
         self,
@@ -128,11 +130,11 @@ class ReadRound:
         self._round = round
         self._reader = reader or repr(part)
         self._stage = stage
-        self._needs = set[str]()
+        self._requirements = set[str]()
         if not _is_metric(part):
-            self._needs.add("updates")  # all aggregators and personalizers use updates
+            self._requirements.add("updates")  # all aggregators and personalizers use updates
         for name in reads_of(part):
-            self._needs.update(VOCABULARY[name].needs)
+            self._requirements.update(VOCABULARY[name].requires)
 
     def __len__(self) -> int:
         return len(self._round)
@@ -147,7 +149,7 @@ class ReadRound:
     def _check(self, name: str) -> None:
         attribute = VOCABULARY[name]
         is_known = STAGES.index(attribute.stage) <= STAGES.index(self._stage)
-        if not is_known or not self._needs.issuperset(attribute.needs):
+        if not is_known or not self._requirements.issuperset(attribute.requires):
             raise AttributeError(
                 f"{self._reader} reads Round.{name}, known after {attribute.stage}, but has not declared it. Add to "
                 f"its class: needs = ({name!r},)"

@@ -11,7 +11,7 @@ Stage = Literal["training", "aggregation", "personalization", "exchange"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 #: What the server must have or receive for a part, ``{keyword for tables: description}``, in the order of display.
-NEEDS = {
+REQUIREMENTS = {
     "validation": "the server has validation data",
     "updates": "the server sees every single update",
     "head": "the updates' classifier head",
@@ -22,16 +22,16 @@ NEEDS = {
     "reports": "clients report values that their client algorithm computes",
     "client validation": "every client has validation samples",
 }
-#: Needs that a private client does not meet, since it sends only its noised update.
+#: Requirements that a private client does not meet, since it sends only its noised update.
 REPORTED_BY_CLIENTS = frozenset({"losses", "counts", "responses", "reports", "client validation"})
 
 
 #: The attributes of a :class:`flsv.Round`. k is the cohort's size, n the number of clients, P the length of a model's
 #: vector, p that of its parameters, M the number of classes, D the number of weights per class in the classifier head.
 #: :class:`Attribute` explains the columns. A mark sets one of its flags: "loop" means that ``outside`` is False,
-#: "internal" that ``is_argument`` is False. The need "updates" implies the mark "of updates".
+#: "internal" that ``is_argument`` is False. The requirement "updates" implies the mark "of updates".
 TABLE = """
-attribute | what it is | shape | known after | needs | marks
+attribute | what it is | shape | known after | requires | marks
 round_index | the round's number, from 0 | number | training | |
 client_ids | the clients that took part | int64 [k] | training | | per client
 num_samples | their numbers of training samples | int64 [k] | training | | per client
@@ -86,7 +86,7 @@ class Attribute:
         meaning: what it is, in words.
         shape: its shape or type.
         stage: the stage of a round after which it is known.
-        needs: what the server must have or receive for it, as keys of :data:`NEEDS`.
+        requires: what the server must have or receive for it, as keys of :data:`REQUIREMENTS`.
         per_client: whether it has a row for each of the k clients.
         of_updates: whether it depends on the clients' updates.
         of_starts: whether it depends on the models from which the clients started.
@@ -99,7 +99,7 @@ class Attribute:
     meaning: str
     shape: str
     stage: Stage
-    needs: tuple[str, ...]
+    requires: tuple[str, ...]
     per_client: bool
     of_updates: bool
     of_starts: bool
@@ -113,16 +113,16 @@ def _parse_table(table: str) -> dict[str, Attribute]:
     _, *lines = table.strip().splitlines()  # the first line has the titles
     for line in lines:
         cells = [cell.strip() for cell in line.split("|")]
-        name, meaning, shape, stage, needs_cell, marks_cell = cells
-        needs = tuple(need for need in needs_cell.split(", ") if need)
+        name, meaning, shape, stage, requires_cell, marks_cell = cells
+        requires = tuple(keyword for keyword in requires_cell.split(", ") if keyword)
         marks = marks_cell.split(", ")
         attributes[name] = Attribute(
             meaning=meaning,
             shape=shape,
             stage=cast(Stage, stage),
-            needs=needs,
+            requires=requires,
             per_client="per client" in marks,
-            of_updates="of updates" in marks or "updates" in needs,
+            of_updates="of updates" in marks or "updates" in requires,
             of_starts="of starts" in marks,
             needs_utilities="scores" in marks,
             outside="loop" not in marks,

@@ -6,13 +6,13 @@ import inspect
 
 from torchmetrics import Metric
 
-from flsv.core.needs import needs_of
-from flsv.core.vocabulary import NEEDS
+from flsv.core.needs import requirements_of
+from flsv.core.vocabulary import REQUIREMENTS
 
 
 def needs_in_words(metric: Metric) -> str:
     """Describe the data that a metric needs, in words."""
-    needs = [NEEDS[need] for need in needs_of(metric)]
+    needs = [REQUIREMENTS[need] for need in requirements_of(metric)]
     return f"{'; '.join(needs)}." if needs else "only which clients take part."
 
 

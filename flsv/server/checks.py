@@ -23,7 +23,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import VOCABULARY, Round, Split
-from flsv.core.needs import check_declared, needs_of, reads_of
+from flsv.core.needs import check_declared, reads_of, requirements_of
 from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import REPORTED_BY_CLIENTS
@@ -174,7 +174,7 @@ def _check_messages_of_clients(metrics: ContributionMetrics, config: FederationC
 
 
 def _needs_validation(part: Any) -> bool:
-    return "validation" in needs_of(part, only_required=True)
+    return "validation" in requirements_of(part, only_required=True)
 
 
 def _reads_peer_values(part: Any) -> bool:
@@ -182,7 +182,7 @@ def _reads_peer_values(part: Any) -> bool:
 
 
 def _needs_messages(part: Any) -> bool:
-    return not REPORTED_BY_CLIENTS.isdisjoint(needs_of(part))
+    return not REPORTED_BY_CLIENTS.isdisjoint(requirements_of(part))
 
 
 def _check_samples(
@@ -194,7 +194,7 @@ def _check_samples(
 
     def reads_single_samples(part: Any) -> bool:
         # Responses are computed from samples that are read by index, which is not possible for streams.
-        return "responses" in needs_of(part) or getattr(part, "reads_order", False)
+        return "responses" in requirements_of(part) or getattr(part, "reads_order", False)
 
     parts = _name_parts(metrics, config, reads_single_samples)
     if parts:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from flsv.core import VOCABULARY, Round, Stage, Values, stage_of
-from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
+from flsv.core.needs import Field, check_declared, fields_of, read_by, reads_of, requirements_of
 from flsv.core.vocabulary import ARGUMENTS
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import NAMES_IN_USE
@@ -83,7 +83,7 @@ class ContributionMetrics:
     @property
     def head_metrics(self) -> list[str]:
         """Return the names of the metrics that read the classifier head."""
-        return [name for name, metric in self.metrics.items() if "head" in needs_of(metric)]
+        return [name for name, metric in self.metrics.items() if "head" in requirements_of(metric)]
 
     @property
     def class_metrics(self) -> list[str]:

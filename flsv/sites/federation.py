@@ -32,7 +32,7 @@ from flsv.core import (
     RespondingClient,
 )
 from flsv.core.matrix import empty_rows
-from flsv.core.needs import needs_of
+from flsv.core.needs import requirements_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.core.state import OF_VALUES
@@ -108,7 +108,7 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
                 "and a false number would multiply the global model's step. Use FedAvg with "
                 'local_epochs="100 steps", or evaluate it in a simulation.'
             )
-        if "responses" in needs_of(strategy) and not strategy.evaluates:
+        if "responses" in requirements_of(strategy) and not strategy.evaluates:
             raise ConfigurationError(
                 f"{role} {strategy!r} computes on the clients' samples, which a deployment does not allow. Choose "
                 "another one, or evaluate it in a simulation."
@@ -126,7 +126,7 @@ def _check_metrics(
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:
-        if "responses" in needs_of(config.metrics.get(name)):
+        if "responses" in requirements_of(config.metrics.get(name)):
             raise ConfigurationError(
                 f"the metric {name!r} computes on the clients' samples, which a deployment does not allow. Remove it, "
                 "or evaluate it in a simulation."

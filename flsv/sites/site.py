@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, Numbers, RespondingClient, opened
-from flsv.core.needs import needs_of
+from flsv.core.needs import requirements_of
 from flsv.core.responses import MIN_HELD_OUT, expected_response, rounded_response
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
@@ -309,7 +309,7 @@ class Site:
 
     def _needed_reports(self) -> list[str]:
         report_names = []
-        if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
+        if any("losses" in requirements_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
         for strategy in self._config.strategies.values():
             report_names += strategy.reports

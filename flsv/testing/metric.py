@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Round
-from flsv.core.needs import needs_of
+from flsv.core.needs import requirements_of
 from flsv.metrics import ContributionMetric
 from flsv.server import ContributionMetrics
 from flsv.server.contribution_metrics import result_of
@@ -195,7 +195,7 @@ def odd_rounds_have_values(case: MetricCase) -> None:
 def buffers_do_not_count(case: MetricCase) -> None:
     """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take the first
     round.space.num_parameters entries of vectors, as client_updates does."""
-    evaluations = fits.EVALUATIONS.intersection(needs_of(case.part))
+    evaluations = fits.EVALUATIONS.intersection(requirements_of(case.part))
     if evaluations:  # these depend on the whole model, with BatchNorm's statistics
         return
     # The updates of both rounds are equal, except for BatchNorm's statistics.

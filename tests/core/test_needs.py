@@ -10,7 +10,7 @@ import torch
 from flsv import FederatedLoop, Round
 from flsv.aggregation import FedAvg
 from flsv.core import map_clients
-from flsv.core.needs import needs_of, reads_of
+from flsv.core.needs import reads_of, requirements_of
 from flsv.core.vocabulary import VOCABULARY
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.filters import SampleCap
@@ -171,13 +171,13 @@ def test_the_vocabulary_has_a_row_for_each_attribute_of_a_round():
 )
 def test_a_part_needs_what_its_arguments_functions_and_declaration_name(part, reads, needs):
     assert reads_of(part) == reads
-    assert needs_of(part) == needs
+    assert requirements_of(part) == needs
 
 
 def test_an_argument_with_a_default_is_not_required():
-    assert "validation" in needs_of(WassersteinContribution())
-    assert "validation" not in needs_of(WassersteinContribution(), only_required=True)
-    assert "validation" in needs_of(CumulativeShapley(), only_required=True)
+    assert "validation" in requirements_of(WassersteinContribution())
+    assert "validation" not in requirements_of(WassersteinContribution(), only_required=True)
+    assert "validation" in requirements_of(CumulativeShapley(), only_required=True)
 
 
 # ---- what works

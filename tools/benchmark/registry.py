@@ -22,8 +22,8 @@ from torchmetrics import Metric
 from benchmark.federation import Federation
 from flsv.configuration.identity import described
 from flsv.configuration.option_texts import source_hash_of
-from flsv.core.needs import needs_of
-from flsv.core.vocabulary import NEEDS
+from flsv.core.needs import requirements_of
+from flsv.core.vocabulary import REQUIREMENTS
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.utilities.errors import ConfigurationError, nearest
@@ -106,8 +106,8 @@ class Entry:
     #: Arguments of the class. If it takes `performance`, `mode`, `rounds` or `loss` (the name of a loss that the module
     #: logs, None for classifiers), the federation sets those that are missing here.
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: The metric's needs that :func:`flsv.core.needs.needs_of` does not find, by their names in
-    #: :data:`flsv.core.vocabulary.NEEDS`.
+    #: The metric's needs that :func:`flsv.core.needs.requirements_of` does not find, by their names in
+    #: :data:`flsv.core.vocabulary.REQUIREMENTS`.
     needs: tuple[str, ...] = ()
     #: Class path of the client algorithm that the metric requires. It must not change the trained models.
     client_algorithm: str | None = None
@@ -120,15 +120,15 @@ class Entry:
 
     @cached_property
     def requirements(self) -> tuple[str, ...]:
-        """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.NEEDS`."""
+        """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.REQUIREMENTS`."""
         arguments = dict(self.arguments)
         if "rounds" in inspect.signature(self._metric_class).parameters:
             arguments.setdefault("rounds", 1)
         declared = set(self.needs)
         with suppress(TypeError, ValueError):  # :meth:`build` raises an error that names the metric
             metric = self._metric_class(**arguments)
-            declared.update(needs_of(metric))
-        return tuple(name for name in NEEDS if name in declared)
+            declared.update(requirements_of(metric))
+        return tuple(name for name in REQUIREMENTS if name in declared)
 
     @property
     def is_users(self) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmark import make_truth, truth_table
-from benchmark.registry import METRICS, NEEDS, Entry, entry
+from benchmark.registry import METRICS, REQUIREMENTS, Entry, entry
 from benchmark.run import bench, run_metrics
 from benchmark.scores import share_error, spearman
 from benchmark.summary import scores_of, summarize
@@ -50,7 +50,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit():
     for metric in METRICS.values():
         needs |= set(metric.requirements)
 
-    assert needs <= set(NEEDS)
+    assert needs <= set(REQUIREMENTS)
 
     num_samples = make_small_federation().datamodule().num_samples
     assert run.values["size"].tolist() == num_samples.tolist()
