@@ -130,7 +130,7 @@ class ClientEpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, which runs for each client and local epoch.
 
     Attributes:
-        batch: the client's batch that is trained on, or None.
+        batch: the client's batch that is trained on, None from its ``on_train_batch_end`` hooks on.
         ends_round: whether this is the round's last local epoch.
         is_idle: whether no client trains in this loop.
         delayed_hooks: hooks for when the module holds the next global model.

@@ -132,7 +132,7 @@ class LocalTraining:
         if self.state.space.private_names:
             unshared_tensors = local.private
         self.state.enter(initial_model, unshared_tensors)
-        self.client_steps.seed(instruction)
+        self.client_steps.seed(instruction)  # for `begin_client`; the first batch begins anew
         if self.checks_shared_objects:
             self._shared_object_check = SharedObjectCheck(self.trainer)
 

@@ -95,7 +95,7 @@ class ClientSteps(L.Callback):
             return
         self._stepping = []  # drop a step that an error has interrupted
         self._epoch_loop.batch = batch
-        if context.position == 0:  # transfer hooks have drawn random numbers for this batch
+        if context.position == 0:  # `begin_client` and transfer hooks have drawn random numbers
             self.seed(context.instruction)
 
         if self._algorithm is not None:
