@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, Timer
@@ -56,19 +56,6 @@ class LoadersOfFit(CombinedLoader):
     @property
     def iterables(self) -> Any:
         return self._shown_loader()
-
-
-class PresentClient(Protocol):
-    """The client that trains now, or between clients all of them, as the Trainer reports it."""
-
-    def shown_loader(self) -> Any:
-        """Return the ``trainer.train_dataloader``."""
-
-    def num_batches(self) -> int:
-        """Return the number of batches in a round."""
-
-    def num_steps_of_fit(self) -> float:
-        """Return the number of optimizer steps in all rounds."""
 
 
 class Rounds:
@@ -239,16 +226,21 @@ class FederatedFitLoop(_FitLoop):
     _first_batch_index = 0
     _make_loader: Callable[[], Any] | None = None
 
-    def __init__(self, trainer: L.Trainer, rounds: Rounds, client: PresentClient) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        rounds: Rounds,
+        steps: Any,  # a LocalSteps
+    ) -> None:
         # This loop takes over Lightning's state.
         lightnings_loop: Any = trainer.fit_loop
         vars(self).update(vars(lightnings_loop))
         self.epoch_loop = ClientEpochLoop(lightnings_loop.epoch_loop)
-        self._combined_loader: Any = LoadersOfFit(None, client.shown_loader)
+        self._combined_loader: Any = LoadersOfFit(None, steps.shown_loader)
         # In a tuple, since Lightning takes any loop among the attributes of a loop for a part of it.
         self._lightnings_loops = lightnings_loop, lightnings_loop.epoch_loop
         self._rounds = rounds
-        self._client = client
+        self._steps = steps
         # Values from a checkpoint for plateau schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
         self._patches = PatchedAttributes()
@@ -288,8 +280,8 @@ class FederatedFitLoop(_FitLoop):
         epoch_loop.batch_progress.load_state_dict(self.epoch_loop.batch_progress.state_dict())
         _take_over(fit_loop, self, except_for=("epoch_loop", "max_batches", "_combined_loader"))
         if self.round_loader is not None:
-            fit_loop.max_batches = self._client.num_batches()
-            loader = self._client.shown_loader()
+            fit_loop.max_batches = self._steps.num_batches()
+            loader = self._steps.shown_loader()
             fit_loop._combined_loader = CombinedLoader(loader, "max_size_cycle")
         self.trainer.fit_loop = fit_loop
 
@@ -308,12 +300,12 @@ class FederatedFitLoop(_FitLoop):
         """Number of batches of the present local epoch, before the first round and for schedules of a round."""
         is_configuring = hook_of(self.trainer.lightning_module) == CONFIGURE_HOOK
         if self.round_loader is None or is_configuring:
-            return self._client.num_batches()
+            return self._steps.num_batches()
         return len(self.round_loader)
 
     def num_steps_of_fit(self) -> float:
         """Return ``trainer.estimated_stepping_batches``, a client's number of optimizer steps in all rounds."""
-        return self._client.num_steps_of_fit()
+        return self._steps.num_steps_of_fit()
 
     def take_loaders_from(self, make_loader: Callable[[], Any]) -> None:
         """Get each round's loader from ``make_loader`` from now on."""
@@ -326,7 +318,7 @@ class FederatedFitLoop(_FitLoop):
         loader = self._make_loader()
         if loader is self.round_loader:
             return
-        self._combined_loader = LoadersOfFit(loader, self._client.shown_loader)
+        self._combined_loader = LoadersOfFit(loader, self._steps.shown_loader)
         self._data_fetcher = _select_data_fetcher(self.trainer, RunningStage.TRAINING)
         self._data_fetcher.setup(self._combined_loader)
         iter(

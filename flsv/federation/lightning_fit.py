@@ -92,7 +92,7 @@ class LightningFit(Rounds):
             folder_lock = FolderLock(run_folder(trainer))
             self._cleanup.callback(folder_lock.release)
         # This takes the place of the trainer's loop.
-        self.loop = FederatedFitLoop(trainer, rounds=self, client=self.steps)
+        self.loop = FederatedFitLoop(trainer, rounds=self, steps=self.steps)
         self._cleanup.callback(self.loop.give_back)
 
     def _local_steps(self) -> LocalSteps:

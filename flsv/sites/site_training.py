@@ -209,7 +209,7 @@ class SiteTraining(L.Callback, Rounds):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(trainer, rounds=self, client=self._steps)
+        self._loop = FederatedFitLoop(trainer, rounds=self, steps=self._steps)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._loop.take_loaders_from(lambda: self._loader)
