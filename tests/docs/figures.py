@@ -327,7 +327,7 @@ def sentences_of_index():
 def sentences_of_trust():
     source = examples()
     yield f"Each is paid {source.paid['a client and its copy']:.1f} % of a payment, and {source.paid['the client without its copy']:.1f} % where the other is away"
-    yield f"{source.paid['random labels, exact']:.1f} % by all coalitions, and {source.paid['random labels, alone']:.1f} % by the default"
+    yield f"{source.paid['random labels, exact']:.1f} % by all coalitions, and {source.paid['random labels, alone']:.1f} % by each client alone"
 
     # not measured: a client's random labels
     yield "80 % random labels"
@@ -374,7 +374,7 @@ def sentences_of_benchmark():
         "`CosineGradientShapley()`": "cgsv",
         "counting samples": "size",
         '`ShadowShapley(coalitions="all")`': 'ShadowShapley(coalitions="all",every=1000)',
-        "`ShadowShapley()`": "shadow",
+        '`ShadowShapley(coalitions="singles")`': "shadow",
     }
     for row, key in rows.items():
         yield f"| {row} | {source.t.rank_correlation[key]:.3f} ± {source.t.interval[key]:.3f} | {source.t.worst[key]:.2f} | {source.percent[key]:.1f} |"
@@ -498,7 +498,7 @@ def sentences_of_results_performance():
 def sentences_of_explanation_metrics():
     source = benchmark()
     rows = {
-        '`ShadowShapley(coalitions="all")`': 'ShadowShapley(coalitions="all",every=1000)',
+        "All coalitions of one seed": 'ShadowShapley(coalitions="all",every=1000)',
         "`BlendedContribution`": "blended",
         "`GradientAgreement`": "gradient_agreement",
         '`CumulativeShapley(weighting="samples")`': "fedsv_samples",
