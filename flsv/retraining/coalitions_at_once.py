@@ -23,7 +23,7 @@ from flsv.retraining.fit_at_once import fit_at_once
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitResult
 from flsv.scores.performance import Measures
-from flsv.utilities.errors import NotBatched
+from flsv.utilities.errors import NotBatched, reason_of
 from flsv.values.coalition_files import ScoredModel
 
 #: The largest number of elements of all models that the coalitions of one group receive from their members in a round.
@@ -129,10 +129,8 @@ class CoalitionsAtOnce:
         """Train a group. Return its results, or the error that prevents it."""
         try:
             return self._train_group(group)
-        except NotBatched as error:
-            return error
         except Exception as error:  # a coalition that trains one by one is named in its error
-            return NotBatched(f"{type(error).__name__}: {error}")
+            return NotBatched(reason_of(error))
 
     def _train_group(self, group: Sequence[Members]) -> dict[Members, FitResult]:
         try:

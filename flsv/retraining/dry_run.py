@@ -61,7 +61,8 @@ class DryRunResult(NamedTuple):
 
     def rows_or_reason(self) -> RowTrial:
         """Return whether coalitions can be trained at once, considering all that training depends on."""
-        if self.needs_validations or self.needs_checkpoints:
+        has_reason = bool(self.rows.why_not)
+        if not has_reason and (self.needs_validations or self.needs_checkpoints):
             return RowTrial("training depends on validations or checkpoints.")
         return self.rows
 

@@ -34,7 +34,7 @@ from flsv.server.coalition_server import (
     metric_of_aggregator,
     only_averages,
 )
-from flsv.utilities.errors import NotBatched
+from flsv.utilities.errors import NotBatched, reason_of
 from flsv.utilities.wings import from_wing
 from flsv.values.coalition_files import ScoredModel
 
@@ -96,10 +96,8 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
     engine_class = from_wing("rows", "coalitions")
     try:
         megaflops, joins_clients = engine_class.trial(trainer, loop)
-    except NotBatched as error:
-        return RowTrial(error.reason)
     except Exception as error:  # whatever it is, coalitions are trained one by one
-        return RowTrial(f"{error}")
+        return RowTrial(reason_of(error))
     return RowTrial("", megaflops, num_elements, joins_clients)
 
 

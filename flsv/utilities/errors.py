@@ -40,6 +40,21 @@ class NotBatched(ConfigurationError):
         self.reason = reason or words
 
 
+def reason_of(error: Exception) -> str:
+    """Return in one line why models cannot be trained at once, after ``error`` was raised.
+
+    Example:
+        >>> reason_of(KeyError("rate"))
+        "KeyError: 'rate'."
+    """
+    if isinstance(error, NotBatched):
+        return error.reason
+    first_line = next(iter(str(error).splitlines()), "").rstrip(".")
+    if isinstance(error, ConfigurationError):
+        return f"{first_line}."
+    return f"{type(error).__name__}: {first_line}."
+
+
 class Refused(ConfigurationError):
     """Error: a site refuses a message because of its policy, other settings or lateness. Its text quotes no samples."""
 

@@ -627,16 +627,15 @@ _CLIENT_ATTRIBUTES = frozenset(
 
 
 class _TrainerOfManyClients:
-    """Replacement for the trainer that raises an error for attributes of a single client."""
+    """Replacement for the trainer that raises ``refuse(what is read)`` for attributes of a single client."""
 
-    def __init__(self, trainer: L.Trainer) -> None:
+    def __init__(self, trainer: L.Trainer, refuse: Callable[[str], Exception]) -> None:
         self._trainer = trainer
+        self._refuse = refuse
 
     def __getattr__(self, name: str) -> Any:
         if name in _CLIENT_ATTRIBUTES:
-            raise ConfigurationError(
-                f"training_step reads trainer.{name}, which differs between the clients that train at once."
-            )
+            raise self._refuse(f"trainer.{name}")
         return getattr(self._trainer, name)
 
 
@@ -665,11 +664,19 @@ def _return_constant(constant: Any, *_: Any, **__: Any) -> Any:
     return constant
 
 
+def _refuse_in_step(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"training_step reads {what}, which differs between the clients that train at once."
+    )
+
+
 @contextmanager
-def deny_client_attributes(module: L.LightningModule) -> Iterator[None]:
-    """Drop what ``training_step`` logs within this context, and raise an error if it reads an attribute of the trainer
-    that belongs to a single client."""
-    trainer = _TrainerOfManyClients(module.trainer)
+def deny_client_attributes(
+    module: L.LightningModule, refuse: Callable[[str], Exception] = _refuse_in_step
+) -> Iterator[None]:
+    """Drop what ``training_step`` logs within this context, and raise ``refuse(what it reads)`` if it reads an
+    attribute of the trainer that belongs to a single client."""
+    trainer = _TrainerOfManyClients(module.trainer, refuse)
     # Layers may be LightningModules, too, which have the module's trainer.
     parts = [layer for layer in module.modules() if isinstance(layer, L.LightningModule)]
     patches = PatchedAttributes([(part, "_trainer", trainer) for part in parts])

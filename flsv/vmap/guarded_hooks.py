@@ -28,10 +28,11 @@ HOOKS_BETWEEN_ROUNDS = (
 
 
 class _WeightReads(TorchDispatchMode):
-    """Mode in which an operation on one of a module's parameters or buffers raises NotBatched."""
+    """Mode in which an operation on one of a module's parameters or buffers raises ``refuse(what is read)``."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, refuse: Callable[[str], Exception]) -> None:
         super().__init__()
+        self._refuse = refuse
         self._addresses = {}
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self._addresses[_address(tensor)] = name
@@ -41,10 +42,7 @@ class _WeightReads(TorchDispatchMode):
         kwargs = kwargs or {}
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, Tensor) and _address(value) in self._addresses:
-                name = self._addresses[_address(value)]
-                raise NotBatched(
-                    f"a hook reads {name!r} of the module, which each coalition has for itself."
-                )
+                raise self._refuse(f"{self._addresses[_address(value)]!r} of the module")
         return func(*args, **kwargs)
 
 
@@ -55,10 +53,23 @@ def _address(tensor: Tensor) -> int:
 @contextmanager
 def guarded(module: L.LightningModule) -> Iterator[None]:
     """Raise NotBatched if code within this context reads the module's weights, or an attribute of its Trainer that
-    belongs to a single model.
+    belongs to a single model, also if the code catches the error.
     """
-    with deny_client_attributes(module), _WeightReads(module):
-        yield
+    refusals: list[NotBatched] = []
+
+    def refuse(what: str) -> NotBatched:
+        refusals.append(NotBatched(f"a hook reads {what}, which each coalition has for itself."))
+        return refusals[-1]
+
+    try:
+        with deny_client_attributes(module, refuse), _WeightReads(module, refuse):
+            yield
+    except Exception as error:
+        if not refusals or error is refusals[0]:
+            raise
+        raise refusals[0] from error
+    if refusals:
+        raise refusals[0]
 
 
 def guard_hooks(module: L.LightningModule) -> PatchedAttributes:
