@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
@@ -55,10 +56,8 @@ class SharedObjectCheck:
         self._optimizers = find_optimizers(trainer)
         snapshot = ModuleSnapshot(self._module)
         # Training may replace attributes of the module, so the objects from before the training are compared.
-        self._objects = _unswapped_objects(snapshot)
-        self._swapped_ids = set(snapshot.visited)
-        for tensor in (*self._module.parameters(), *self._module.buffers()):
-            self._swapped_ids.add(id(tensor))
+        self._objects = unswapped_objects(snapshot)
+        self._swapped_ids = swapped_ids(snapshot, self._module)
         self._initial_contents = self._contents()
         self._callbacks: list[L.Callback] = []
         self._initial_weights: list[Memory] = []
@@ -118,10 +117,10 @@ class SharedObjectCheck:
             objects |= swapped_optimizer.hidden_values()
         for layer in self._module.modules():
             objects |= _values_of_class(type(layer))
-        return {path: _content_of(value, self._swapped_ids) for path, value in objects.items()}
+        return {path: content_of(value, self._swapped_ids) for path, value in objects.items()}
 
 
-def _unswapped_objects(snapshot: ModuleSnapshot) -> dict[str, Any]:
+def unswapped_objects(snapshot: ModuleSnapshot) -> dict[str, Any]:
     """Return the objects in attributes of the module that are not swapped between clients, by path."""
     objects = {}
     for path, value in snapshot.originals.items():
@@ -129,6 +128,11 @@ def _unswapped_objects(snapshot: ModuleSnapshot) -> dict[str, Any]:
         if not is_swapped:
             objects[f"module.{path}"] = value
     return objects
+
+
+def swapped_ids(snapshot: ModuleSnapshot, module: nn.Module) -> set[int]:
+    """Return the ids of what is swapped between clients: what a snapshot of the module restores, and its tensors."""
+    return {*snapshot.visited, *map(id, module.parameters()), *map(id, module.buffers())}
 
 
 def _values_of_class(kind: type) -> dict[str, Any]:
@@ -144,9 +148,13 @@ def _values_of_class(kind: type) -> dict[str, Any]:
     return values
 
 
-def _content_of(value: Any, swapped_ids: Collection[int]) -> Any:
+def content_of(
+    value: Any,
+    swapped_ids: Collection[int],
+    shared_types: tuple[type, ...] = (*SHARED_TYPES, *GENERATORS),
+) -> Any:
     """Return a digest of an object without what is swapped or shared in it. None if it cannot be pickled."""
-    pickled_value = _pickled_without(value, swapped_ids)
+    pickled_value = _pickled_without(value, swapped_ids, shared_types)
     if pickled_value is None:
         return None
     shared_ids = list(map(id, pickled_value.shared))
@@ -161,10 +169,14 @@ def _memory_of(value: Any, swapped_ids: Collection[int] = ()) -> list[Memory]:
     return [(digest([storage]), storage.numel()) for storage in pickled_value.storages]
 
 
-def _pickled_without(value: Any, swapped_ids: Collection[int]) -> Pickled | None:
+def _pickled_without(
+    value: Any,
+    swapped_ids: Collection[int],
+    shared_types: tuple[type, ...] = (*SHARED_TYPES, *GENERATORS),
+) -> Pickled | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # iterators warn that their pickling is deprecated
         try:
-            return pickled(value, shared_ids=swapped_ids, shared_types=(*SHARED_TYPES, *GENERATORS))
+            return pickled(value, shared_ids=swapped_ids, shared_types=shared_types)
         except Exception:  # whatever an object's own code raises
             return None

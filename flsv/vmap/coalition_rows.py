@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torchmetrics import Metric
 
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.several_processes import TrainingCounts, add_counts
@@ -21,10 +23,18 @@ from flsv.games.module_copies import named_tensors
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches
-from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.training.module_snapshot import DATA_PATH, ModuleSnapshot
+from flsv.training.shared_objects import (
+    SHARED_TYPES,
+    content_of,
+    swapped_ids,
+    unswapped_objects,
+)
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, NotBatched
-from flsv.utilities.plain_values import are_equal
+from flsv.utilities.plain_values import are_equal, copied, is_large, is_plain
+from flsv.utilities.program_state import present_state
+from flsv.utilities.reachable import attributes_of
 from flsv.vmap.batched import (
     RowTraining,
     SharedBatchTraining,
@@ -45,6 +55,10 @@ from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24
+
+#: Clients of a run may share a namespace on purpose, and metrics do nothing in steps of rows.
+_UNCHANGED_TYPES = (SimpleNamespace, Metric)
+_SHARED_TYPES = tuple(kind for kind in SHARED_TYPES if kind not in _UNCHANGED_TYPES)
 
 Coalitions = AveragedCoalitions | ServedCoalitions
 
@@ -335,15 +349,20 @@ class _Rows(NamedTuple):
 
 
 class _Content:
-    """What the coalitions share in a round: the module's attributes and flags, and the optimizer's options."""
+    """What the coalitions share in a round: the module's attributes and flags, the optimizer's options, and what the
+    program keeps elsewhere.
+    """
 
     def __init__(self, module: L.LightningModule, trainer: L.Trainer) -> None:
         self._module = module
         self._trainer = trainer
         self._parts = self._read()
+        self._program = present_state()
 
     def check_unchanged(self) -> None:
         """Raise NotBatched if training has changed a part, since it would be another in each coalition."""
+        if not self._program.is_present():
+            raise NotBatched("training changes a global, a class or an object to which they refer.")
         for name, (before, after) in _pairs(self._parts, self._read()).items():
             if not are_equal(before, after):
                 raise NotBatched(f"training changes {name} of the module.")
@@ -355,6 +374,18 @@ class _Content:
             parts[f"{path} (its flag)"] = list(flag_and_description)
         for number, optimizer in enumerate(self._trainer.optimizers):
             parts[f"optimizer {number}"] = options_of(optimizer.param_groups)
+        data = getattr(self._trainer, "datamodule", None)
+        for name, value in attributes_of(data).items():
+            if is_plain(value) and not is_large(value):
+                parts[f"{DATA_PATH}.{name}"] = copied(value)
+        # Such as a closure or a namespace.
+        other_objects = unswapped_objects(snapshot)
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, Metric):
+                other_objects[f"module.{name}"] = layer
+        ids = swapped_ids(snapshot, self._module)
+        for path, value in other_objects.items():
+            parts[path.removeprefix("module.")] = content_of(value, ids, _SHARED_TYPES)
         return parts
 
 
