@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, NoReturn
 
 import lightning as L
@@ -166,9 +167,10 @@ class SharedBatchTraining(RowTraining):
         batches: Iterable[Any],
         context: Callable[[], AbstractContextManager[None]] = nullcontext,
         chunk: int | None = None,
+        indices: Iterable[int] | None = None,
     ) -> tuple[State, Tensor]:
         """Train m models in place on the same batches, ``chunk`` models in a step. Return them and their mean losses
-        ``[m]``.
+        ``[m]``. ``indices`` are the batches' ``batch_idx``, by default 0, 1, 2, ...
         """
         some_tensor = next(iter(states.values()))
         num_models = len(some_tensor)
@@ -181,8 +183,9 @@ class SharedBatchTraining(RowTraining):
             optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states_of_chunk)
             chunks.append((states_of_chunk, losses[rows], optimizer))
         num_batches = 0
-        for batch in batches:
+        for index, batch in zip(indices or count(), batches):
             num_batches += 1
+            self._step.set_batch_index(index)
             generator_states = global_rngs()
             for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
                 if number > 0:
@@ -382,9 +385,13 @@ class RowStep:
         # If all models share one batch, they also share its random numbers, such as the masks of dropout.
         self._dims = (0, 0, None) if shares_batch else 0
         self._randomness = "same" if shares_batch else "error"
-        self._index_arguments = step_arguments(module, None, BatchIndex())[1:]
+        self.set_batch_index(BatchIndex())
         self._training_step = _TrainingStep(module)
         self._paths = _tensor_paths(module)
+
+    def set_batch_index(self, index: Any) -> None:
+        """Set the ``batch_idx`` of the next steps."""
+        self._index_arguments = step_arguments(self._module, None, index)[1:]
 
     @cached_property
     def _trains_linear_layers_only(self) -> bool:

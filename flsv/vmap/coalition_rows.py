@@ -219,7 +219,7 @@ class CoalitionRows(VmapProcess):
             assert instruction.start is not None
             starts = torch.cat([instruction.start[None], starts])
         context, batches = self._begin_client(instruction, client_batches)
-        return _Rows(client, rows, starts, is_of_run, context, batches, client_batches.num_batches)
+        return _Rows(client, rows, starts, is_of_run, context, batches, client_batches.lengths)
 
     def _train_rows(self, states: State, clients: Sequence[_Rows]) -> tuple[State, Tensor]:
         """Train the rows of clients, those of one after the other. Return them and their mean losses."""
@@ -230,6 +230,7 @@ class CoalitionRows(VmapProcess):
                 client.batches,
                 context=partial(batched_steps, self.trainer),
                 chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
+                indices=chain.from_iterable(map(range, client.lengths)),
             )
         batches_of_rows: list[Any] = []
         for client in clients:
@@ -251,7 +252,7 @@ class CoalitionRows(VmapProcess):
             self.manager.forget(client.id)
         trained_models = self._vectors(states)[first_row:]
         coalitions.add(
-            client.id, client.rows, trained_models, losses[first_row:], client.num_batches
+            client.id, client.rows, trained_models, losses[first_row:], sum(client.lengths)
         )
 
     def _begin_client(
@@ -345,7 +346,8 @@ class _Rows(NamedTuple):
     is_of_run: bool
     context: ClientContext
     batches: Iterable[Any]
-    num_batches: int
+    #: The number of batches of each local epoch.
+    lengths: Sequence[int]
 
 
 class _Content:

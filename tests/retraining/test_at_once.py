@@ -124,6 +124,14 @@ class ThawsBackbone(Classifier):
             self.network[0].requires_grad_(True)
 
 
+class ReadsBatchIndex(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx % 2 == 0:
+            self.log("train_loss", loss)
+        return loss / (1 + batch_idx)
+
+
 class UsersData(L.LightningDataModule):
     def train_dataloader(self):
         return DataLoader(toy_sets()[0], batch_size=8, shuffle=True)
@@ -307,6 +315,7 @@ TRAINED_AT_ONCE = {
     "backbone that thaws": {"make_module": ThawsBackbone},
     "clipped norms": {"gradient_clip_val": 0.1},
     "clipped values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "index of the batch": {"make_module": ReadsBatchIndex, "loop": {"local_epochs": 2}},
     "double precision": {"precision": "64-true"},
     "two local epochs": {"loop": {"local_epochs": 2}},
     "drawn cohorts": {"loop": {"sampler": UniformSampler(2)}},
