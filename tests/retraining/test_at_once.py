@@ -10,15 +10,18 @@ from retraining.recorded import ShadowShapleyThatKeepsUtilities
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanAbsoluteError
 
-from flsv import FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.retraining import coalitions_at_once
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
+from flsv.training.algorithms import SCAFFOLD, FedProx
 from flsv.vmap import coalition_rows
+from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit
 
@@ -132,12 +135,103 @@ class ReadsBatchIndex(Classifier):
         return loss / (1 + batch_idx)
 
 
+class Regression(Classifier):
+    """Predicts the first feature from the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, inputs):
+        return self.network(inputs)[:, 0]
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        return functional.mse_loss(self(inputs), targets)
+
+    def validation_step(self, batch, batch_idx):
+        inputs, targets = batch
+        self.log("val_loss", functional.mse_loss(self(inputs), targets))
+
+
+class ReadsDictionaries(Classifier):
+    """A classifier of rows of a table: dictionaries with a category and numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, 2)
+        self.network = nn.Linear(FEATURES + 2, CLASSES)
+
+    def forward(self, row):
+        features = torch.cat([row["numbers"], self.embedding(row["category"])], dim=1)
+        return self.network(features)
+
+    def training_step(self, row, batch_idx):
+        return functional.cross_entropy(self(row), row["label"])
+
+    def validation_step(self, row, batch_idx):
+        is_correct = self(row).argmax(1) == row["label"]
+        self.log("val_accuracy", is_correct.float().mean())
+
+
+class ReadsTexts(Classifier):
+    """An embedding bag of tokens, with offsets."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(10, 4)
+        self.network = nn.Linear(4, CLASSES)
+
+    def forward(self, batch):
+        tokens, offsets, _ = batch
+        return self.network(self.embedding(tokens, offsets))
+
+    def training_step(self, batch, batch_idx):
+        return functional.cross_entropy(self(batch), batch[2])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", functional.cross_entropy(self(batch), batch[2]))
+
+
+def classifier_client():
+    network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    make_optimizer = partial(torch.optim.SGD, lr=0.1)
+    return ClassifierClient(network, num_classes=CLASSES, optimizer=make_optimizer)
+
+
 class UsersData(L.LightningDataModule):
     def train_dataloader(self):
         return DataLoader(toy_sets()[0], batch_size=8, shuffle=True)
 
     def val_dataloader(self):
         return DataLoader(toy_sets()[1], batch_size=8)
+
+
+class UsersTexts(UsersData):
+    def train_dataloader(self):
+        return DataLoader(texts(40), batch_size=8, shuffle=True, collate_fn=joined_texts)
+
+    def val_dataloader(self):
+        return DataLoader(texts(20), batch_size=8, collate_fn=joined_texts)
+
+
+def texts(num_texts):
+    """Texts of 2 to 4 tokens, whose classes have different tokens."""
+    generator = make_generator(num_texts)
+    items = []
+    for index in range(num_texts):
+        label = index % CLASSES
+        length = 2 + index % 3
+        items.append(
+            (torch.randint(3 * label, 3 * label + 4, (length,), generator=generator), label)
+        )
+    return items
+
+
+def joined_texts(items):
+    lengths = torch.tensor([len(tokens) for tokens, _ in items])
+    offsets = lengths.cumsum(0) - lengths
+    return torch.cat([tokens for tokens, _ in items]), offsets, torch.tensor([y for _, y in items])
 
 
 # ---- trained one by one, since each coalition has something for itself that rows share
@@ -261,11 +355,22 @@ class Result(NamedTuple):
 
 
 def fit_with_coalitions(
-    monkeypatch, caplog, folder, price, make_module=Classifier, *, data=None, loop=None, **options
+    monkeypatch,
+    caplog,
+    folder,
+    price,
+    make_module=Classifier,
+    *,
+    data=None,
+    loop=None,
+    metric=None,
+    rounds=4,
+    **options,
 ):
     """Fit with all coalitions, at the ``price`` of training them at once."""
     monkeypatch.setattr(PriceList, "at_once", lambda prices, masks: price_of(prices, price))
-    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", performance="negative_loss")
+    options_of_metric = metric or {"performance": "negative_loss"}
+    metric = ShadowShapleyThatKeepsUtilities(coalitions="all", **options_of_metric)
     TEACHERS.clear()
     L.seed_everything(1, verbose=False)
     federated_loop = FederatedLoop(
@@ -281,7 +386,7 @@ def fit_with_coalitions(
             folder,
             make_module(),
             data() if data else toy_data(server_val=0.2),
-            rounds=4,
+            rounds=rounds,
             **options,
         )
     differences = federated_loop.run.coalition_differences
@@ -297,9 +402,39 @@ def is_trained_at_once(result):
     return is_planned and not any("one by one" in line for line in result.lines)
 
 
-def users_data():
-    return FederatedDataModule(UsersData(), SizePartitioner([4, 1, 2]))
+def users_data(kind=UsersData):
+    return FederatedDataModule(kind(), SizePartitioner([4, 1, 2]))
 
+
+def as_items(to_item):
+    """Return a function that makes lists of the toy samples in another form, of which clients have unequal numbers."""
+
+    def data():
+        samples = [to_item(inputs, label) for inputs, label in zip(*toy_sets()[0].tensors)]
+        clients = [samples[:20], samples[20:25], samples[25:36]]
+        return FederatedDataModule(clients=clients, val=samples[60:90], batch_size=8)
+
+    return data
+
+
+def to_row(inputs, label):
+    return {"numbers": inputs, "category": int(inputs[0] > 0), "label": label}
+
+
+def to_regression(inputs, label):
+    return inputs, inputs[0]
+
+
+def one_class_clients():
+    inputs, labels = toy_sets()[0].tensors
+    clients = [
+        TensorDataset(inputs[labels == label], labels[labels == label]) for label in range(CLASSES)
+    ]
+    return FederatedDataModule(clients=clients, val=toy_sets()[1], batch_size=8)
+
+
+BY_LOSS = {"metric": {"performance": "val_loss", "mode": "min"}}
+BY_ACCURACY = {"metric": {"performance": "val_accuracy", "mode": "max"}}
 
 TRAINED_AT_ONCE = {
     "linear layers": {},
@@ -323,6 +458,20 @@ TRAINED_AT_ONCE = {
     "server optimizer": {"loop": {"aggregator": FedAdam()}},
     "robust average": {"loop": {"aggregator": TrimmedMean(0.34)}},
     "user's data module": {"data": users_data},
+    "texts": {"make_module": ReadsTexts, "data": partial(users_data, UsersTexts), **BY_LOSS},
+    "regression": {
+        "make_module": Regression,
+        "data": as_items(to_regression),
+        "metric": {"performance": MeanAbsoluteError()},
+    },
+    "dictionaries": {"make_module": ReadsDictionaries, "data": as_items(to_row), **BY_ACCURACY},
+    "clients of one class": {"data": one_class_clients},
+    "scores by clients": {
+        "make_module": classifier_client,
+        "data": partial(toy_data, client_val=0.2),
+        "metric": {"evaluators": "clients"},
+    },
+    "steps instead of epochs": {"loop": {"local_epochs": "3 steps"}},
 }
 
 TRAINED_ONE_BY_ONE = {
@@ -337,6 +486,8 @@ TRAINED_ONE_BY_ONE = {
     "value of a tensor": {"make_module": ReadsValue},
     "manual optimization": {"make_module": ManualOptimization},
     "number of members": {"make_module": WeighsByMembers},
+    "proximal term": {"loop": {"client_algorithm": FedProx(0.1)}},
+    "control variates": {"loop": {"client_algorithm": SCAFFOLD()}},
     "callback that trains": {"callbacks": [ScalesGradients()]},
 }
 
