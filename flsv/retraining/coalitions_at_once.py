@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -199,19 +198,26 @@ class CoalitionsAtOnce:
             expected = expected_models.get(round_index)
             if expected is None:
                 continue
-            for name, numbers in _numbers(expected).items():
-                if not _are_close(_numbers(model)[name], numbers):
+            for name, (numbers, expected_numbers) in _pairs_of_numbers(model, expected).items():
+                if not _are_close(numbers, expected_numbers):
                     raise NotBatched(
                         f"{name} of the model of {members} after round {round_index + 1} differs."
                     )
 
 
-def _numbers(model: ScoredModel) -> dict[str, Tensor]:
-    """Return a model's outputs and, of measures without outputs, its utilities."""
-    numbers: dict[str, Any] = dict(model.outputs)
-    if not numbers:
-        numbers = {name: torch.tensor(utility) for name, utility in model.utilities.items()}
-    return numbers
+def _pairs_of_numbers(
+    model: ScoredModel, expected: ScoredModel
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the outputs that both models have, by name, or their utilities if they have no outputs in common, since a
+    store may have none.
+    """
+    names = model.outputs.keys() & expected.outputs.keys()
+    if names:
+        return {name: (model.outputs[name], expected.outputs[name]) for name in names}
+    return {
+        name: (torch.tensor(model.utilities[name]), torch.tensor(utility))
+        for name, utility in expected.utilities.items()
+    }
 
 
 def _are_close(numbers: Tensor, expected: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torchmetrics import MeanAbsoluteError
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.retraining import coalitions_at_once
+from flsv.retraining import after_the_run, coalitions_at_once
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, FedProx
@@ -466,6 +466,7 @@ TRAINED_AT_ONCE = {
     },
     "dictionaries": {"make_module": ReadsDictionaries, "data": as_items(to_row), **BY_ACCURACY},
     "clients of one class": {"data": one_class_clients},
+    "values per class": {"make_module": classifier_client, "metric": {"per_class": True}},
     "scores by clients": {
         "make_module": classifier_client,
         "data": partial(toy_data, client_val=0.2),
@@ -513,6 +514,12 @@ def test_coalitions_that_cannot_share_a_fit_train_one_by_one(
 
     assert not is_trained_at_once(at_once)
     torch.testing.assert_close(at_once.utilities, one_by_one.utilities, rtol=0, atol=0)
+
+
+def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(after_the_run, "MAX_STORED_OUTPUTS", 0)
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, rounds=2)
+    assert is_trained_at_once(result), result.lines
 
 
 @pytest.mark.parametrize(
