@@ -63,7 +63,7 @@ class DryRunResult(NamedTuple):
         """Return whether coalitions can be trained at once, considering all that training depends on."""
         has_reason = bool(self.rows.why_not)
         if not has_reason and (self.needs_validations or self.needs_checkpoints):
-            return RowTrial("training depends on validations or checkpoints.")
+            return RowTrial("training may depend on validations or checkpoints.")
         return self.rows
 
 
