@@ -51,6 +51,7 @@ RECORDED_INPUTS = (
     "alone_only",
     "halved",
     "ranks_only",
+    "disagreement",
     "alone",
     "together",
     "majority",
@@ -79,6 +80,8 @@ class PaymentInputs:
     halved: bool = False
     #: Whether the trained coalitions only allow a ranking.
     ranks_only: bool = False
+    #: `[n]`, the difference of the values by two ways to predict the scores of coalitions. Empty: none was predicted.
+    disagreement: Sequence[float] = ()
     #: The name of a metric whose documentation advises against payment.
     unsuitable: str = ""
     #: The framework that ran single rounds, without a federation of flsv.
@@ -123,6 +126,15 @@ class PaymentInputs:
         """Return whether the values add up to what all together have gained."""
         is_suitable = not self.unsuitable and not self.of_rounds
         return self.has_values and is_suitable
+
+    @property
+    def distance(self) -> float:
+        """Return which part of a payment would go to others by the other way to predict scores."""
+        paid = math.fsum(value for value in self.values if value > 0)
+        differences = [abs(difference) for difference in self.disagreement]
+        if not differences or not paid:
+            return NAN
+        return min(1.0, math.fsum(differences) / 2 / paid)
 
     @property
     def allows_ranks_only(self) -> bool:
@@ -228,6 +240,7 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
     allows_shares = inputs.has_values and not inputs.allows_ranks_only
     has_one_class = inputs.has_values and inputs.majority >= ONE_CLASS_FRACTION
     is_accepted = inputs.evaluated_by_clients and inputs.accepts_partners
+    is_alone = has_trained_values and allows_shares and inputs.alone_only
     is_small = improvement == "clear" and is_small_gain(inputs.by, inputs.values)
     best_alone = max(inputs.alone, default=-math.inf)
     # False or "" means that a reason does not apply. Any other detail is a part of its sentence.
@@ -237,13 +250,21 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
         "incidents": inputs.incidents,
         "one_class": has_one_class and percent(inputs.majority),
         "one_seed": has_trained_values and inputs.seeds == 1,
-        "alone": has_trained_values and allows_shares and inputs.alone_only,
+        "alone": is_alone and _distance_in_words(inputs),
         "halves": inputs.has_values and inputs.halved,
         "scores": allows_shares and inputs.source == "scores",
         "partners": inputs.has_values and is_accepted,
         "best_alone": best_alone >= inputs.together - inputs.margin,
         "small_gain": has_trained_values and is_small,
     }
+
+
+def _distance_in_words(inputs: PaymentInputs) -> str:
+    """Say how far predicted values have been off elsewhere, by their distance if it is known."""
+    sentences: Mapping[str, str] = MESSAGES["predicted"]
+    if math.isnan(inputs.distance):
+        return sentences["unknown distance"]
+    return sentences["distance"].format(percent(inputs.distance))
 
 
 def _sentences(detail_by_reason: Mapping[str, Any]) -> dict[str, str]:

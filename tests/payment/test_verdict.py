@@ -221,6 +221,17 @@ def test_verdict_says_why_there_are_no_values(tmp_path, game, is_finished, reaso
     assert basis.verdict().reasons["no_values"] == f"There are no values. {reason}"
 
 
+def test_verdict_on_predicted_values_says_how_far_their_two_predictions_differ(tmp_path):
+    values = (0.3, 0.2, 0.1, -0.1)
+    # The positive values sum to 0.6, of which half of 0.12 is a tenth.
+    run = trained(tmp_path, *values, alone_only=True, disagreement=[0.06, -0.03, -0.03, 0.0])
+    basis = preferred_basis(open_run(run))
+
+    assert basis is not None
+    reason = basis.verdict().reasons["alone"]
+    assert "Two ways to predict the scores of other groups differ by 10.0 % of a payment." in reason
+
+
 # ---- one verdict on twelve kinds of runs
 
 
