@@ -22,7 +22,8 @@ def fit_small_module(loop, folder, data=None, rounds=1):
 
 
 COST_OF_SINGLES = "(as long as 1 more fit, and 3 validations). The predictions of the models"
-COST_OF_ALL = "6 groups of clients are trained at once after the run (as long as about "
+# A run of one round is shorter than the set-up of a fit that trains them at once.
+COST_OF_ALL = "models of 6 groups of clients are trained after the run (as long as 3 more fits, and 6 validations)."
 COST_OF_TWO = "models of 2 groups of clients are trained after the run (as long as 1 more fit, and 2 validations)."
 
 
