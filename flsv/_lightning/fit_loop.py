@@ -36,7 +36,7 @@ _PLATEAU_KEY = "plateau_values"
 
 
 class Phase(Enum):
-    """What is done with a round at present."""
+    """State of a round."""
 
     BETWEEN_ROUNDS = auto()
     #: From the hooks at its start until the last client has trained.
@@ -287,7 +287,7 @@ class FederatedFitLoop(_FitLoop):
 
     @property
     def is_in_round(self) -> bool:
-        """Whether a round is unfinished."""
+        """Return whether a round is unfinished."""
         return self.phase is not Phase.BETWEEN_ROUNDS
 
     @property

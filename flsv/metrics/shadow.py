@@ -53,7 +53,7 @@ class ShadowShapley(MeasuredMetric):
 
     U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
     N the set of all n clients. By default all coalitions are trained if they can be trained at once for about two runs,
-    as those of some ten clients and small networks can. Then the values are exact. Otherwise few coalitions are
+    as those of a few clients and small networks can. Then the values are exact. Otherwise few coalitions are
     trained, by default each client alone. The *outputs* of all others on the validation samples are predicted from
     those of the trained ones, and scored, see :mod:`flsv.functional.shapley.predicted_outputs`.
 

@@ -155,6 +155,8 @@ class CoalitionPlan:
             max_fits=min(limits, default=None),
             halvings=num_halvings if design == "halves" else 0,
         )
+        # By a resumed run it is compared with what the run has asked for before.
+        self._asked_for = [design, self._request.max_fits, num_halvings]
         for metric in metrics:
             if metric.coalitions != design or metric.num_halvings != num_halvings:
                 raise ConfigurationError(
@@ -262,20 +264,21 @@ class CoalitionPlan:
         return masks
 
     def _choose(self, prices: PriceList) -> None:
-        """Choose the coalitions to train. A resumed run keeps its choice."""
+        """Choose the coalitions to train. A resumed run keeps its choice, unless it now asks for other coalitions."""
         memory = self._run.memory
         self._prices = prices
-        if self._run.resumed and "choice" in memory:
+        asks_for_the_same = memory.get("asked_for") == self._asked_for
+        if self._run.resumed and asks_for_the_same:
             self._choice = Choice(*memory["choice"])
         else:
             self._choice = choose(self._request, prices)
+        memory["asked_for"] = self._asked_for
         memory["choice"] = list(self._choice)
 
     # ---- messages, scores of the run's own models
 
     def begin_training(self) -> None:
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
-        self._check_outputs(self._run.games)
         self._open_store()
         if self._why_no_values:
             rank_zero_warn(
@@ -314,6 +317,7 @@ class CoalitionPlan:
     def _open_store(self) -> None:
         """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
         is_new_run = not self._run.resumed
+        self._check_outputs(self._run.games)
         scored_module = self._score_module()
         if self._failure is not None:
             raise self._failure

@@ -7,7 +7,7 @@ multiplications. The constants are rough, and ``python tools/costs.py at-once`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, comb
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What the user has asked for.
+    """The coalitions and the price that a user has asked for.
 
     Args:
         coalitions: the coalitions to train, or ``"auto"``.
@@ -212,33 +212,29 @@ def choose(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train: those that are asked for, or the most accurate ones within the price."""
     if request.coalitions != "auto":
         return _cheaper(request.coalitions, request.halvings, prices)
-    for design in _designs(prices.num_clients):
-        choice = _cheaper(design, 0, prices)
-        if choice.price <= _limit(request, choice):
-            return choice
-    return one_by_one(request, prices)
+    choices = [_cheaper(design, 0, prices) for design in _designs(prices.num_clients)]
+    return _first_within_price(request, choices) or one_by_one(request, prices)
 
 
 def one_by_one(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train if these can only be trained one by one."""
     if request.coalitions != "auto":
         return _one_by_one(request.coalitions, request.halvings, prices)
-    for design in _designs(prices.num_clients):
-        choice = _one_by_one(design, 0, prices)
-        if choice.price <= _limit(request, choice):
-            return choice
+    choices = [_one_by_one(design, 0, prices) for design in _designs(prices.num_clients)]
     most_halvings = min(request.halvings, prices.num_clients - 1)
     for halvings in range(most_halvings, 0, -1):
-        choice = _one_by_one("halves", halvings, prices)
-        if choice.price <= _limit(request, choice):
+        choices.append(_one_by_one("halves", halvings, prices))
+    return _first_within_price(request, choices) or _one_by_one("singles", 0, prices)
+
+
+def _first_within_price(request: Request, choices: Iterable[Choice]) -> Choice | None:
+    for choice in choices:
+        limit = request.max_fits
+        if limit is None:
+            limit = MAX_FITS_AT_ONCE if choice.is_at_once else 1.0
+        if choice.price <= limit:
             return choice
-    return _one_by_one("singles", 0, prices)
-
-
-def _limit(request: Request, choice: Choice) -> float:
-    if request.max_fits is not None:
-        return request.max_fits
-    return MAX_FITS_AT_ONCE if choice.is_at_once else 1.0
+    return None
 
 
 def _designs(num_clients: int) -> Iterator[Which]:

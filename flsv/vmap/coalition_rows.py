@@ -134,7 +134,7 @@ class CoalitionRows(VmapProcess):
 
     @property
     def joins_clients(self) -> bool:
-        """Whether the rows of all clients take their steps together. It is known from the first round on."""
+        """Return whether the rows of all clients take their steps together. It is known from the first round on."""
         return not self._kind.shares_batch
 
     def end_round(self, vector: Tensor) -> None:
@@ -351,8 +351,8 @@ class _Rows(NamedTuple):
 
 
 class _Content:
-    """What the coalitions share in a round: the module's attributes and flags, the optimizer's options, and what the
-    program keeps elsewhere.
+    """Record of all that the coalitions share in a round: the module's attributes and flags, the optimizer's options,
+    and objects that the program keeps elsewhere.
     """
 
     def __init__(self, module: L.LightningModule, trainer: L.Trainer) -> None:

@@ -265,7 +265,7 @@ def sentences_of_readme():
         "numbers of samples | 0": "counted samples",
         "`ShadowShapley()` on tables and small networks: every group | up to 2": "exact",
         "`ShadowShapley()` else: each client alone | 1": "alone, predicted",
-        "`flsv retrain` on tables and small networks: every group, three seeds | up to 6": "exact, 3 seeds",
+        "`flsv retrain` on tables and small networks: every group, three seeds | up to 3 n": "exact, 3 seeds",
         "`flsv retrain` else: each client alone and all without it, three seeds | 3 n": "alone and all but one, predicted, 3 seeds",
     }
     for row, key in rows.items():
