@@ -40,8 +40,9 @@ quiet = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-trainer = L.Trainer(max_epochs=8, callbacks=[loop], **quiet)
-trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), data)
+trainer = L.Trainer(max_epochs=20, callbacks=[loop], **quiet)
+model = ClassifierClient("mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1))
+trainer.fit(model, data)
 
 # %% [markdown]
 # `value` is how much accuracy each client adds, its Shapley value over all coalitions, and `share` its part in the sum
