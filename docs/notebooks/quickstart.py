@@ -41,7 +41,9 @@ quiet = {
     "enable_model_summary": False,
 }
 trainer = L.Trainer(max_epochs=20, callbacks=[loop], **quiet)
-model = ClassifierClient("mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1))
+model = ClassifierClient(
+    "mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1)
+)
 trainer.fit(model, data)
 
 # %% [markdown]
