@@ -342,7 +342,7 @@ def cases(accelerator: str = "cpu") -> dict[str, Programs]:
     for name, setting in AT_ONCE_SETTINGS.items():
         programs[f"at-once/{name}"] = {
             "alone": run(setting),
-            "each client alone": run(setting, ShadowShapley),
+            "each client alone": run(setting, partial(ShadowShapley, coalitions="singles")),
             "all coalitions": run(setting, partial(ShadowShapley, coalitions="all")),
         }
     programs["coalitions/retrain"] = {
