@@ -85,6 +85,8 @@ class TrainingAfterTheRun:
     _is_on_cpu: bool = False
     #: Clients that were trained at once with others and also alone, with the same models.
     witnesses: Sequence[Members] = ()
+    #: How far the models of these two trainings are apart at most, see :class:`CoalitionsAtOnce`.
+    enlarged_rounding: float = 0.0
     # The coalitions [K, n]. The first two are the empty coalition and that of all clients.
     _masks: Tensor = field(init=False)
 
@@ -173,6 +175,7 @@ class TrainingAfterTheRun:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
             self.witnesses = at_once.witnesses
+            self.enlarged_rounding = at_once.enlarged_rounding
         except NotBatched as error:
             rank_zero_info(
                 f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -131,8 +130,8 @@ class CoalitionPlan:
     # The run, and the scoring of its models, from :meth:`begin` on.
     _run: MeasuredRun
     _scoring: ModelScoring | None = None
-    # Clients that were trained at once with others and also alone, with the same models.
-    _witnesses: Sequence[Members] = ()
+    # Which clients were trained at once with others and also alone.
+    _about_witnesses = ""
     # The seconds that the scoring of the untrained model has taken.
     _seconds_per_score = 0.0
     # The coalitions' utilities, from the run's first round on.
@@ -477,7 +476,7 @@ class CoalitionPlan:
         if self.awaits_training or not metrics:
             return [f"{name}: {BEFORE_TRAINING}" for name in metrics]
 
-        lines = [self._plan_in_words(masks) + witnesses_in_words(self._witnesses)]
+        lines = [self._plan_in_words(masks) + self._about_witnesses]
         trains_singles_only = are_singles_only(masks) and not are_all(masks)
         if trains_singles_only and self._shares_no_class:
             lines.append(f"{', '.join(metrics)}: {NO_COMMON_CLASS}")
@@ -603,7 +602,7 @@ class CoalitionPlan:
         )
         masks = training.train(self._run)
         self._choice = training.choice
-        self._witnesses = training.witnesses
+        self._about_witnesses = witnesses_in_words(training.witnesses, training.enlarged_rounding)
         self._run.memory["choice"] = list(self._choice)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks

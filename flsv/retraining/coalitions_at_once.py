@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor
 
+from flsv._lightning.rounding import MAX_ROUNDING_RATIO, relative_distance
 from flsv.games.members import EMPTY, Members
 from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopyOfRun
@@ -30,6 +32,9 @@ from flsv.values.coalition_files import ScoredModel
 MAX_ELEMENTS_OF_GROUP = 2**26
 #: The largest relative difference between the scores or outputs of two models that differ by rounding.
 MAX_DIFFERENCE_OF_SCORES = 0.01
+#: The largest relative difference between two models, and between their scores or outputs, that may be explained by
+#: rounding errors that training enlarges.
+MAX_ENLARGED_ROUNDING = 0.1
 
 
 @dataclass(eq=False)
@@ -45,6 +50,9 @@ class CoalitionsAtOnce:
     num_elements: int
     #: The run's own models ``[P]`` by round, which the coalition of all clients must reproduce.
     models_of_run: Mapping[int, Tensor]
+    #: The largest distance of two models of one coalition that rounding explains only since training enlarges it,
+    #: relative to the model's distance from the initial model.
+    enlarged_rounding: float = 0.0
     _results_of_witnesses: dict[Members, FitResult] = field(default_factory=dict)
 
     @property
@@ -184,12 +192,15 @@ class CoalitionsAtOnce:
             distance = result.rounding.unexplained_distance(
                 result.models.after_round[round_index], expected_model.cpu(), result.models.initial
             )
-            if distance is not None:
+            if distance is None:
+                continue
+            by_rounding = self._distance_by_rounding(round_index)
+            if not _explains(by_rounding, distance):
                 raise NotBatched(
                     f"the model of {members} after round {round_index + 1} differs by {100 * distance:.2g} % of its "
-                    "distance from the initial model. Training depends on what coalitions do not have for "
-                    "themselves, or enlarges rounding errors."
+                    f"distance from the initial model, and other rounding errors explain {100 * by_rounding:.2g} %."
                 )
+            self.enlarged_rounding = max(self.enlarged_rounding, distance)
 
     def _check_scores(
         self, result: FitResult, expected_models: Mapping[int, ScoredModel], members: str
@@ -198,11 +209,64 @@ class CoalitionsAtOnce:
             expected = expected_models.get(round_index)
             if expected is None:
                 continue
-            for name, (numbers, expected_numbers) in _pairs_of_numbers(model, expected).items():
-                if not _are_close(numbers, expected_numbers):
+            for name, difference in _differences(model, expected).items():
+                if difference <= MAX_DIFFERENCE_OF_SCORES:
+                    continue
+                by_rounding = self._difference_by_rounding(round_index, name)
+                if not _explains(by_rounding, difference):
                     raise NotBatched(
                         f"{name} of the model of {members} after round {round_index + 1} differs."
                     )
+
+    # ---- what training makes of rounding errors
+
+    @cached_property
+    def _perturbed_witnesses(self) -> dict[Members, FitResult]:
+        """The witnesses' results with other rounding errors. They are trained if a model differs."""
+        job = replace(
+            self.training.job, model_rounds=self._rounds_to_compare(), has_other_errors=True
+        )
+        jobs = [replace(job, members=members) for members in self.witnesses]
+        results = {}
+        for trained_job, result in self.training.trainer.train(jobs):
+            if isinstance(result, FitFailed):
+                raise NotBatched(f"{result}")
+            results[trained_job.members] = result
+        return results
+
+    def _distance_by_rounding(self, round_index: int) -> float:
+        """Return how far other rounding errors take a witness's model, relative to its training."""
+        distances = []
+        for witness, result in self._perturbed_witnesses.items():
+            models = self._results_of_witnesses[witness].models
+            distances.append(
+                relative_distance(
+                    result.models.after_round[round_index],
+                    models.after_round[round_index],
+                    models.initial,
+                )
+            )
+        return max(distances)
+
+    def _difference_by_rounding(self, round_index: int, name: str) -> float:
+        """Return by how much other rounding errors change a witness's scores."""
+        position = self.training.job.rounds.index(round_index)
+        differences = []
+        for witness, result in self._perturbed_witnesses.items():
+            expected = self._results_of_witnesses[witness].scored[position]
+            differences.append(_differences(result.scored[position], expected)[name])
+        return max(differences)
+
+
+def _explains(by_rounding: float, difference: float) -> bool:
+    """Return whether rounding errors explain a difference, given that two trainings have differed ``by_rounding``."""
+    return difference <= min(MAX_ROUNDING_RATIO * by_rounding, MAX_ENLARGED_ROUNDING)
+
+
+def _differences(model: ScoredModel, expected: ScoredModel) -> dict[str, float]:
+    """Return by how much two models' outputs or utilities differ, relative to the largest one, by name."""
+    pairs = _pairs_of_numbers(model, expected)
+    return {name: _relative_difference(*pair) for name, pair in pairs.items()}
 
 
 def _pairs_of_numbers(
@@ -220,11 +284,16 @@ def _pairs_of_numbers(
     }
 
 
-def _are_close(numbers: Tensor, expected: Tensor) -> bool:
-    if numbers.shape != expected.shape or not expected.numel():
-        return numbers.shape == expected.shape
-    scale = float(expected.double().nan_to_num().abs().max())
-    tolerance = MAX_DIFFERENCE_OF_SCORES * scale
-    return torch.allclose(
-        numbers.double(), expected.double(), rtol=0.0, atol=tolerance, equal_nan=True
-    )
+def _relative_difference(numbers: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest expected number. Infinite: shapes or NaNs differ."""
+    if numbers.shape != expected.shape or not numbers.isnan().equal(expected.isnan()):
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    numbers = numbers.double().nan_to_num()
+    expected = expected.double().nan_to_num()
+    difference = float((numbers - expected).abs().max())
+    if not difference:
+        return 0.0
+    scale = float(expected.abs().max())
+    return difference / scale if scale else float("inf")

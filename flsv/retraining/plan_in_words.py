@@ -50,14 +50,22 @@ def estimation_in_words(masks: Tensor, have_outputs: bool) -> str:
     )
 
 
-def witnesses_in_words(witnesses: Sequence[Members]) -> str:
-    """Say which clients were trained twice. Empty if none was."""
+def witnesses_in_words(witnesses: Sequence[Members], enlarged_rounding: float) -> str:
+    """Say which clients were trained twice, and how far ``enlarged_rounding`` took their two models apart, relative to
+    their training. Empty if none was.
+    """
     if not witnesses:
         return ""
     clients = tuple(sorted({client for (client,) in witnesses}))
     also_trained = clients_text(clients).capitalize()
+    sentence = (
+        f" {also_trained} also trained in fits of their own, with the same models but for rounding"
+    )
+    if not enlarged_rounding:
+        return f"{sentence}."
     return (
-        f" {also_trained} also trained in fits of their own, with the same models but for rounding."
+        f"{sentence}. Training enlarges rounding errors up to {100 * enlarged_rounding:.2g} % of what it changes, so "
+        "values differ slightly between machines."
     )
 
 

@@ -34,6 +34,8 @@ class TrainingJob:
     keeps_checkpoints: bool = False
     # The rounds after which the result has the model itself.
     model_rounds: tuple[int, ...] = ()
+    # Whether gradients have other rounding errors than in the run, to find out what training makes of them.
+    has_other_errors: bool = False
 
 
 @dataclass(frozen=True, eq=False)

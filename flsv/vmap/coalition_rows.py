@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import as_module_input
@@ -44,7 +43,7 @@ from flsv.vmap.batched import (
     has_linear_layers_only,
 )
 from flsv.vmap.engine import (
-    NUM_DRY_RUN_BATCHES,
+    DryRunOfRows,
     VmapProcess,
     _PreparedClient,
     check_shared_are_frozen,
@@ -61,6 +60,9 @@ _UNCHANGED_TYPES = (SimpleNamespace, Metric)
 _SHARED_TYPES = tuple(kind for kind in SHARED_TYPES if kind not in _UNCHANGED_TYPES)
 
 Coalitions = AveragedCoalitions | ServedCoalitions
+
+# The proofs after training, with witnesses, consider what training makes of rounding errors, too.
+_try_rows = partial(dry_run_of_rows, may_enlarge_rounding=True)
 
 
 class CoalitionRows(VmapProcess):
@@ -104,11 +106,8 @@ class CoalitionRows(VmapProcess):
             raise NotBatched(f"{reason}.")
         space = loop.space
         shared_names = {*space.constant_names, *space.non_finite_names}
-        with FlopCounterMode(display=False) as counter:
-            kind, _ = _try_kinds(trainer, space, loop.state.seed, shared_names)
-        # A trial takes each of its steps with one model, and with two rows.
-        num_steps = 3 * NUM_DRY_RUN_BATCHES
-        return counter.get_total_flops() / 1e6 / num_steps, not kind.shares_batch
+        kind, found = _try_kinds(trainer, space, loop.state.seed, shared_names)
+        return found.megaflops, not kind.shares_batch
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -121,9 +120,10 @@ class CoalitionRows(VmapProcess):
         """Return the training of this round's rows. Before the first round, raise NotBatched if a trial fails."""
         check_shared_are_frozen(self.trainer, self._shared_names)
         if not self._has_dry_run:
-            self._kind, self._unused_names = _try_kinds(
+            self._kind, found = _try_kinds(
                 self.trainer, self.space, self.state.seed, self._shared_names
             )
+            self._unused_names = found.unused_names
             self._has_dry_run = True
         return self._kind(
             self._module,
@@ -321,18 +321,21 @@ class CoalitionRows(VmapProcess):
 
 def _try_kinds(
     trainer: L.Trainer, space: ParameterSpace, seed: int, shared_names: Collection[str]
-) -> tuple[type[RowTraining], set[str]]:
-    """Return the kind of training that rows get, and the names of parameters without a gradient.
+) -> tuple[type[RowTraining], DryRunOfRows]:
+    """Return the kind of training that rows get, and what its dry run has found out.
 
     Rows of several clients take a step together if steps draw no random numbers, and if these rows are no dearer
     than those of one client, whose convolutions share their inputs.
     """
     module = trainer.lightning_module
-    if module.device.type != "cpu" or has_linear_layers_only(module):
-        with suppress(NotBatched):
-            return RowTraining, dry_run_of_rows(trainer, space, seed, shared_names)
-    unused = dry_run_of_rows(trainer, space, seed, shared_names, kind=SharedBatchTraining)
-    return SharedBatchTraining, unused
+    is_cheap_on_all = module.device.type != "cpu" or has_linear_layers_only(module)
+    with suppress(NotBatched):
+        found = _try_rows(trainer, space, seed, shared_names)
+        if is_cheap_on_all:
+            return RowTraining, found
+    return SharedBatchTraining, _try_rows(
+        trainer, space, seed, shared_names, kind=SharedBatchTraining
+    )
 
 
 class _Rows(NamedTuple):

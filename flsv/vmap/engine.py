@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,11 +19,12 @@ from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
-from flsv._lightning.rounding import Rounding, rounding_of
+from flsv._lightning.rounding import MAX_ROUNDING_RATIO, Rounding, add_rounding_errors, rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
@@ -30,7 +33,7 @@ from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, NotBatched, listed
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import global_rngs, isolated_rngs
 from flsv.vmap.batched import (
@@ -49,6 +52,8 @@ CLIENTS_ON_CPU = 50
 CLIENTS_ON_GPU = 256
 #: Number of batches in a dry run.
 NUM_DRY_RUN_BATCHES = 3
+#: Number of trainings in a dry run that show what training makes of rounding errors.
+NUM_PERTURBED_MODELS = 3
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
@@ -73,6 +78,15 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 #: element. Rounding that switches a ReLU changes gradients by more than the loss.
 GRADIENT_TOLERANCE = 0.01
 SMALL_GRADIENT = 1e-5
+
+
+class DryRunOfRows(NamedTuple):
+    """What a dry run of batched training has found out."""
+
+    #: The names of parameters without a gradient.
+    unused_names: set[str]
+    #: Multiplications and additions of one model's step, in millions.
+    megaflops: float
 
 
 class _PreparedClient(NamedTuple):
@@ -146,12 +160,11 @@ class VmapProcess(IdleEngine):
         parameters without a gradient.
         """
         check_shared_are_frozen(self.trainer, self._shared_names)
-        try_rows = compare_gradients if self._has_dry_run else dry_run_of_rows
-        names_without_gradient = try_rows(
-            self.trainer, self.space, self.state.seed, self._shared_names
-        )
+        arguments = self.trainer, self.space, self.state.seed, self._shared_names
+        if self._has_dry_run:
+            return compare_gradients(*arguments)
         self._has_dry_run = True
-        return names_without_gradient
+        return dry_run_of_rows(*arguments).unused_names
 
     def _batches(self) -> CohortLoader:
         return self._load(self.state.cohort)
@@ -344,15 +357,20 @@ def dry_run_of_rows(
     seed: int,
     shared_names: Collection[str] = (),
     kind: type[RowTraining] = RowTraining,
-) -> set[str]:
-    """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
-    without a gradient. ``shared_names`` names tensors that all batched models share. ``kind`` trains the rows."""
+    may_enlarge_rounding: bool = False,
+) -> DryRunOfRows:
+    """Raise NotBatched unless a few batches give equal results batched and ordinarily. ``shared_names`` names tensors
+    that all batched models share. ``kind`` trains the rows. With ``may_enlarge_rounding`` results may differ by what
+    ordinary training makes of rounding errors, too.
+    """
     draws = nullcontext if kind.shares_batch else no_random_numbers
     with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
         optimizer = trial_trainer.optimizers[0]
+        initial_optimizer = copy.deepcopy(optimizer.state_dict())
         batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
         initial_model = _copied_tensors(module)
-        with isolated_rngs(seed, "steps"), draws(module):
+        counter = FlopCounterMode(display=False)
+        with isolated_rngs(seed, "steps"), draws(module), counter:
             mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
 
@@ -364,9 +382,31 @@ def dry_run_of_rows(
         }
         row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
         rounding = rounding_of(trainer)
-    _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
-    _compare_models(module, row, trained_model, initial_model, rounding=rounding)
-    return names_without_gradient
+        _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
+        try:
+            _compare_models(module, row, trained_model, initial_model, rounding=rounding)
+        except NotBatched:
+            if not may_enlarge_rounding:
+                raise
+            perturbed_models = []
+            for number in range(NUM_PERTURBED_MODELS):
+                optimizer.load_state_dict(initial_optimizer)
+                _write_tensors(module, initial_model)
+                generator = torch.Generator().manual_seed(number)
+                errors = partial(add_rounding_errors, rounding=rounding, generator=generator)
+                with isolated_rngs(seed, "steps"):
+                    _train_one_by_one(trial_trainer, batches, errors)
+                perturbed_models.append(_copied_tensors(module))
+            _compare_models(
+                module,
+                row,
+                trained_model,
+                initial_model,
+                rounding=rounding,
+                perturbed_models=perturbed_models,
+            )
+    megaflops = counter.get_total_flops() / 1e6 / len(batches)
+    return DryRunOfRows(names_without_gradient, megaflops)
 
 
 def compare_gradients(
@@ -509,13 +549,19 @@ def _compare_models(
     ordinary: State,
     initial_model: State,
     rounding: Rounding,
+    perturbed_models: Sequence[State] = (),
 ) -> None:
-    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily."""
+    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily, by more than
+    ``perturbed_models`` do, which were trained ordinarily with other rounding errors.
+    """
     squared_norm = 0.0
     for name, tensor in initial_model.items():
         squared_norm += float((ordinary[name] - tensor).double().square().sum())
-    rounding_norm = rounding.steps * squared_norm**0.5
     for name, tensor in row.items():
+        rounding_norm = rounding.steps * squared_norm**0.5
+        for perturbed_model in perturbed_models:
+            enlarged_error = float((perturbed_model[name] - ordinary[name]).double().norm())
+            rounding_norm = max(rounding_norm, MAX_ROUNDING_RATIO * enlarged_error)
         _compare(
             module,
             name,
@@ -553,23 +599,34 @@ def _first_batches(
     return batches
 
 
-def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[Tensor, set[str]]:
+def _train_one_by_one(
+    trainer: L.Trainer,
+    batches: list[Any],
+    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
+) -> tuple[Tensor, set[str]]:
     """Return the mean loss, and the names of parameters that have a gradient in no batch."""
     module = trainer.lightning_module
     losses = []
     unused_names = {name for name, _ in module.named_parameters()}
     for step, batch in enumerate(batches):
-        losses.append(_take_step(trainer, batch, step))
+        losses.append(_take_step(trainer, batch, step, change_gradients))
         unused_names &= _names_without_gradient(module)
     trainer.optimizers[0].zero_grad()
     return torch.stack(losses).mean(), unused_names
 
 
-def _take_step(trainer: L.Trainer, batch: Any, step: int) -> Tensor:
+def _take_step(
+    trainer: L.Trainer,
+    batch: Any,
+    step: int,
+    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
+) -> Tensor:
     """Take an optimizer step on a batch as usual, and return the loss. The gradients remain."""
     optimizer = trainer.optimizers[0]
     optimizer.zero_grad()
     loss = _backward(trainer, batch, step)
+    if change_gradients is not None:
+        change_gradients(trainer.lightning_module.parameters())
     if trainer.gradient_clip_val is not None:
         algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
         trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)

@@ -83,6 +83,10 @@ class WithAdam(Classifier):
     make_optimizer = partial(torch.optim.Adam, lr=0.01)
 
 
+class WithZeroGradients(WithBatchNorm, WithAdam):
+    """The bias before batch normalization has no gradient but rounding errors, and Adam divides these by their size."""
+
+
 class WithNoise(Classifier):
     def training_step(self, batch, batch_idx):
         inputs, labels = batch
@@ -268,6 +272,10 @@ class RateBySteps(Classifier):
             group["lr"] = 0.1 / (1 + self.global_step / 10)
 
 
+class ZeroGradientsAndRateBySteps(WithZeroGradients, RateBySteps):
+    pass
+
+
 class RateByWeights(Classifier):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
@@ -373,12 +381,11 @@ def fit_with_coalitions(
     metric = ShadowShapleyThatKeepsUtilities(coalitions="all", **options_of_metric)
     TEACHERS.clear()
     L.seed_everything(1, verbose=False)
-    federated_loop = FederatedLoop(
-        metrics={"value": metric},
-        seed=5,
-        reporting=Reporting(table=False, figures=0, files=False),
+    options_of_loop = {
+        "reporting": Reporting(table=False, figures=0, files=False),
         **(loop or {}),
-    )
+    }
+    federated_loop = FederatedLoop(metrics={"value": metric}, seed=5, **options_of_loop)
     caplog.clear()
     with caplog.at_level("INFO", "lightning.pytorch"):
         fit(
@@ -479,6 +486,7 @@ TRAINED_ONE_BY_ONE = {
     "anchor of the round": {"make_module": AnchoredToRound},
     "teacher in a global": {"make_module": TeacherInGlobal},
     "rate by the number of steps": {"make_module": RateBySteps},
+    "the same where rounding errors grow": {"make_module": ZeroGradientsAndRateBySteps},
     "rate by the weights": {"make_module": RateByWeights},
     "attribute by a logged value": {"make_module": RateByLogs},
     "schedule by a client's length": {"make_module": ScheduleByLength},
@@ -514,6 +522,18 @@ def test_coalitions_that_cannot_share_a_fit_train_one_by_one(
 
     assert not is_trained_at_once(at_once)
     torch.testing.assert_close(at_once.utilities, one_by_one.utilities, rtol=0, atol=0)
+
+
+def test_rounding_errors_that_training_enlarges_are_told(monkeypatch, caplog, capsys, tmp_path):
+    loop = {"reporting": Reporting(figures=0, files=False)}
+    options = {"make_module": WithZeroGradients, "loop": loop}
+    at_once = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
+    report = capsys.readouterr().out
+    one_by_one = fit_with_coalitions(monkeypatch, caplog, tmp_path, ONE_BY_ONE, **options)
+
+    assert is_trained_at_once(at_once), at_once.lines
+    assert "Training enlarges rounding errors up to" in report
+    torch.testing.assert_close(at_once.values, one_by_one.values, rtol=0.05, atol=0.005)
 
 
 def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
