@@ -54,6 +54,9 @@ from flsv.vmap.guarded_hooks import guard_hooks, guarded
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24
+#: The largest step of one model, in millions of multiplications and additions, that rows of several clients take
+#: together on a CPU although the model has convolutions.
+MAX_MEGAFLOPS_TO_JOIN = 6.0
 
 #: Clients of a run may share a namespace on purpose, and metrics do nothing in steps of rows.
 _UNCHANGED_TYPES = (SimpleNamespace, Metric)
@@ -331,7 +334,7 @@ def _try_kinds(
     is_cheap_on_all = module.device.type != "cpu" or has_linear_layers_only(module)
     with suppress(NotBatched):
         found = _try_rows(trainer, space, seed, shared_names)
-        if is_cheap_on_all:
+        if is_cheap_on_all or found.megaflops <= MAX_MEGAFLOPS_TO_JOIN:
             return RowTraining, found
     return SharedBatchTraining, _try_rows(
         trainer, space, seed, shared_names, kind=SharedBatchTraining
