@@ -154,8 +154,6 @@ class CoalitionPlan:
             max_fits=min(limits, default=None),
             halvings=num_halvings if design == "halves" else 0,
         )
-        # By a resumed run it is compared with what the run has asked for before.
-        self._asked_for = [design, self._request.max_fits, num_halvings]
         for metric in metrics:
             if metric.coalitions != design or metric.num_halvings != num_halvings:
                 raise ConfigurationError(
@@ -263,15 +261,13 @@ class CoalitionPlan:
         return masks
 
     def _choose(self, prices: PriceList) -> None:
-        """Choose the coalitions to train. A resumed run keeps its choice, unless it now asks for other coalitions."""
+        """Choose the coalitions to train. A resumed run, whose request is the same, keeps its choice."""
         memory = self._run.memory
         self._prices = prices
-        asks_for_the_same = memory.get("asked_for") == self._asked_for
-        if self._run.resumed and asks_for_the_same:
+        if self._run.resumed:
             self._choice = Choice(*memory["choice"])
         else:
             self._choice = choose(self._request, prices)
-        memory["asked_for"] = self._asked_for
         memory["choice"] = list(self._choice)
 
     # ---- messages, scores of the run's own models
