@@ -22,6 +22,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Values
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
+from flsv.engines.ranks import share_weights
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
 from flsv.games.untrained_models import NUM_UNTRAINED_MODELS, untrained_models
@@ -199,6 +200,9 @@ class CoalitionPlan:
             raise fitted_before(trainer.current_epoch)
         self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_of_dry_run(data)
+        ranks = ranks_of(trainer)
+        if ranks.size > 1:  # without a seed, each rank has drawn other weights
+            share_weights(module, ranks)
         try:
             self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()

@@ -24,8 +24,10 @@ from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import meet
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley
-from helpers.data import toy_sets
+from flsv.metrics import ClassSpecificShapley, ShadowShapley
+from flsv.retraining import coalitions_at_once
+from flsv.retraining.price import PriceList
+from helpers.data import toy_data, toy_sets
 from helpers.fits import plain_trainer
 from helpers.forked import Forked
 from helpers.models import Plain
@@ -104,7 +106,7 @@ def make_trainer(folder, case, callbacks):
 
 
 def fit(folder, case, *callbacks):
-    """Start it, or go on from its last checkpoint."""
+    """Start it, or go on from its last checkpoint. Return its loop."""
     folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -120,6 +122,7 @@ def fit(folder, case, *callbacks):
         metrics = sorted(trainer.callback_metrics.items())
         lines = [f"{name}: {float(value)!r}" for name, value in metrics]
         (folder / "metrics.txt").write_text("\n".join(lines))
+    return quiet_loop
 
 
 def run_all(folder, names):
@@ -187,7 +190,17 @@ def run_without_a_seed(folder):
     """Every rank would draw its own weights and seed."""
     torch.seed()
     module = Plain(nn.Sequential(nn.Linear(6, 3)))
-    fit(folder, RankCase(FederatedLoop(), module, make_five_clients(), logs=True))
+    loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="singles")})
+    fitted_loop = fit(folder, RankCase(loop, module, make_five_clients(), logs=True))
+    assert fitted_loop.contributions["shadow"].isfinite().all()
+
+
+def train_groups_of_coalitions(folder):
+    """Each rank trains groups of coalitions, those of a group at once."""
+    coalitions_at_once.MAX_ELEMENTS_OF_GROUP = 1
+    PriceList.at_once = lambda prices, masks: 0.0
+    loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="all")}, seed=3)
+    fit(folder, RankCase(loop, Plain(), toy_data(), logs=True))
 
 
 class AddsItsOwnNumber(FedAvg):

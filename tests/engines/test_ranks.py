@@ -148,6 +148,15 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
     assert (tmp_path / "run/last.ckpt").is_file()
 
 
+@pytest.mark.slow
+def test_ranks_that_train_groups_of_coalitions_equal_one_process_bitwise(tmp_path):
+    for size in (1, 2):
+        folder = tmp_path / str(size)
+        Group(ranks.train_groups_of_coalitions, folder / "run", size=size, folder=folder).done()
+
+    assert find_differences(tmp_path / "1/run", tmp_path / "2/run") == []
+
+
 def assert_resumed_run_equals_that_of_one_process(rank_runs, folder, name, size):
     """Go on from last.ckpt to the end."""
     Group(ranks.run_one, folder, name, size=size, folder=folder / "resumed").done()
