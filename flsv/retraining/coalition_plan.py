@@ -65,7 +65,7 @@ from flsv.retraining.plan_in_words import (
 )
 from flsv.retraining.price import (
     MAX_HALVINGS,
-    ONE_BY_ONE,
+    NO_TRIAL,
     Choice,
     PriceList,
     Request,
@@ -326,7 +326,7 @@ class CoalitionPlan:
                 remove_coalitions(self._run.folder)
         self._copy_from_earlier_folder()
         if not self._trains_at_sites:
-            trial = ONE_BY_ONE  # there will be no values
+            trial = NO_TRIAL  # there will be no values
             if self._dry_run_result is not None:
                 trial = self._dry_run_result.rows_or_reason()
             run = self._run

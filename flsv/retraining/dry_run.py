@@ -61,8 +61,7 @@ class DryRunResult(NamedTuple):
 
     def rows_or_reason(self) -> RowTrial:
         """Return whether coalitions can be trained at once, considering all that training depends on."""
-        has_reason = bool(self.rows.why_not)
-        if not has_reason and (self.needs_validations or self.needs_checkpoints):
+        if self.needs_validations and not self.rows.why_not:
             return RowTrial("training may depend on validations or checkpoints.")
         return self.rows
 

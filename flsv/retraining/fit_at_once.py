@@ -95,10 +95,9 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
         return RowTrial(f"the model has {num_elements} numbers.")
     engine_class = from_wing("rows", "coalitions")
     try:
-        megaflops, joins_clients = engine_class.trial(trainer, loop)
+        return engine_class.trial(trainer, loop)
     except Exception as error:  # whatever it is, coalitions are trained one by one
         return RowTrial(reason_of(error))
-    return RowTrial("", megaflops, num_elements, joins_clients)
 
 
 def why_not_at_once(trainer: L.Trainer, module: Any) -> str:

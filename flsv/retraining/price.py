@@ -70,8 +70,8 @@ class RowTrial(NamedTuple):
     joins_clients: bool = False
 
 
-#: At sites, and where no trial was made.
-ONE_BY_ONE = RowTrial("They are trained one by one.")
+#: At sites, and if the dry run has failed.
+NO_TRIAL = RowTrial("They are trained one by one.")
 
 
 class Choice(NamedTuple):
@@ -116,7 +116,7 @@ class PriceList:
 
     num_batches: Sequence[float]
     clients_per_round: float
-    trial: RowTrial = ONE_BY_ONE
+    trial: RowTrial = NO_TRIAL
     num_rounds: int = 1
     num_scored_batches: float | None = 1.0
 

@@ -19,6 +19,7 @@ from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core import Instruction
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
+from flsv.retraining.price import RowTrial
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches
@@ -65,7 +66,7 @@ _SHARED_TYPES = tuple(kind for kind in SHARED_TYPES if kind not in _UNCHANGED_TY
 Coalitions = AveragedCoalitions | ServedCoalitions
 
 # The proofs after training, with witnesses, consider what training makes of rounding errors, too.
-_try_rows = partial(dry_run_of_rows, may_enlarge_rounding=True)
+_dry_run = partial(dry_run_of_rows, may_enlarge_rounding=True)
 
 
 class CoalitionRows(VmapProcess):
@@ -92,12 +93,8 @@ class CoalitionRows(VmapProcess):
         self._last_model: Tensor | None = None
 
     @classmethod
-    def trial(cls, trainer: L.Trainer, loop: Any) -> tuple[float, bool]:
+    def trial(cls, trainer: L.Trainer, loop: Any) -> RowTrial:
         """Try rows in a copy of a run before its first round.
-
-        Returns:
-            Millions of multiplications and additions of one model's step, and whether the rows of all clients take
-            their steps together.
 
         Raises:
             ConfigurationError: models cannot be trained as rows.
@@ -110,7 +107,9 @@ class CoalitionRows(VmapProcess):
         space = loop.space
         shared_names = {*space.constant_names, *space.non_finite_names}
         kind, found = _try_kinds(trainer, space, loop.state.seed, shared_names)
-        return found.megaflops, not kind.shares_batch
+        return RowTrial(
+            "", found.megaflops, num_elements=space.size, joins_clients=not kind.shares_batch
+        )
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -333,10 +332,10 @@ def _try_kinds(
     module = trainer.lightning_module
     is_cheap_on_all = module.device.type != "cpu" or has_linear_layers_only(module)
     with suppress(NotBatched):
-        found = _try_rows(trainer, space, seed, shared_names)
+        found = _dry_run(trainer, space, seed, shared_names)
         if is_cheap_on_all or found.megaflops <= MAX_MEGAFLOPS_TO_JOIN:
             return RowTraining, found
-    return SharedBatchTraining, _try_rows(
+    return SharedBatchTraining, _dry_run(
         trainer, space, seed, shared_names, kind=SharedBatchTraining
     )
 
