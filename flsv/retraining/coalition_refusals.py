@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import distributions, packages_distributions, requires
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -142,7 +144,7 @@ def is_of_tool(callback: L.Callback) -> bool:
     """
     for kind in type(callback).__mro__:
         package, _, _ = kind.__module__.partition(".")
-        if package in LIBRARIES or package == "builtins":
+        if package in LIBRARIES or not _is_installed(kind.__module__):
             continue
         for distribution in set(packages_distributions().get(package, ())):
             requirements = requires(distribution) or []
@@ -151,6 +153,18 @@ def is_of_tool(callback: L.Callback) -> bool:
             if needed and not is_about_training:
                 return True
     return False
+
+
+def _is_installed(module_name: str) -> bool:
+    """Return whether there are installed packages in the folder that a module is imported from. To read what all of
+    them contain takes a second, which a program's own callbacks shall not cost.
+    """
+    module_file = getattr(sys.modules.get(module_name), "__file__", None)
+    if module_name == "__main__" or module_file is None:
+        return False
+    path = Path(module_file)
+    num_packages = module_name.count(".") + (path.stem == "__init__")
+    return any(distributions(path=[str(path.parents[num_packages])]))
 
 
 def fitted_before(num_rounds: int) -> ConfigurationError:

@@ -5,12 +5,15 @@ import sys
 import tempfile
 from importlib import import_module
 
+import lightning as L
 import pytest
 
 from flsv.metrics import ShadowShapley
 from flsv.results import open_run
 from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
+from flsv.retraining import coalition_refusals
+from flsv.retraining.coalition_refusals import is_of_tool
 from helpers import refused, warns
 from zoo.program import Base, fit_valued, make_mlp
 
@@ -88,6 +91,10 @@ class Reports(L.Callback):
 METADATA = "Metadata-Version: 2.1\nName: searches-rates\nVersion: 1.0\nRequires-Dist: {}"
 
 
+class CallbackOfTheProgram(L.Callback):
+    pass
+
+
 def install_package_of_callback(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     metadata = folder / "searches_rates-1.0.dist-info"
@@ -130,6 +137,12 @@ def test_callback_takes_part_in_coalitions_if_its_package_needs_torch(
     rounds_of_run = [b"0", b"1"]
     has_reports_of_coalitions = reported_rounds != rounds_of_run
     assert has_reports_of_coalitions == takes_part
+
+
+def test_callback_of_the_program_costs_no_search_of_installed_packages(monkeypatch):
+    monkeypatch.setattr(coalition_refusals, "packages_distributions", None)
+
+    assert not is_of_tool(CallbackOfTheProgram())
 
 
 def test_excluded_callback_that_the_trainer_has_not_is_refused(tmp_path):
