@@ -22,7 +22,7 @@ from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.fit_at_once import fit_at_once
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.training_job import FitFailed, FitResult
+from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.scores.performance import Measures
 from flsv.utilities.errors import NotBatched, reason_of
 from flsv.values.coalition_files import ScoredModel
@@ -223,11 +223,19 @@ class CoalitionsAtOnce:
     @cached_property
     def _perturbed_witnesses(self) -> dict[Members, FitResult]:
         """The witnesses' results with other rounding errors. They are trained if a model differs."""
-        job = replace(
-            self.training.job, model_rounds=self._rounds_to_compare(), has_other_errors=True
-        )
-        jobs = [replace(job, members=members) for members in self.witnesses]
+        job = replace(self.training.job, model_rounds=self._rounds_to_compare())
+        for witness, result in self._train_witnesses_again(job).items():
+            models = self._results_of_witnesses[witness].models.after_round
+            for round_index, model in result.models.after_round.items():
+                if not torch.equal(model, models[round_index]):
+                    raise NotBatched(
+                        f"{clients_text(witness)} alone has another model when training is repeated."
+                    )
+        return self._train_witnesses_again(replace(job, has_other_errors=True))
+
+    def _train_witnesses_again(self, job: TrainingJob) -> dict[Members, FitResult]:
         results = {}
+        jobs = [replace(job, members=members) for members in self.witnesses]
         for trained_job, result in self.training.trainer.train(jobs):
             if isinstance(result, FitFailed):
                 raise NotBatched(f"{result}")
@@ -254,7 +262,10 @@ class CoalitionsAtOnce:
         differences = []
         for witness, result in self._perturbed_witnesses.items():
             expected = self._results_of_witnesses[witness].scored[position]
-            differences.append(_differences(result.scored[position], expected)[name])
+            model = result.scored[position]
+            # Other models may have no outputs of a measure that the witnesses' models have.
+            pairs = {**_pairs_of_utilities(model, expected), **_pairs_of_numbers(model, expected)}
+            differences.append(_relative_difference(*pairs[name]))
         return max(differences)
 
 
@@ -278,6 +289,12 @@ def _pairs_of_numbers(
     names = model.outputs.keys() & expected.outputs.keys()
     if names:
         return {name: (model.outputs[name], expected.outputs[name]) for name in names}
+    return _pairs_of_utilities(model, expected)
+
+
+def _pairs_of_utilities(
+    model: ScoredModel, expected: ScoredModel
+) -> dict[str, tuple[Tensor, Tensor]]:
     return {
         name: (torch.tensor(model.utilities[name]), torch.tensor(utility))
         for name, utility in expected.utilities.items()
