@@ -194,6 +194,7 @@ trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_run_with_quoted_codes_is_retrained_and_repeated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "table.csv")

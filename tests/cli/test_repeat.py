@@ -172,6 +172,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_run_repetition_and_retraining_with_one_seed_have_the_same_values_and_intervals(tmp_path):
     metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "both"}}
     federation = {

@@ -66,6 +66,7 @@ def read_diary(folder):
     return entries
 
 
+@pytest.mark.long
 def test_deployment_survives_kills_of_a_site_the_server_and_the_superlink(tmp_path):
     folder = tmp_path / "app"
     write_project(folder)
