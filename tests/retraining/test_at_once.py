@@ -1,5 +1,6 @@
 """Coalitions that train at once, beside the same coalitions one by one."""
 
+import ctypes
 from functools import partial
 from typing import NamedTuple
 
@@ -534,6 +535,24 @@ def test_rounding_errors_that_training_enlarges_are_told(monkeypatch, caplog, ca
     assert is_trained_at_once(at_once), at_once.lines
     assert "Training enlarges rounding errors up to" in report
     torch.testing.assert_close(at_once.values, one_by_one.values, rtol=0.05, atol=0.005)
+
+
+COUNTER_IN_C = ctypes.c_long(0)
+
+
+class CountsOutsideOfCopies(WithZeroGradients):
+    def training_step(self, batch, batch_idx):
+        COUNTER_IN_C.value += self.current_epoch
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * COUNTER_IN_C.value)
+
+
+def test_training_that_cannot_be_repeated_is_no_rounding(monkeypatch, caplog, tmp_path):
+    COUNTER_IN_C.value = 0
+    options = {"make_module": CountsOutsideOfCopies, "rounds": 3}
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
+
+    assert any("another model when training is repeated" in line for line in result.lines)
+    assert result.differences
 
 
 def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
