@@ -224,23 +224,25 @@ class CoalitionsAtOnce:
     def _perturbed_witnesses(self) -> dict[Members, FitResult]:
         """The witnesses' results with other rounding errors. They are trained if a model differs."""
         job = replace(self.training.job, model_rounds=self._rounds_to_compare())
-        for witness, result in self._train_witnesses_again(job).items():
-            models = self._results_of_witnesses[witness].models.after_round
-            for round_index, model in result.models.after_round.items():
-                if not torch.equal(model, models[round_index]):
-                    raise NotBatched(
-                        f"{clients_text(witness)} alone has another model when training is repeated."
-                    )
-        return self._train_witnesses_again(replace(job, has_other_errors=True))
+        self._check_repetition(job)
+        job = replace(job, has_other_errors=True)
+        return {witness: self._train_again(witness, job) for witness in self.witnesses}
 
-    def _train_witnesses_again(self, job: TrainingJob) -> dict[Members, FitResult]:
-        results = {}
-        jobs = [replace(job, members=members) for members in self.witnesses]
-        for trained_job, result in self.training.trainer.train(jobs):
-            if isinstance(result, FitFailed):
-                raise NotBatched(f"{result}")
-            results[trained_job.members] = result
-        return results
+    def _check_repetition(self, job: TrainingJob) -> None:
+        """Raise NotBatched if training is not repeatable, since its differences would look like rounding."""
+        witness = self.witnesses[0]
+        models = self._results_of_witnesses[witness].models.after_round
+        for round_index, model in self._train_again(witness, job).models.after_round.items():
+            if not torch.equal(model, models[round_index]):
+                raise NotBatched(
+                    f"{clients_text(witness)} alone has another model when training is repeated."
+                )
+
+    def _train_again(self, witness: Members, job: TrainingJob) -> FitResult:
+        ((_, result),) = self.training.trainer.train([replace(job, members=witness)])
+        if isinstance(result, FitFailed):
+            raise NotBatched(f"{result}")
+        return result
 
     def _distance_by_rounding(self, round_index: int) -> float:
         """Return how far other rounding errors take a witness's model, relative to its training."""

@@ -68,6 +68,8 @@ class RowTrial(NamedTuple):
     num_elements: int = 0
     #: Whether the rows of all clients take their steps together.
     joins_clients: bool = False
+    #: Whether training enlarges rounding errors, so that witnesses are trained again.
+    enlarges_rounding: bool = False
 
 
 #: At sites, and if the dry run has failed.
@@ -135,10 +137,17 @@ class PriceList:
         step = 1 + self.trial.megaflops / MEGAFLOPS_OF_STEP
         cost_of_clients = sum(self.num_batches) * step + self.num_clients * VISIT
         cost_of_run = self.num_rounds * cost_of_clients * self._part_of_clients
-        witnesses = (min(self.num_batches) + max(self.num_batches)) / sum(self.num_batches)
         scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
         cost = SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
-        return cost / cost_of_run + witnesses
+        return cost / cost_of_run + self._cost_of_witnesses()
+
+    def _cost_of_witnesses(self) -> float:
+        """Return the price of the fits of the clients with the fewest and the most batches."""
+        fewest, most = min(self.num_batches), max(self.num_batches)
+        num_batches = fewest + most
+        if self.trial.enlarges_rounding:
+            num_batches += 2 * fewest + most
+        return num_batches / sum(self.num_batches)
 
     def num_valued_rounds(self, masks: Tensor) -> int:
         """Return the number of rounds after which the models of coalitions ``[K, n]`` that train at once are scored."""

@@ -108,7 +108,11 @@ class CoalitionRows(VmapProcess):
         shared_names = {*space.constant_names, *space.non_finite_names}
         kind, found = _try_kinds(trainer, space, loop.state.seed, shared_names)
         return RowTrial(
-            "", found.megaflops, num_elements=space.size, joins_clients=not kind.shares_batch
+            "",
+            found.megaflops,
+            num_elements=space.size,
+            joins_clients=not kind.shares_batch,
+            enlarges_rounding=found.enlarges_rounding,
         )
 
     def _prepare(self) -> None:

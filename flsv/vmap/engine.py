@@ -87,6 +87,8 @@ class DryRunOfRows(NamedTuple):
     unused_names: set[str]
     #: Multiplications and additions of one model's step, in millions.
     megaflops: float
+    #: Whether rows differ from single models by more than rounding, since training enlarges it.
+    enlarges_rounding: bool
 
 
 class _PreparedClient(NamedTuple):
@@ -383,12 +385,12 @@ def dry_run_of_rows(
         row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
         rounding = rounding_of(trainer)
         _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
+        perturbed_models: list[State] = []
         try:
             _compare_models(module, row, trained_model, initial_model, rounding=rounding)
         except NotBatched:
             if not may_enlarge_rounding:
                 raise
-            perturbed_models = []
             for number in range(NUM_PERTURBED_MODELS):
                 optimizer.load_state_dict(initial_optimizer)
                 _write_tensors(module, initial_model)
@@ -406,7 +408,7 @@ def dry_run_of_rows(
                 perturbed_models=perturbed_models,
             )
     megaflops = counter.get_total_flops() / 1e6 / len(batches)
-    return DryRunOfRows(names_without_gradient, megaflops)
+    return DryRunOfRows(names_without_gradient, megaflops, bool(perturbed_models))
 
 
 def compare_gradients(

@@ -131,3 +131,11 @@ def test_coalitions_that_cannot_train_at_once_after_all_are_chosen_one_by_one():
     choice = one_by_one(Request("auto", 6.0), make_prices(6, SMALL_NETWORK))
 
     assert (choice.design, choice.is_at_once) == ("both", False)
+
+
+def test_witnesses_that_are_trained_again_have_their_price():
+    enlarges_rounding = SMALL_NETWORK._replace(enlarges_rounding=True)
+    masks = few_coalitions(5, "all")
+    price = make_prices(5, SMALL_NETWORK).at_once(masks)
+    # Each of the five clients is a fifth of a run. Two train once more each, and one of them twice.
+    assert make_prices(5, enlarges_rounding).at_once(masks) == pytest.approx(price + 3 / 5)
