@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import cost_cases
+import costs
 import pandas as pd
 import pytest
-from costs import with_ratios
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -81,4 +81,14 @@ def test_program_of_a_round_returns_its_seconds(monkeypatch, tmp_path, program):
 def test_ratios_are_those_to_the_first_program():
     table = pd.DataFrame({"case": "round", "program": ["plain", "loop"], "round_s": [2.0, 3.0]})
 
-    assert with_ratios(table)["round_s"].tolist() == ["2 (1.00)", "3 (1.50)"]
+    assert costs.with_ratios(table)["round_s"].tolist() == ["2 (1.00)", "3 (1.50)"]
+
+
+def test_programs_stay_in_order_whichever_repetition_was_the_best(monkeypatch):
+    seconds = iter([3.0, 5.0, 2.0, 9.0])
+    monkeypatch.setattr(costs, "measure_in_process", lambda *_: {"processor_s": next(seconds)})
+
+    best = costs.measure_case("case", ["alone", "valued"], [Path("main")], "cpu", repeats=2)
+
+    assert best["program"].tolist() == ["alone", "valued"]
+    assert best["processor_s"].tolist() == [2.0, 5.0]
