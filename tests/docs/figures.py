@@ -101,6 +101,16 @@ def halvings():
 
 
 @cache
+def at_once():
+    """By: tools/studies/at_once.py of commit 3c1a133f."""
+    thirty = table("docs/results/at_once.csv", where="seeds == 3")
+    means = {
+        name: thirty[f"{name}_other_seeds_percent"].mean() for name in ("default", "exact", "alone")
+    }
+    return SimpleNamespace(**locals())
+
+
+@cache
 def examples():
     """By: tools/studies/usual.py of commit ec25f611."""
     t = table("docs/results/examples.csv")
@@ -275,9 +285,9 @@ def sentences_of_readme():
     yield "[In six ordinary settings]"
     yield f"takes {source.t.times.min():.1f} to {source.t.times.max():.1f} times its processor time without"
 
-    source = usual()
-    yield f"On [{source.t.federation.nunique()} federations as people train them]"
-    yield f"misallocates {source.means['alone, predicted']:.1f} %, every group {source.means['exact']:.1f} %, each client alone and all without it {source.means['alone and all but one, predicted']:.1f} %"
+    source = at_once()
+    yield f"On [{len(source.thirty)} federations as people train them]"
+    yield f"misallocates {source.means['default']:.1f} %, every group {source.means['exact']:.1f} %, each client alone {source.means['alone']:.1f} %"
 
     source = halvings()
     yield f"misallocates {source.means['alone'] - source.means['alone and one halving']:.1f} points less for one more run, {source.means['alone'] - source.means['alone and three halvings']:.1f} less for three"
