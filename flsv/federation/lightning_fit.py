@@ -42,7 +42,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
-    from flsv.retraining.coalition_plan import CoalitionPlan
+    from flsv.retraining.trained_coalitions import TrainedCoalitions
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
@@ -61,7 +61,7 @@ class LightningFit(Rounds):
         metrics: ContributionMetrics,
         state: FederationState,
         run_state: RunState,
-        coalitions: CoalitionPlan | None,
+        coalitions: TrainedCoalitions | None,
     ) -> None:
         self.trainer = trainer
         self.data = data

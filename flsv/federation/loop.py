@@ -45,7 +45,7 @@ from flsv.utilities.errors import ConfigurationError
 if TYPE_CHECKING:
     import pandas
 
-    from flsv.retraining.coalition_plan import CoalitionPlan
+    from flsv.retraining.trained_coalitions import TrainedCoalitions
 
 
 _ARGUMENT_NAMES = tuple(inspect.signature(FederationConfig).parameters)
@@ -159,15 +159,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
         self._last_model: ModelHash | None = None
-        self._coalitions = self._coalition_plan()
+        self._coalitions = self._trained_coalitions()
 
-    def _coalition_plan(self) -> CoalitionPlan | None:
+    def _trained_coalitions(self) -> TrainedCoalitions | None:
         """Return the plan for training coalitions, if a metric needs them."""
         if not self.contribution_metrics.trained_names:
             return None
-        from flsv.retraining.coalition_plan import CoalitionPlan  # slow
+        from flsv.retraining.trained_coalitions import TrainedCoalitions  # slow
 
-        return CoalitionPlan(self.config, self.contribution_metrics)
+        return TrainedCoalitions(self.config, self.contribution_metrics)
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.

@@ -1,4 +1,4 @@
-"""CoalitionPlan: what a run does, before, between and after its rounds, for metrics that need trained coalitions.
+"""TrainedCoalitions: trains the coalitions that a run's metrics need, by steps before, between and after its rounds.
 
 To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run.
 """
@@ -101,8 +101,8 @@ LONG_SECONDS = 10.0
 MetricValues = dict[int, dict[str, Values]]
 
 
-class CoalitionPlan:
-    """A run's plan for training the coalitions that its metrics need.
+class TrainedCoalitions:
+    """The coalitions that a run trains for its metrics, from their choice to the metrics' values.
 
     A loop makes it if one of its metrics has ``trains_coalitions``, and calls the methods in the order below.
 

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.metrics import ShadowShapley
-from flsv.retraining.coalition_plan import num_verified_rounds
+from flsv.retraining.trained_coalitions import num_verified_rounds
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
