@@ -17,7 +17,6 @@ from torch import Tensor
 from flsv.configuration.federation_config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, sizes_of_design
-from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS
 from flsv.metrics.coalitions.design import (
     Coalitions,
     coalition_masks,
@@ -47,8 +46,6 @@ SCORED_MODEL = 0.3
 SCORED_BATCH = 0.002
 #: The scoring of a model by a Trainer's validation.
 VALIDATION = 20.0
-#: The prediction of values after a round from sampled coalitions, for each trained one.
-SAMPLED_COALITION = 4.5
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
 #: The designs that ``"auto"`` considers, from the most accurate on. After them come halvings, and each client alone.
@@ -134,17 +131,14 @@ class PriceList:
         return equivalent_runs(masks, self.clients_per_round)
 
     def at_once(self, masks: Tensor) -> float:
-        """Return the price of coalitions ``[K, n]`` that train at once: of rows, witnesses, scores and predictions."""
+        """Return the price of coalitions ``[K, n]`` that train at once: of rows, witnesses and scores."""
         if self.trial.why_not:
             return float("inf")
         step = 1 + self.trial.megaflops / MEGAFLOPS_OF_STEP
         cost_of_clients = sum(self.num_batches) * step + self.num_clients * VISIT
         cost_of_run = self.num_rounds * cost_of_clients * self._part_of_clients
-        cost_of_values = self._cost_of_scores(masks)
-        if self.num_clients > MAX_PREDICTED_PLAYERS:
-            cost_of_values += len(masks) * SAMPLED_COALITION
-        cost = SETUP + self.num_rounds * self._cost_of_round(masks)
-        cost += self.num_valued_rounds(masks) * cost_of_values
+        scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
+        cost = SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
         return cost / cost_of_run + self._cost_of_witnesses()
 
     def _cost_of_witnesses(self) -> float:

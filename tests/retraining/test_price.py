@@ -139,11 +139,3 @@ def test_witnesses_that_are_trained_again_have_their_price():
     price = make_prices(5, SMALL_NETWORK).at_once(masks)
     # Each of the five clients is a fifth of a run. Two train once more each, and one of them twice.
     assert make_prices(5, enlarges_rounding).at_once(masks) == pytest.approx(price + 3 / 5)
-
-
-def test_price_includes_the_prediction_of_values_from_sampled_coalitions():
-    prices = PriceList([1] * 100, 100, SMALL_NETWORK, num_rounds=2)
-
-    choice = choose(Request("auto", max_fits=None), prices)
-
-    assert (choice.design, choice.is_at_once) == ("singles", False)
