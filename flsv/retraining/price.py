@@ -221,7 +221,7 @@ def choose(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train: those that are asked for, or the most accurate ones within the price."""
     if request.coalitions != "auto":
         return _cheaper(request.coalitions, request.halvings, prices)
-    choices = [_cheaper(design, 0, prices) for design in _designs(prices.num_clients)]
+    choices = (_cheaper(design, 0, prices) for design in _designs(prices.num_clients))
     return _first_within_price(request, choices) or one_by_one(request, prices)
 
 

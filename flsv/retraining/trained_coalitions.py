@@ -265,10 +265,12 @@ class TrainedCoalitions:
         return masks
 
     def _choose(self, prices: PriceList) -> None:
-        """Choose the coalitions to train. A resumed run, whose request is the same, keeps its choice."""
+        """Choose the coalitions to train. A resumed run, whose request is the same, keeps its choice, if it was made
+        before its checkpoint.
+        """
         memory = self._run.memory
         self._prices = prices
-        if self._run.resumed:
+        if self._run.resumed and "choice" in memory:
             self._choice = Choice(*memory["choice"])
         else:
             self._choice = choose(self._request, prices)

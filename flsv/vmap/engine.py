@@ -81,7 +81,7 @@ SMALL_GRADIENT = 1e-5
 
 
 class DryRunOfRows(NamedTuple):
-    """What a dry run of batched training has found out."""
+    """Findings of a dry run of batched training."""
 
     #: The names of parameters without a gradient.
     unused_names: set[str]
