@@ -30,7 +30,7 @@ from flsv.utilities.file_writes import files_put_back
 from flsv.utilities.pickles import Pickled, Redirection, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import digest, is_dense
 from flsv.utilities.program_state import present_state, restored_program
-from flsv.utilities.run_copy import find_refused
+from flsv.utilities.run_copy import find_unpicklable_part
 from flsv.utilities.seeding import isolated_rngs
 
 #: Types of objects to which both a copy and the run's module refer.
@@ -214,7 +214,7 @@ class ModuleCopies:
             "the optimizers": optimizers,
             "the module's callbacks": callbacks,
         }
-        refused = find_refused(roots, lambda part: self._dump(part).load())
+        refused = find_unpicklable_part(roots, lambda part: self._dump(part).load())
         message = refused.describe(f"models are scored in copies of {type(self._module).__name__}")
         if refused.attribute is None:
             raise ConfigurationError(message) from error

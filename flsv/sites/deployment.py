@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.sites.federation import RemoteFederation, check_deployment
-from flsv.sites.messages import Packet, Refused, failure_packet
+from flsv.sites.messages import Packet, failure_packet
 from flsv.sites.policy import SitePolicy
 from flsv.sites.remote_data import RemoteData
 from flsv.sites.run_status import run_status
@@ -24,6 +24,7 @@ from flsv.sites.site import Site
 from flsv.sites.site_folder import site_folder
 from flsv.sites.transport import MAX_SAMPLES_OF_SPLIT, Directory, Transport, agreement
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
+from flsv.utilities.errors import Refused
 
 #: Names of limits, which may be set in the policy's file only.
 LIMITS = {option.name for option in fields(SitePolicy)}

@@ -19,7 +19,7 @@ from flsv.core.responses import LARGEST_NUMBER
 from flsv.core.state import GLOBAL_MODEL
 from flsv.sites.requests import TRAINING_LOSS
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.errors import ConfigurationError, Refused as Refused
+from flsv.utilities.errors import ConfigurationError, Refused
 from flsv.utilities.plain_values import digest
 
 #: Names of a packet's tensors: that of the initial model, and the prefixes of other tensors and of reports.

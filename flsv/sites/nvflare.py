@@ -35,11 +35,11 @@ from nvflare.fuel.utils import fobs
 
 from flsv.sites import Packet, RemoteServer, SiteClient
 from flsv.sites.deployment import reply_or_failure
-from flsv.sites.messages import Refused, failed
+from flsv.sites.messages import failed
 from flsv.sites.run_status import Stopped
 from flsv.sites.site_folder import SITE_FOLDER
 from flsv.sites.transport import Address
-from flsv.utilities.errors import ConfigurationError, similar_names
+from flsv.utilities.errors import ConfigurationError, Refused, similar_names
 
 __all__ = ["FlsvController", "FlsvExecutor"]
 

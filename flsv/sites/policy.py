@@ -12,10 +12,9 @@ from annotated_types import Ge, Gt, Lt
 
 from flsv.privacy import GaussianPrivacy
 from flsv.sites.ledgers import spend_privacy
-from flsv.sites.messages import Refused
 from flsv.sites.requests import REQUESTED_FUNCTIONS
 from flsv.utilities.declared import checked
-from flsv.utilities.errors import listed
+from flsv.utilities.errors import Refused, listed
 
 
 @checked

@@ -33,7 +33,6 @@ from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.sites.ledgers import SiteAnswers
 from flsv.sites.messages import (
     Packet,
-    Refused,
     check_model,
     check_request,
     failure_packet,
@@ -69,6 +68,7 @@ from flsv.sites.transport import agreement, check_agreement, hash_of_class_names
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
+from flsv.utilities.errors import Refused
 from flsv.utilities.plain_values import digest
 
 _log = logging.getLogger(__name__)

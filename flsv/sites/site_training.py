@@ -21,13 +21,14 @@ from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
 from flsv.personalization.base import OWN_MODEL
-from flsv.sites.messages import Packet, Refused, global_model, read_instruction
+from flsv.sites.messages import Packet, global_model, read_instruction
 from flsv.sites.site_memory import SiteState
 from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
 from flsv.training.store import TENSORS, ClientStore
 from flsv.training.training_step import note_on_types
 from flsv.uploads.base import UploadContext, sanitize_report, upload
+from flsv.utilities.errors import Refused
 from flsv.utilities.seeding import seed_global_rngs
 
 

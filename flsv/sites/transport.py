@@ -27,14 +27,13 @@ from flsv.sites.messages import (
     BadReply,
     Packet,
     PermanentFailure,
-    Refused,
     check_done,
     checked_int,
     describe_error,
     failed,
 )
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, Refused, listed
 from flsv.utilities.plain_values import digest
 
 #: A site's address in the network: a number on Flower, a name on NVFlare.

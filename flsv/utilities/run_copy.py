@@ -102,7 +102,7 @@ def _loadable_pickle(value: Any, data: Any, **options: Any) -> Pickled:
     return pickled_value
 
 
-class Refused(NamedTuple):
+class UnpicklablePart(NamedTuple):
     """A part of an object that cannot be copied, though its own parts can."""
 
     path: str
@@ -126,7 +126,7 @@ def pickle_error(
     dump: Callable[[Any], Any],
 ) -> ConfigurationError:
     """Return the error for ``roots`` that cannot be pickled, with the path of the part that fails."""
-    return ConfigurationError(find_refused(roots, dump).describe(reason))
+    return ConfigurationError(find_unpicklable_part(roots, dump).describe(reason))
 
 
 #: Attributes of layers with other layers and tensors.
@@ -149,7 +149,7 @@ def _named_parts(trainer: Any, module: Any) -> dict[str, Any]:
     return parts
 
 
-def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refused:
+def find_unpicklable_part(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> UnpicklablePart:
     """Return a part of ``roots``, by name, that fails in ``dump`` though its parts do not."""
     # Each part has its path, and the attribute of a layer that it is in.
     pending = deque((path, root, None) for path, root in roots.items())
@@ -161,7 +161,7 @@ def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refuse
             continue
         unpicklable_parts = _unpicklable_parts(part, dump)
         if not unpicklable_parts:
-            return Refused(path, part, error, attribute)
+            return UnpicklablePart(path, part, error, attribute)
         for name, nested_part in unpicklable_parts:
             if id(nested_part) in looked_at:
                 continue
@@ -172,7 +172,7 @@ def find_refused(roots: Mapping[str, Any], dump: Callable[[Any], Any]) -> Refuse
                 nested_attribute = nested_part if is_attribute else None
             pending.append((path + name, nested_part, nested_attribute))
     error = RuntimeError("each by itself can be pickled")
-    return Refused("a combination of its parts", roots, error)
+    return UnpicklablePart("a combination of its parts", roots, error)
 
 
 def _unpicklable_parts(part: Any, dump: Callable[[Any], Any]) -> list[tuple[str, Any]]:

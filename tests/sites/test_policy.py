@@ -20,8 +20,8 @@ from flsv.sites import Packet, SiteClient, SitePolicy
 from flsv.sites.deployment import reply_or_failure
 from flsv.sites.federation import WITHHELD
 from flsv.sites.ledgers import ANSWERS_FILE, SiteAnswers
-from flsv.sites.messages import Refused
 from flsv.sites.site import LEDGER_FILE
+from flsv.utilities.errors import Refused
 from helpers import refused, warns
 from helpers.sites import (
     ADDRESSES,
