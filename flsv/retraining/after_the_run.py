@@ -337,7 +337,7 @@ class TrainingAfterTheRun:
             validates=validates,
         )
         try:
-            results = dict(training.trainer.train([job]))
+            results = dict(training.fits.train([job]))
         except ConfigurationError as error:
             # A warning is enough, since the coalitions themselves are trained.
             return FitFailed(str(error))

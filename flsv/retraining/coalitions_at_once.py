@@ -239,7 +239,7 @@ class CoalitionsAtOnce:
                 )
 
     def _train_again(self, witness: Members, job: TrainingJob) -> FitResult:
-        ((_, result),) = self.training.trainer.train([replace(job, members=witness)])
+        ((_, result),) = self.training.fits.train([replace(job, members=witness)])
         if isinstance(result, FitFailed):
             raise NotBatched(f"{result}")
         return result

@@ -51,27 +51,22 @@ HOW_TO_MAKE_AGAIN = (
 
 
 class CopyOfRun(RunCopy):
-    """A copy of a run, with the folder in which fits of its copies work."""
+    """A copy of a run before its fit, with the folder in which fits of its copies work.
 
-    folder: ProgramFolder
-
-
-def copy_of_run(
-    trainer: L.Trainer, module: Any, data: Any, excluded: Collection[L.Callback] = ()
-) -> CopyOfRun:
-    """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. ``excluded``
-    callbacks do nothing in a copy.
+    On several ranks, a copy trains on the device of this rank alone. ``excluded`` callbacks do nothing in a copy.
     """
-    folder = ProgramFolder(_folders_of(trainer))
-    run_copy = CopyOfRun(
-        trainer,
-        module,
-        data=data,
-        reductions=_reductions(trainer, excluded),
-        locations=folder.locations,
-    )
-    run_copy.folder = folder
-    return run_copy
+
+    def __init__(
+        self, trainer: L.Trainer, module: Any, data: Any, excluded: Collection[L.Callback] = ()
+    ) -> None:
+        self.folder = ProgramFolder(_folders_of(trainer))
+        super().__init__(
+            trainer,
+            module,
+            data=data,
+            reductions=_reductions(trainer, excluded),
+            locations=self.folder.locations,
+        )
 
 
 def _reductions(trainer: L.Trainer, excluded: Collection[L.Callback]) -> dict[int, Any]:

@@ -24,7 +24,7 @@ from flsv.retraining.coalition_fit import (
     metrics_in_use,
     write_into,
 )
-from flsv.retraining.copied_fits import CopyOfRun, copy_of_run, fit_quietly, in_quiet
+from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
 from flsv.retraining.price import max_fits_of_retraining
 from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.choices import Trainings
@@ -128,7 +128,7 @@ def retrain(
     first_seed = seed_or_default(loop.seed)
     for seed in range(first_seed, first_seed + seeds):
         with _seeded(seed):  # a function that creates the module draws its weights with this seed
-            run_copy = copy_of_run(trainer, module, data)
+            run_copy = CopyOfRun(trainer, module, data)
         games.append(_fit(run_copy, make_game(), seed))
     return _table_of_values(games, data)
 

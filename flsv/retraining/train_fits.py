@@ -58,7 +58,7 @@ class CoalitionTraining:
     """Training of coalitions with one seed.
 
     Args:
-        trainer: trains coalitions by fits of copies of the run.
+        fits: train coalitions in copies of the run.
         job: the request for each coalition, apart from its members.
         num_samples: ``[n]``, the clients' numbers of samples, by which ranks divide the coalitions.
         start_hash: a hash of the weights from which all fits must start. None: all must start from the same weights.
@@ -68,7 +68,7 @@ class CoalitionTraining:
         changed_tensors: paths of the tensors outside of the module that fits have changed.
     """
 
-    trainer: CopiedFits
+    fits: CopiedFits
     job: TrainingJob
     num_samples: Sequence[int]
     start_hash: str | None = None
@@ -172,5 +172,5 @@ class CoalitionTraining:
             yield from results_of_rank.items()
 
     def _results_of_rank(self, jobs: Sequence[TrainingJob]) -> Outcomes:
-        for job, result in self.trainer.train(jobs):
+        for job, result in self.fits.train(jobs):
             yield job.members, result

@@ -53,7 +53,7 @@ from flsv.retraining.coalition_refusals import (
     metrics_with_coalitions,
 )
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
+from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.plan_in_words import (
@@ -204,7 +204,7 @@ class TrainedCoalitions:
         if ranks.size > 1:  # without a seed, each rank has drawn other weights
             share_weights(module, ranks)
         try:
-            self._run_copy = copy_of_run(trainer, module, data, excluded)
+            self._run_copy = CopyOfRun(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
             self._dry_run_result = dry_run(
                 self._run_copy,

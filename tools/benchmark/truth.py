@@ -27,7 +27,7 @@ from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import Members, members_of
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.copied_fits import CopiedFits, copy_of_run
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import TrainingJob
 from flsv.scores.performance import performance_of
@@ -281,7 +281,7 @@ def train_copies(
         store = CoalitionStore(None, [UTILITY_NAME], settings={})
     last_round = int(trainer.max_epochs or 1) - 1
     training = CoalitionTraining(
-        CopiedFits(copy_of_run(trainer, module, data), {UTILITY_NAME: measure}),
+        CopiedFits(CopyOfRun(trainer, module, data), {UTILITY_NAME: measure}),
         TrainingJob(members=(), seed=seed, rounds=(last_round,)),
         num_samples=data.num_samples.tolist(),
     )
