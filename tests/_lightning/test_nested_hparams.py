@@ -159,6 +159,7 @@ def make_late(*options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_data_tell_the_model_what_it_requires():
     assert make_late().model.net.out_features == 3  # counted by flsv

@@ -37,6 +37,7 @@ def trained_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_validating_the_best_checkpoint_prints_its_path_and_the_accuracy(trained_run, capfd):
     (best_checkpoint,) = trained_run.rglob("best.ckpt")
 

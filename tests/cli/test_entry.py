@@ -39,6 +39,7 @@ def test_commands_that_torchrun_would_run_twice_are_refused(command, monkeypatch
     assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_fit_and_report_print_folder_and_further_commands(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     config = str(write_config(tmp_path / "federation.yaml"))
@@ -108,6 +109,7 @@ def fit_until(tmp_path, monkeypatch, capsys):
     signal.signal(signal.SIGINT, handler)
 
 
+@pytest.mark.slow
 def test_fit_interrupted_before_a_checkpoint_prints_no_results(fit_until):
     printed = fit_until(round_index=0)
 
@@ -152,6 +154,7 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(command, tmp
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = write_config(tmp_path / "federation.yaml")
     options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.logger=helpers.runs.Tracker"]
@@ -214,6 +217,7 @@ def test_help_of_fit_offers_public_classes_only(help_of_fit):
     assert re.search(pattern, help_of_fit)
 
 
+@pytest.mark.slow
 def test_examples_in_the_help_of_fit_are_options_of_a_fit(help_of_fit):
     words = ["--config", "quickstart"]
     for line in summary_of(help_of_fit).splitlines():
@@ -240,6 +244,7 @@ def main_with_a_closed_pipe(words):
     return status
 
 
+@pytest.mark.slow
 def test_command_goes_on_when_its_output_is_no_longer_read(tmp_path):
     write_config(tmp_path / "federation.yaml")
     command = ["fit", "--config", "federation.yaml"]

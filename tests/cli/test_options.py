@@ -101,6 +101,7 @@ def load_loop(*configs, arguments=()):
     return make_cli([*options, *arguments], run=False).loop
 
 
+@pytest.mark.slow
 def test_metrics_of_a_later_file_are_added_or_replace_their_namesakes(tmp_path):
     later_file = tmp_path / "again.yaml"
     cssv = "{class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}"
@@ -112,6 +113,7 @@ def test_metrics_of_a_later_file_are_added_or_replace_their_namesakes(tmp_path):
     assert metrics["cssv"].momentum == 0.5
 
 
+@pytest.mark.slow
 def test_no_metrics_in_a_file_remove_those_of_earlier_files_only(tmp_path):
     without_metrics = tmp_path / "none.yaml"
     without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")

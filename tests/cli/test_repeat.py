@@ -18,6 +18,7 @@ from flsv.results.text import MESSAGES
 from helpers.runs import fit_by_command, write_config, write_table
 
 
+@pytest.mark.slow
 def test_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
     config = write_config(tmp_path / "federation.yaml")
     run = fit_by_command(tmp_path, config)
@@ -146,6 +147,7 @@ def test_repeat_refuses_to_continue_with_changed_options(repeated, capsys):
     assert "trainer.max_epochs is 2 and was 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     file = tmp_path / "data.csv"
     table = [["clinic", "age", "ill"]]

@@ -64,6 +64,7 @@ def retrain_one_round(run, *options):
     return printed.getvalue()
 
 
+@pytest.mark.slow
 def test_retrain_trains_each_coalition_once_and_without_validations(run, monkeypatch):
     jobs_of_all_calls = []
     train = CopiedFits.train

@@ -184,6 +184,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
     assert lengths == [*LENGTHS] * ROUNDS
 
 
+@pytest.mark.slow
 def test_progress_bar_counts_the_batches_of_the_round(tmp_path):
     progress = []
 

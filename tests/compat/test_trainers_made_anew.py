@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from compat.by_hand import fedavg_by_trainers, validate_with_trainer
 from compat.runs import DOUBLE, make_small_program, train_both_ways, train_federated
@@ -64,6 +65,7 @@ def train_with_plateau_by_hand(folder):
     return module, rates
 
 
+@pytest.mark.slow
 def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     expected, rates = train_with_plateau_by_hand(tmp_path)
 

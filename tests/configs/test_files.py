@@ -33,6 +33,7 @@ def test_every_scenario_composes_with_a_base(load, name):
         assert data.source == "fashion_mnist"
 
 
+@pytest.mark.slow
 def test_share_in_a_configuration_may_be_a_callable(load, tmp_path):
     (tmp_path / "share.yaml").write_text(
         "federation: {share: {class_path: helpers.models.OfShape, init_args: {dimensions: 2}}}"
@@ -43,6 +44,7 @@ def test_share_in_a_configuration_may_be_a_callable(load, tmp_path):
     assert loop.share("weight", torch.zeros(3, 3))
 
 
+@pytest.mark.slow
 def test_scaffold_configuration_removes_momentum_and_changes_nothing_else(load):
     model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
     (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups

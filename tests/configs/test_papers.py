@@ -13,11 +13,13 @@ ROOT = os.environ.get("FLSV_DATA_ROOT", "")
 CHEST_X_RAYS = Path(ROOT, "pneumoniamnist.npz")
 
 
+@pytest.mark.slow
 def test_shapfed_imbalanced_gives_one_client_70_percent(deal):
     counts = count_by_client_and_class(deal("shapfed_imbalanced"))
     assert ((counts - torch.tensor([[0.7], [0.1], [0.1], [0.1]]) * counts.sum(0)).abs() < 1).all()
 
 
+@pytest.mark.slow
 def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
     counts = count_by_client_and_class(deal("shapfed_heterogeneous"))
     total = counts.sum(0)
@@ -59,6 +61,7 @@ def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     assert (differences.abs() <= 1).all()
 
 
+@pytest.mark.slow
 def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_shards.yaml")
     data.setup("fit")
@@ -73,6 +76,7 @@ def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     assert counts.sum() == training_samples_of_digits - len(data.server_val_indices)
 
 
+@pytest.mark.slow
 def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     data = deal("shapleyfl_long_tail")
 
@@ -87,6 +91,7 @@ def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     assert deviations.max() <= 0.5
 
 
+@pytest.mark.slow
 def test_shapleyfl_open_set_makes_half_of_five_clients_samples_irrelevant(deal):
     data = deal("shapleyfl_open_set")
 
@@ -181,6 +186,7 @@ def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
     assert are_equally_sized(deal("guo_sizes"), (2, 3, 4, 5, 6))
 
 
+@pytest.mark.slow
 def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
     counts = count_by_client_and_class(deal("guo_biased"))
     present = [(row > 0).nonzero().flatten().tolist() for row in counts]

@@ -108,6 +108,7 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     assert_close(lying_values.sum(1), honest_values.sum(1), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
     tmp_path,
 ):
@@ -206,6 +207,7 @@ class Sorted(L.LightningDataModule):
         return DataLoader(toy_sets()[0], batch_size=8, collate_fn=collate_by_size)
 
 
+@pytest.mark.slow
 def test_data_whose_sample_order_changes_is_refused(tmp_path):
     dealt = FederatedDataModule(
         Sorted(),
@@ -252,6 +254,7 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     assert algorithm._loss is metric.measure
 
 
+@pytest.mark.fast_rows
 @parametrize_with_checks(
     [InRunShapley()],
     given={"in_run_values": lambda round: round.client_updates[:, :3].double()},

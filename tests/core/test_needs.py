@@ -190,6 +190,7 @@ def test_a_metric_whose_function_names_the_aggregate_is_updated_after_it(tmp_pat
     assert (loop.contributions["step"] > 0).all()
 
 
+@pytest.mark.slow
 def test_an_aggregator_weighs_by_the_servers_validation_set(tmp_path):
     loop = fit_loop(tmp_path, aggregator=ByValidationLoss())
 

@@ -82,6 +82,7 @@ def test_local_samples_in_a_request_are_the_clients_training_samples(tmp_path):
         assert torch.equal(y, expected_labels)
 
 
+@pytest.mark.slow
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
     def function(
         local,
@@ -159,6 +160,7 @@ class Asked(ContributionMetric):
         return self.counts
 
 
+@pytest.mark.slow
 def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path):
     def make_loop():
         return FederatedLoop(metrics={"asked": Asked()}, seed=0)

@@ -246,6 +246,7 @@ def test_fewer_groups_than_clients_are_refused():
         join_groups(num_clients=5)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("clients", "classes", "title"), [(2, 2, ""), (1000, 22, "the first 50 of 1,000 clients")]
 )

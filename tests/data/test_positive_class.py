@@ -64,6 +64,7 @@ def test_title_of_a_score_of_class_1_says_class():
     assert title_of(f1, "1") == "f1 of class 1"
 
 
+@pytest.mark.slow
 def test_pos_label_is_taken_as_positive(tmp_path):
     loop = fit_with_values(tmp_path, make_data(pos_label="ja"))
 

@@ -108,6 +108,7 @@ def test_samples_in_memory_are_drawn_as_tensors_by_weight():
     assert isinstance(data.client_loader(0), TensorBatches)
 
 
+@pytest.mark.slow
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path):
     data = make_weighted_data(make_source(), server_val=0.2)
     loop = make_in_run_loop(local_epochs=LOCAL_EPOCHS)

@@ -62,6 +62,7 @@ def private_names_in(source, names, attributes):
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_private_names_of_lightning_are_read_in_one_package(names, attributes):
     found = set()
     for path in PACKAGE.rglob("*.py"):

@@ -80,6 +80,7 @@ def values_by(module, folder, head=None):
     return loop.contributions["cssv"]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("make", [WithTeacher, WithFrozenTeacher, WithMeanTeacher])
 def test_class_values_are_those_of_the_network_that_is_trained(tmp_path, make):
     values = values_by(make(), tmp_path / "default")

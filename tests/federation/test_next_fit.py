@@ -171,6 +171,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
         trainer.fit(module, make_three_clients())
 
 
+@pytest.mark.slow
 def test_further_fit_is_refused_if_coalitions_are_trained(tmp_path):
     trainer, module, _ = fit_once(tmp_path, make_loop)
     plan_more_rounds(trainer)

@@ -176,6 +176,7 @@ GAINS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("name", GAINS)
 def test_recorded_gain_is_what_the_values_of_coalitions_distribute(tmp_path, name):
@@ -198,6 +199,7 @@ class LogsLoss(Plain):
         self.log("val_loss", F.cross_entropy(self(x), y))
 
 
+@pytest.mark.slow
 def test_finished_run_that_is_resumed_shows_what_the_module_has_logged(tmp_path, capsys):
     outputs = []
     records = []

@@ -95,6 +95,7 @@ def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, 
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
+@pytest.mark.slow
 def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(tmp_path):
     make_module = partial(Plain, network(batch_norm=False))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=5.0)
@@ -123,6 +124,7 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
             resume_fit(path, tmp_path)
 
 
+@pytest.mark.slow
 def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path):
     saving = ModelCheckpoint(tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
 

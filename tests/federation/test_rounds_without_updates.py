@@ -43,6 +43,7 @@ def run_without_update(tmp_path_factory):
     return loop, models
 
 
+@pytest.mark.slow
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(run_without_update):
     _, (after_round_1, after_round_2, after_round_3) = run_without_update
 

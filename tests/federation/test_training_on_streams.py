@@ -189,6 +189,7 @@ class ServersSamples(L.LightningDataModule):
         return DataLoader(TensorDataset(*VAL), BATCH)
 
 
+@pytest.mark.slow
 def test_sites_train_on_their_own_streams(tmp_path):
     sites = {}
     for monitor in BOTH:

@@ -158,6 +158,7 @@ def reading_module(reads):
     return Reads()
 
 
+@pytest.mark.slow
 def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("PL_SEED_WORKERS", raising=False)  # another test's seed_everything
     alone = reading_module(reading)

@@ -349,6 +349,7 @@ def test_client_scores_are_refused_before_training_if_impossible(
         fit(loop, tmp_path, make_module(), make_data(client_val))
 
 
+@pytest.mark.slow
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
     train_set, _ = toy_sets()
     x, y = train_set.tensors

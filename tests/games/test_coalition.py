@@ -225,6 +225,7 @@ def test_coalition_utility_with_wrong_weights_is_refused(weighting, message):
         make_utility(weighting=weighting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "masks",
     [torch.ones(2, 4), torch.ones(2, 5, dtype=torch.bool)],
@@ -486,6 +487,7 @@ def begin_games():
     return games
 
 
+@pytest.mark.slow
 def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
     games = begin_games()
     accuracy = games.utility("accuracy")
@@ -503,6 +505,7 @@ def test_metrics_of_a_round_share_the_evaluation_of_each_coalition():
     assert negative_loss.evaluations == len(MASKS)
 
 
+@pytest.mark.slow
 def test_metrics_with_another_weighting_share_only_the_empty_coalition():
     games = begin_games()
     accuracy = games.utility("accuracy")

@@ -349,6 +349,7 @@ def names_of_shared_tensors(module, another_module):
     return {name for name, tensor in tensors.items() if tensor.data_ptr() in addresses}
 
 
+@pytest.mark.slow
 def test_copies_for_vectors_share_memory_only_of_what_a_vector_holds():
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer("offset", torch.ones(2), persistent=False)

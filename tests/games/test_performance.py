@@ -282,6 +282,7 @@ def assert_scores(evaluator, performance, models, probabilities, expected):
     assert scores_of_outputs.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", ["two logits", "one logit", "probabilities"])
 @pytest.mark.parametrize("name", SCORES_OF_TWO_CLASSES)
 def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name, kind):
@@ -401,6 +402,7 @@ class ReturnsClassNumbers(nn.Linear):
         return logits.argmax(1)
 
 
+@pytest.mark.slow
 def test_class_numbers_are_scored_but_those_of_coalitions_are_not_predicted():
     """A prediction halfway between class 0 and class 2 would be class 1."""
     module = ReturnsClassNumbers(2, 3)

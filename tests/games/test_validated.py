@@ -200,6 +200,7 @@ class DoublesLossInEpochHook(LanguageModel):
         self.log("val_loss", self.factor * self.loss(batch))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

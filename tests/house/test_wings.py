@@ -69,6 +69,7 @@ def module_at(name):
     return ".".join(parts)
 
 
+@pytest.mark.slow
 def test_core_names_no_module_of_a_wing_in_a_text():
     wrong = []
     for path, module in modules_of_files():

@@ -316,6 +316,7 @@ class RecordsValues(ShapleyWeighted):
         return super().weights(round, contributions)
 
 
+@pytest.mark.slow
 def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path):
     aggregator = RecordsValues("ssv")
     loop = FederatedLoop(

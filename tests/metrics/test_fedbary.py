@@ -97,6 +97,7 @@ def test_support_that_would_reveal_samples_can_be_allowed(tmp_path):
     assert metric.compute().isfinite().all()
 
 
+@pytest.mark.slow
 def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
     module = Plain()

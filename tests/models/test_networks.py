@@ -92,6 +92,7 @@ def check_network(network, num_classes, input_shape, parameters):
     assert num_parameters == parameters
 
 
+@pytest.mark.slow
 def test_resnet34_for_small_images_has_its_parameters_and_buffers():
     network = models.resnet34_small()
     check_network(network, 10, (3, 32, 32), 21_282_122)

@@ -255,6 +255,7 @@ def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused():
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 
+@pytest.mark.slow
 def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_path):
     L.seed_everything(0, verbose=False)
     module = MixtureClient(

@@ -13,6 +13,7 @@ from helpers import make_generator
 from helpers.runs import read_rows
 
 
+@pytest.mark.slow
 def test_value_prints_a_table_and_writes_csv(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
@@ -65,6 +66,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
         assert labels[sample] == str(data.class_names[label])
 
 
+@pytest.mark.slow
 def test_value_without_validation_measures_distances_to_the_barycenter(tmp_path):
     x = torch.randn(90, 4, generator=make_generator())
     y = torch.arange(90) % 2

@@ -128,6 +128,7 @@ def values_of_every_metric(trained_run):
     return values
 
 
+@pytest.mark.slow
 def test_value_round_equals_the_federated_loop_for_every_metric(
     trained_run, values_of_every_metric
 ):
@@ -145,6 +146,7 @@ def test_value_round_equals_the_federated_loop_for_every_metric(
     assert "cgsv/phi" in set(values.to_frame()["metric"])
 
 
+@pytest.mark.slow
 def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric):
     values = values_of_every_metric
     table = values.to_frame()

@@ -49,6 +49,7 @@ def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
+@pytest.mark.slow
 def test_first_page_after_retraining_shows_retrained_values_only(tmp_path):
     folder = add_retrained_values(make_game(tmp_path, VALUES))
     values = dict(zip(NAMES, RETRAINED_VALUES))

@@ -317,6 +317,7 @@ RUNS: dict[str, MakeRun] = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", RUNS)
 def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path, capsys):
     folder = RUNS[kind](tmp_path / "run")
@@ -379,6 +380,7 @@ class StopsInRoundTwo(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_terminal_says_that_the_user_stopped_the_training(tmp_path, capsys):
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
     data = toy_data(server_val=0.3)

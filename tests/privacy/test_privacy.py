@@ -194,6 +194,7 @@ def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
         assert_close(cosines, torch.ones(3))
 
 
+@pytest.mark.slow
 def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3

@@ -37,6 +37,7 @@ def noise_by_hand(size: int, block: int) -> list[float]:
     return (cosines + sines)[:size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_secret_noise_is_box_and_muller_of_shake_256_of_key_and_block(size):
     num_blocks = 2

@@ -38,6 +38,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

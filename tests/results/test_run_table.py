@@ -224,6 +224,7 @@ def run_of_four_rounds(tmp_path_factory):
 KEYS = ["metric", "client", "class"]
 
 
+@pytest.mark.slow
 def test_contributions_csv_has_one_row_for_each_number_of_a_round(run_of_four_rounds):
     _, table = run_of_four_rounds
     assert tuple(table.columns) == COLUMNS
@@ -231,6 +232,7 @@ def test_contributions_csv_has_one_row_for_each_number_of_a_round(run_of_four_ro
     assert set(table.query("metric == 'cost'")["class"].dropna()) == {"up", "down"}
 
 
+@pytest.mark.slow
 def test_last_rows_of_contributions_csv_are_the_loops_values_by_class(run_of_four_rounds):
     loop, table = run_of_four_rounds
     rows_of_classes = table.query("metric == 'cssv'").dropna(subset="class")

@@ -157,6 +157,7 @@ TAGS_OF_CLIENT = {
 }
 
 
+@pytest.mark.slow
 def test_every_client_has_a_tensorboard_run_with_its_tags(curves_by_run):
     assert set(curves_by_run) == {".", "result", *RUNS}
     for run in RUNS:
@@ -164,6 +165,7 @@ def test_every_client_has_a_tensorboard_run_with_its_tags(curves_by_run):
         assert tags == TAGS_OF_CLIENT
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_contributions_first(curves_by_run):
     all_tags = set().union(*curves_by_run.values())
     assert min(all_tags).startswith("Contributions/")
@@ -188,6 +190,7 @@ def test_run_beside_the_clients_has_curves_of_no_client_or_class(curves_by_run):
     assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= tags
 
 
+@pytest.mark.slow
 def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     num_clients = 31
     data = toy_data((1,) * num_clients, client_test=0)

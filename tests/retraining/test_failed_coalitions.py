@@ -40,6 +40,7 @@ def test_resumed_run_with_failed_coalitions_shows_no_values_of_an_earlier_round(
     assert "no batch norm" in resumed_loop.values["shadow"].missing
 
 
+@pytest.mark.slow
 def test_run_ends_with_the_other_metrics_values_if_scores_cannot_be_read(tmp_path, monkeypatch):
     unreadable = OSError(errno.EIO, "Input/output error")
     monkeypatch.setattr(CoalitionStore, "scores", Mock(side_effect=unreadable))

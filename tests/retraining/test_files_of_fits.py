@@ -53,6 +53,7 @@ def files_without_metric(tmp_path_factory):
     return saved_files(folder)
 
 
+@pytest.mark.slow
 def test_files_by_absolute_paths_are_those_without_the_metric(files_without_metric, tmp_path):
     folder = make_folder_with_history(tmp_path / "project")
 

@@ -242,6 +242,7 @@ def test_power_of_choice_draws_by_samples_and_takes_the_largest_losses(tmp_path,
     assert len(different_cohorts) > 1
 
 
+@pytest.mark.slow
 def test_sampler_with_wrong_arguments_is_refused(tmp_path):
     with refused("candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)

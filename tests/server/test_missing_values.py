@@ -211,6 +211,7 @@ class FailsInItsCaseValues(LeaveOneOut):
         raise KeyError("case values fail")
 
 
+@pytest.mark.slow
 def test_run_ends_with_the_other_records_if_one_fails(tmp_path):
     _, _, messages = fit_run(tmp_path, {"fails": FailsInItsCaseValues(), "loo": LeaveOneOut()})
 

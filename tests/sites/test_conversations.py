@@ -138,6 +138,7 @@ def make_client_valued_loop():
     )
 
 
+@pytest.mark.slow
 def test_sites_score_models_at_the_same_time(tmp_path):
     federation = SitesInProcess(tmp_path, make_client_valued_loop, **SPLITS)
     transport = federation.transport

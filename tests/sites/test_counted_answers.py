@@ -74,6 +74,7 @@ def request_in_many_ways(server, request):
     return [response for response in responses if response is not None]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("options", "send_request"), REPEATED_ATTEMPTS.values(), ids=REPEATED_ATTEMPTS
 )
@@ -252,6 +253,7 @@ def loss_that_overflows(server, sample):
     return server.send("query", tensors, function=LOCAL_LOSS, arguments=packed)
 
 
+@pytest.mark.slow
 def test_failures_that_depend_on_samples_count_as_answers_and_have_one_text(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
 
@@ -287,6 +289,7 @@ def test_request_for_no_scores_counts_since_its_refusal_tells_of_a_rare_class(
     assert server.responded == NUM_SIZES + 1
 
 
+@pytest.mark.slow
 def test_repeated_message_has_the_same_failure_and_counts_once(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     for sample in range(4):

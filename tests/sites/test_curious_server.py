@@ -138,6 +138,7 @@ def test_curious_server_is_told_nothing_that_the_run_does_not_ask(tmp_path, opti
     assert responses == [None] * len(responses)
 
 
+@pytest.mark.slow
 def test_error_at_a_site_is_sent_without_its_words(tmp_path):
     server = CuriousServer(tmp_path, **EVALUATED)
     replies = [
@@ -149,6 +150,7 @@ def test_error_at_a_site_is_sent_without_its_words(tmp_path):
         assert "tensor" not in str(reply.plain.get("error"))
 
 
+@pytest.mark.slow
 def test_loss_has_three_digits_which_cannot_hold_all_labels(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
     # By all its digits, the loss would be a binary number whose digits are the labels.

@@ -192,6 +192,7 @@ class SiteWithoutTimeInRound1:
         return self.site.respond(Packet(packet.kind, plain, packet.tensors))
 
 
+@pytest.mark.slow
 def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     sites_by_address = remote.transport.sites

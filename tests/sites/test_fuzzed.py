@@ -234,6 +234,7 @@ def test_fuzzed_update_is_left_out_or_has_the_expected_form(folder, packet):
         assert change.isfinite().all()
 
 
+@pytest.mark.slow
 @FUZZED
 @given(packet=packet_variants(HELLO))
 def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
@@ -250,6 +251,7 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
         assert max(sizes.values()) <= 10**8
 
 
+@pytest.mark.slow
 @FUZZED
 @given(packet=packet_variants(RESULT) | packet_variants(TEST_SCORES))
 @pytest.mark.filterwarnings("ignore")
@@ -268,6 +270,7 @@ def test_fuzzed_result_is_valid_or_counts_as_no_response(folder, packet):
         assert 0 <= float(response) <= 1
 
 
+@pytest.mark.slow
 @FUZZED
 @given(packet=packet_variants(RESULT) | packet_variants(TEST_SCORES))
 @pytest.mark.filterwarnings("ignore")

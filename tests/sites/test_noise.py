@@ -107,6 +107,7 @@ def as_first_round(packet):
 NAME_BY_THE_SERVER = "v"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_site_continues_from_no_state_that_only_the_server_has_named(boston, tmp_path):
     first_message = as_first_round(boston.message)
@@ -230,6 +231,7 @@ def kill_in_round_1(address, packet, reply):
     return reply
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path, monkeypatch):
     same_run_id = SimpleNamespace(token_hex=lambda _: "0" * 16)

@@ -153,6 +153,7 @@ def numbers_of_strategies(coalition_state):
     return [state["number"] for state in strategy_states if "number" in state]
 
 
+@pytest.mark.slow
 def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     """A resumed server restores them in this order."""
     strategies = {"sampler": FullParticipation(), "aggregator": FedAvg()}

@@ -75,6 +75,7 @@ def make_fedce_loop():
     return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
 
+@pytest.mark.slow
 def test_request_that_is_not_allowed_is_not_answered(tmp_path):
     kinds_of_responses = set()
 
@@ -230,6 +231,7 @@ def test_losses_that_a_policy_allows_equal_those_of_one_process(tmp_path):
     assert all("val_loss" not in event.what for event in loop.events)
 
 
+@pytest.mark.slow
 def test_run_by_losses_that_a_policy_withholds_is_refused(tmp_path):
     policy = SitePolicy(reports=["training_loss", "auroc"])
     remote = make_sites_with_policy(tmp_path, make_loss_loop, policy, **LOSS_SPLITS)

@@ -360,6 +360,7 @@ def osaka_has_one_class(monkeypatch):
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("osaka_has_one_class")
 def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path):
     metric = PartialFederatedShapley(performance="auroc", evaluators="clients")

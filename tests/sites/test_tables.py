@@ -110,6 +110,7 @@ class PartitionerThatCountsItsCalls(OneClient):
         return super().partition(*arguments)
 
 
+@pytest.mark.slow
 def test_data_are_set_up_once_at_each_site(tmp_path):
     partitioners = [PartitionerThatCountsItsCalls() for _ in TABLES]
     federation = Hospitals(tmp_path, partitioners=partitioners)

@@ -122,6 +122,7 @@ def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path):
     assert read_statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
+@pytest.mark.slow
 def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path):
     events = "print('ModuleNotFoundError', flush=True)\nend_run('failed')"
 
@@ -144,6 +145,7 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
+@pytest.mark.slow
 def test_run_py_ends_if_the_superlink_starts_no_app(tmp_path):
     process = run_deployment(tmp_path, "time.sleep(1000)", status_before="pending")
 

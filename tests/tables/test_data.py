@@ -43,6 +43,7 @@ def printed_with_cards(clinics, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_table_of_samples_has_the_share_of_each_clinics_deaths(clinics, printed_with_cards):
     for name, table in clinics.items():
         percent_died = 100 * (table["died"] == "yes").mean()
@@ -52,6 +53,7 @@ def test_table_of_samples_has_the_share_of_each_clinics_deaths(clinics, printed_
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(CLINICS)
 
 
+@pytest.mark.slow
 def test_data_command_names_validation_rare_classes_and_empty_columns(printed_with_cards):
     server = "The server validates on the validation part of clinics, 1,000 samples."
     assert server in printed_with_cards
@@ -59,6 +61,7 @@ def test_data_command_names_validation_rare_classes_and_empty_columns(printed_wi
     assert "creatinine Osaka 100 % of the values are missing" in printed_with_cards
 
 
+@pytest.mark.slow
 def test_table_of_columns_has_kinds_and_shares_of_missing_values(clinics, printed_with_cards):
     columns = pd.read_csv("cards/columns.csv", index_col="column")
 
@@ -70,6 +73,7 @@ def test_table_of_columns_has_kinds_and_shares_of_missing_values(clinics, printe
     assert "patient" not in columns.index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terminal_width", "names"), [("80", list(CLINICS)), ("50", ["least", "most"])]
 )

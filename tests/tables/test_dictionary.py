@@ -203,6 +203,7 @@ def printed_of_merging(tmp_path_factory):
         yield output.getvalue()
 
 
+@pytest.mark.slow
 def test_merged_dictionary_has_nearly_the_means_of_one_process(printed_of_merging):
     dictionary = set_up_hospitals(EXCLUDED_COLUMNS).dictionary
     merged = Dictionary.from_file("merged.yaml")
@@ -217,6 +218,7 @@ def test_merged_dictionary_has_nearly_the_means_of_one_process(printed_of_mergin
             assert merged_column.scale == pytest.approx(column.scale, rel=0.03)
 
 
+@pytest.mark.slow
 def test_merged_dictionary_gives_nearly_the_features_of_one_process(printed_of_merging):
     data = set_up_hospitals(EXCLUDED_COLUMNS)
     data_by_file = set_up_hospitals("merged.yaml")

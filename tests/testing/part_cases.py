@@ -29,11 +29,11 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 # Of all parts.
 def parametrize_checks(tables, shared):
-    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every twelfth part, the next
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every thirtieth part, the next
     check for other ones: fast tests have every check for parts of each table."""
     cases = []
     for table in tables:
-        turns = min(12, len(table))
+        turns = min(30, len(table))
         for row, checks in enumerate(table):
             for check in checks:
                 name = check.check.__name__

@@ -24,6 +24,7 @@ FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
 FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast()))
 
 
+@pytest.mark.fast_rows("Sampler*", "*-resumes", "*-learns", "*-trains_alone")
 @pytest.mark.parametrize(
     ("kind", "name", "part"),
     FAULTS,
@@ -50,6 +51,7 @@ def test_a_claim_that_does_not_exist_is_refused():
         check_part(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
+@pytest.mark.fast_rows
 @parametrize_with_checks([faulty_parts.Norm()])
 def test_checks_pass_for_the_metric_without_a_fault(check):
     check()
@@ -59,10 +61,12 @@ def test_checks_pass_for_an_aggregator_that_trusts_nobody():
     PartCheck(AggregatorCase(faulty_parts.FLTrust()), odd_rounds_end)()
 
 
+@pytest.mark.slow
 def test_expected_failure_of_a_part_with_its_fault_is_allowed():
     check_part(faulty_parts.COUNTS, expected_failures={"resumes": "meant", "merges": "meant"})
 
 
+@pytest.mark.slow
 def test_expected_failure_that_passes_or_does_not_exist_is_refused():
     faultless = faulty_parts.Norm()
 

@@ -159,6 +159,7 @@ def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path):
         fit(loop, tmp_path)
 
 
+@pytest.mark.slow
 def test_work_is_read_from_the_command_line_and_from_files(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("federation: {local_epochs: {0: 2, 1: 1}}")

@@ -178,6 +178,7 @@ def required_arguments(cls):
     return {**plain, **NEEDED.get(cls.__name__, {})}
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else ""
 )
@@ -268,6 +269,7 @@ def parts_by_code():
     return parts
 
 
+@pytest.mark.slow
 def test_descriptions_of_parts_stay_as_they_were():
     """With another description a saved run cannot be resumed."""
     descriptions = {code: described(part) for code, part in parts_by_code().items()}

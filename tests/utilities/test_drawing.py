@@ -61,6 +61,7 @@ class Undrawable(ClassSpecificShapley):
         raise MemoryError("no room")
 
 
+@pytest.mark.slow
 def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("Number of bins")

@@ -118,6 +118,7 @@ def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(installed_package, tmp_path):
     install(
         tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"

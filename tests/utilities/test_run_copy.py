@@ -6,6 +6,7 @@ import weakref
 
 import cloudpickle
 import lightning as L
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -163,6 +164,7 @@ def test_data_are_shared_and_not_copied(tmp_path):
     assert copied_data.source is data.source
 
 
+@pytest.mark.slow
 def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path):
     module = Base()
     numbers = (number for number in range(3))

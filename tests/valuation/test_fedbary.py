@@ -67,6 +67,7 @@ def value_clients(
     return valuation, clients
 
 
+@pytest.mark.slow
 def test_valuation_does_not_depend_on_workers_or_other_clients():
     sets = [draw_samples(40, seed) for seed in (1, 2, 3)]
     server = draw_samples(30, 0)

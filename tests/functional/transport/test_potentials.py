@@ -129,6 +129,7 @@ def test_calibrated_gradient_equals_fedbarys_equation_11():
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
+@pytest.mark.slow
 def test_features_and_labels_parts_sum_to_the_whole_value():
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(40, 1)

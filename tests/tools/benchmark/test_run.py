@@ -56,6 +56,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit():
     assert run.values["size"].tolist() == num_samples.tolist()
 
 
+@pytest.mark.slow
 def test_regression_run_refuses_metrics_that_need_classes():
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
     source = {

@@ -143,10 +143,12 @@ def ditto_runs(tmp_path_factory):
     return DittoRuns(loop, module.net, expected_net, by_hand.personal_models)
 
 
+@pytest.mark.slow
 def test_ditto_global_model_equals_that_by_hand(ditto_runs):
     assert_same_state(ditto_runs.net, ditto_runs.expected_net)
 
 
+@pytest.mark.slow
 def test_ditto_personal_models_equal_those_by_hand(ditto_runs):
     """A client keeps its model as a vector of the parameters, then of a BatchNorm's statistics."""
     expected_vectors = {}
@@ -276,6 +278,7 @@ def fit_per_fedavg(folder, net, algorithm):
     return module.net
 
 
+@pytest.mark.slow
 def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path):
     net = network()
     trained_net = fit_per_fedavg(tmp_path, net, PerFedAvg(PER_FEDAVG_ALPHA))

@@ -63,6 +63,7 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset
 moreau_sgd = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
 
 
+@pytest.mark.slow
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
     """A client sends w. It keeps theta, the personalized model, by which it is tested."""
     aggregator = KeepsRounds(weighting="uniform")
