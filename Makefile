@@ -97,7 +97,7 @@ lowest: .venv-lowest/made ## a small part of the tests with the lowest versions 
 	PYTHON=.venv-lowest/bin/python tools/every_command.sh .venv-lowest/runs
 	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_coalition_value.py \
 	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py \
-	  tests/cli tests/compat tests/tables tests/vmap/test_batched.py
+	  tests/cli tests/compat tests/tables tests/vmap/test_row_training.py
 
 conformance: ## values and errors against shapiq, dp-accounting and POT, in an environment of their own
 	rm -rf .venv-conformance

@@ -35,23 +35,11 @@ from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.plain_values import are_equal, copied, is_large, is_plain
 from flsv.utilities.program_state import present_state
 from flsv.utilities.reachable import attributes_of
-from flsv.vmap.batched import (
-    RowTraining,
-    SharedBatchTraining,
-    State,
-    batched_steps,
-    clip_function,
-    has_linear_layers_only,
-)
-from flsv.vmap.engine import (
-    DryRunOfRows,
-    VmapProcess,
-    _PreparedClient,
-    check_shared_are_frozen,
-    dry_run_of_rows,
-    not_batched_without_callbacks,
-)
+from flsv.vmap.dry_run_of_rows import DryRunOfRows, check_shared_are_frozen, dry_run_of_rows
+from flsv.vmap.engine import VmapProcess, _PreparedClient, not_batched_without_callbacks
 from flsv.vmap.guarded_hooks import guard_hooks, guarded
+from flsv.vmap.row_step import State, batched_steps, has_linear_layers_only
+from flsv.vmap.row_training import RowTraining, SharedBatchTraining, clip_function
 
 #: The largest number of elements of the rows that take a step together.
 MAX_ELEMENTS_OF_CHUNK = 2**24

@@ -1,59 +1,36 @@
-"""VmapProcess: the engine that trains many clients at once, as one batched model, and the check that it can."""
+"""VmapProcess: the engine that trains many clients at once, as one batched model."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from functools import partial
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
-from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
-from flsv._lightning.rounding import MAX_ROUNDING_RATIO, Rounding, add_rounding_errors, rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
-from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
-from flsv.games.module_copies import ModuleCopies, named_tensors
+from flsv.games.module_copies import named_tensors
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches, CohortLoader
-from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError, NotBatched, listed
-from flsv.utilities.program_state import restored_program
-from flsv.utilities.seeding import global_rngs, isolated_rngs
-from flsv.vmap.batched import (
-    RowTraining,
-    SharedBatchTraining,
+from flsv.utilities.errors import ConfigurationError
+from flsv.vmap.dry_run_of_rows import check_shared_are_frozen, compare_gradients, dry_run_of_rows
+from flsv.vmap.row_step import (
     State,
     batched_steps,
-    clip_function,
-    convert_errors,
-    deny_client_attributes,
-    not_batched_error,
 )
+from flsv.vmap.row_training import RowTraining, clip_function
 
 #: Number of clients that are trained at once, if the user sets no other.
 CLIENTS_ON_CPU = 50
 CLIENTS_ON_GPU = 256
-#: Number of batches in a dry run.
-NUM_DRY_RUN_BATCHES = 3
-#: Number of trainings in a dry run that show what training makes of rounding errors.
-NUM_PERTURBED_MODELS = 3
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
@@ -74,21 +51,6 @@ MODULE_HOOKS = (
 )
 #: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
-#: A row's gradient counts as equal to an ordinary one if they differ by this fraction of its norm, or by this much per
-#: element. Rounding that switches a ReLU changes gradients by more than the loss.
-GRADIENT_TOLERANCE = 0.01
-SMALL_GRADIENT = 1e-5
-
-
-class DryRunOfRows(NamedTuple):
-    """Findings of a dry run of batched training."""
-
-    #: The names of parameters without a gradient.
-    unused_names: set[str]
-    #: Multiplications and additions of one model's step, in millions.
-    megaflops: float
-    #: Whether rows differ from single models by more than rounding, since training enlarges it.
-    enlarges_rounding: bool
 
 
 class _PreparedClient(NamedTuple):
@@ -336,349 +298,3 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
             is_lightnings_watcher = package == "lightning" and issubclass(parent, WATCHERS)
             return is_own or is_lightnings_watcher
     return False
-
-
-def check_shared_are_frozen(trainer: L.Trainer, shared_names: Collection[str]) -> None:
-    """Raise ConfigurationError if tensors that all batched models share are trained in this round."""
-    optimized_ids = _ids_of_optimized(trainer.optimizers[0])
-    names = []
-    for name, parameter in trainer.lightning_module.named_parameters():
-        if name in shared_names and parameter.requires_grad and id(parameter) in optimized_ids:
-            names.append(name)
-    if names:
-        raise ConfigurationError(
-            f"{listed(map(repr, names))} required no gradient when the fit began, so flsv treats them as equal at all "
-            'clients, but they require one now. Set FederatedLoop(share=["trainable", "name.*"]) to share them, '
-            "or keep requires_grad=False."
-        )
-
-
-def dry_run_of_rows(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    seed: int,
-    shared_names: Collection[str] = (),
-    kind: type[RowTraining] = RowTraining,
-    may_enlarge_rounding: bool = False,
-) -> DryRunOfRows:
-    """Raise NotBatched unless a few batches give equal results batched and ordinarily. ``shared_names`` names tensors
-    that all batched models share. ``kind`` trains the rows. With ``may_enlarge_rounding`` results may differ by what
-    ordinary training makes of rounding errors, too.
-    """
-    draws = nullcontext if kind.shares_batch else no_random_numbers
-    with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
-        optimizer = trial_trainer.optimizers[0]
-        initial_optimizer = copy.deepcopy(optimizer.state_dict())
-        batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
-        initial_model = _copied_tensors(module)
-        counter = FlopCounterMode(display=False)
-        with isolated_rngs(seed, "steps"), draws(module), counter:
-            mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
-        trained_model = _copied_tensors(module)
-
-        # The same training, batched, must come to the same model.
-        _write_tensors(module, initial_model)
-        training = kind(module, optimizer, clip_function(trainer), names_without_gradient)
-        initial_row = {
-            name: tensor for name, tensor in initial_model.items() if name not in shared_names
-        }
-        row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
-        rounding = rounding_of(trainer)
-        _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
-        perturbed_models: list[State] = []
-        try:
-            _compare_models(module, row, trained_model, initial_model, rounding=rounding)
-        except NotBatched:
-            if not may_enlarge_rounding:
-                raise
-            for number in range(NUM_PERTURBED_MODELS):
-                optimizer.load_state_dict(initial_optimizer)
-                _write_tensors(module, initial_model)
-                generator = torch.Generator().manual_seed(number)
-                errors = partial(add_rounding_errors, rounding=rounding, generator=generator)
-                with isolated_rngs(seed, "steps"):
-                    _train_one_by_one(trial_trainer, batches, errors)
-                perturbed_models.append(_copied_tensors(module))
-            _compare_models(
-                module,
-                row,
-                trained_model,
-                initial_model,
-                rounding=rounding,
-                perturbed_models=perturbed_models,
-            )
-    megaflops = counter.get_total_flops() / 1e6 / len(batches)
-    return DryRunOfRows(names_without_gradient, megaflops, bool(perturbed_models))
-
-
-def compare_gradients(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    seed: int,
-    shared_names: Collection[str] = (),
-) -> set[str]:
-    """Raise NotBatched unless the gradients of a step are equal batched and ordinarily. Return the names of parameters
-    without a gradient. ``shared_names`` names tensors that all batched models share.
-    """
-    with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
-        optimizer = trial_trainer.optimizers[0]
-        batches = _first_batches(trainer, trial_trainer, seed, num_batches=2)
-        initial_model = _copied_tensors(module)
-        with isolated_rngs(seed, "steps"), no_random_numbers(module):
-            # After a step, the model is no longer the one that the round's hooks have seen.
-            _take_step(trial_trainer, batches[0], step=0)
-            model = _copied_tensors(module)
-            optimizer.zero_grad()
-            loss = _backward(trial_trainer, batches[-1], step=1)
-        gradients = _gradients_by_name(module, optimizer)
-        names_without_gradient = _names_without_gradient(module)
-
-        _write_tensors(module, initial_model)
-        training = RowTraining(module, optimizer, unused=names_without_gradient)
-        pairs = _pairs({name: model[name] for name in model if name not in shared_names})
-        row_losses = torch.zeros(2, device=loss.device)
-        with _steps_of_rows(training, trial_trainer, seed):
-            row_gradients = training.compute_gradients(
-                pairs, [batches[-1], batches[-1]], row_losses
-            )
-        rounding = rounding_of(trainer)
-    first_row = {name: gradient[0] for name, gradient in row_gradients.items()}
-    _check_gradients(module, first_row, gradients, rounding)
-    _compare(module, "the loss", row_losses[0], loss.to(row_losses), rounding.number)
-    return names_without_gradient
-
-
-def _gradients_by_name(module: nn.Module, optimizer: Any) -> State:
-    """Return the gradients of the parameters that the optimizer trains."""
-    optimized_ids = _ids_of_optimized(optimizer)
-    gradients = {}
-    for name, parameter in module.named_parameters():
-        if id(parameter) in optimized_ids and parameter.grad is not None:
-            gradients[name] = parameter.grad
-    return gradients
-
-
-def _ids_of_optimized(optimizer: Any) -> set[int]:
-    ids: set[int] = set()
-    for group in optimizer.param_groups:
-        ids.update(map(id, group["params"]))
-    return ids
-
-
-def _names_without_gradient(module: nn.Module) -> set[str]:
-    return {name for name, parameter in module.named_parameters() if parameter.grad is None}
-
-
-def _check_gradients(
-    module: L.LightningModule, row: State, ordinary: State, rounding: Rounding
-) -> None:
-    """Raise NotBatched if a row's gradients differ from ordinary ones by more than rounding explains."""
-    total_norm = (
-        float(sum(gradient.double().square().sum() for gradient in ordinary.values())) ** 0.5
-    )
-    if not math.isfinite(total_norm):
-        return  # the client diverges
-    tolerance = max(GRADIENT_TOLERANCE, rounding.steps)
-    for name, gradient in ordinary.items():
-        row_gradient = row.get(name, torch.zeros_like(gradient))
-        difference_norm = float((row_gradient - gradient).double().norm())
-        # Where terms cancel, rounding errors are as large as those of larger gradients.
-        rounding_norm = 10 * rounding.number * total_norm + SMALL_GRADIENT * gradient.numel() ** 0.5
-        if difference_norm > tolerance * float(gradient.double().norm()) + rounding_norm:
-            raise not_batched_error(
-                module,
-                f"in round {module.current_epoch + 1}, the gradient of {name!r} differs by {difference_norm:.2g} from "
-                "that without batching. Clients that are trained at once have their parameters in training_step "
-                "only, and not in what a hook has stored of them",
-            )
-
-
-@contextmanager
-def _trial_of_rows(
-    trainer: L.Trainer, space: ParameterSpace, seed: int
-) -> Iterator[tuple[L.LightningModule, L.Trainer]]:
-    """Context with copies of the module and its trainer, at the end of which the program is as before."""
-    with restored_program(), isolated_rngs(seed, "trial of rows"):
-        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
-        _use_initial_rates(trial_trainer.optimizers[0])
-        yield module, trial_trainer
-
-
-def _use_initial_rates(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        # A warm-up may begin at 0, which would hide all differences.
-        group["lr"] = group.get("initial_lr") or group["lr"]
-
-
-def _train_row(
-    training: RowTraining,
-    trainer: L.Trainer,
-    tensors: State,
-    batches: list[Any],
-    seed: int,
-) -> tuple[State, Tensor]:
-    """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
-    pairs = _pairs(tensors)
-    with _steps_of_rows(training, trainer, seed):
-        if isinstance(training, SharedBatchTraining):
-            trained_pairs, mean_losses = training.train_shared(pairs, batches)
-        else:
-            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
-    return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
-
-
-def _pairs(tensors: State) -> State:
-    return {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
-
-
-@contextmanager
-def _steps_of_rows(training: RowTraining, trainer: L.Trainer, seed: int) -> Iterator[None]:
-    """Context of trial steps of rows, on batches on which a model has been trained as usual before."""
-    module = trainer.lightning_module
-    with (
-        isolated_rngs(seed, "steps"),
-        nullcontext() if training.shares_batch else no_random_numbers(module),
-        # Since the same steps were possible as usual, an error comes from training rows.
-        convert_errors(module, expected_errors=(Exception,)),
-        batched_steps(trainer),
-    ):
-        yield
-
-
-def _compare_models(
-    module: nn.Module,
-    row: State,
-    ordinary: State,
-    initial_model: State,
-    rounding: Rounding,
-    perturbed_models: Sequence[State] = (),
-) -> None:
-    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily, by more than
-    ``perturbed_models`` do, which were trained ordinarily with other rounding errors.
-    """
-    squared_norm = 0.0
-    for name, tensor in initial_model.items():
-        squared_norm += float((ordinary[name] - tensor).double().square().sum())
-    for name, tensor in row.items():
-        rounding_norm = rounding.steps * squared_norm**0.5
-        for perturbed_model in perturbed_models:
-            enlarged_error = float((perturbed_model[name] - ordinary[name]).double().norm())
-            rounding_norm = max(rounding_norm, MAX_ROUNDING_RATIO * enlarged_error)
-        _compare(
-            module,
-            name,
-            tensor,
-            ordinary=ordinary[name],
-            tolerance=rounding.number,
-            rounding_norm=rounding_norm,
-        )
-
-
-def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
-
-
-@torch.no_grad()
-def _write_tensors(module: nn.Module, tensors: State) -> None:
-    for name, tensor in named_tensors(module).items():
-        tensor.copy_(tensors[name])
-
-
-def _first_batches(
-    trainer: L.Trainer, trial_trainer: L.Trainer, seed: int, num_batches: int
-) -> list[Any]:
-    data = data_of(trainer)
-    clients_with_samples = (data.num_samples > 0).nonzero()
-    first_client = int(clients_with_samples[0])
-    loader = CohortLoader(data, [first_client], seed=seed, round_index=0)
-    batches = []
-    # The iterator is a generator, which Iterable.__iter__ need not be.
-    with closing(iter(loader)) as iterator:  # type: ignore[type-var]
-        for batch in islice(iterator, num_batches):
-            input_batch = as_module_input(trial_trainer, batch)
-            # Clones: the loader may reuse its tensors.
-            batches.append(tree_map_only(Tensor, torch.clone, input_batch))
-    return batches
-
-
-def _train_one_by_one(
-    trainer: L.Trainer,
-    batches: list[Any],
-    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
-) -> tuple[Tensor, set[str]]:
-    """Return the mean loss, and the names of parameters that have a gradient in no batch."""
-    module = trainer.lightning_module
-    losses = []
-    unused_names = {name for name, _ in module.named_parameters()}
-    for step, batch in enumerate(batches):
-        losses.append(_take_step(trainer, batch, step, change_gradients))
-        unused_names &= _names_without_gradient(module)
-    trainer.optimizers[0].zero_grad()
-    return torch.stack(losses).mean(), unused_names
-
-
-def _take_step(
-    trainer: L.Trainer,
-    batch: Any,
-    step: int,
-    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
-) -> Tensor:
-    """Take an optimizer step on a batch as usual, and return the loss. The gradients remain."""
-    optimizer = trainer.optimizers[0]
-    optimizer.zero_grad()
-    loss = _backward(trainer, batch, step)
-    if change_gradients is not None:
-        change_gradients(trainer.lightning_module.parameters())
-    if trainer.gradient_clip_val is not None:
-        algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
-        trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)
-    optimizer.step()
-    return loss
-
-
-def _backward(trainer: L.Trainer, batch: Any, step: int) -> Tensor:
-    """Compute the gradients of a batch as usual, and return the loss."""
-    module = trainer.lightning_module
-    with convert_errors(module), deny_client_attributes(module):
-        arguments = step_arguments(module, batch, step)
-        loss = training_loss(trainer.strategy.training_step(*arguments))
-    loss.backward()
-    return loss.detach()
-
-
-def _compare(
-    module: nn.Module,
-    name: str,
-    batched: Tensor,
-    ordinary: Tensor,
-    tolerance: float,
-    rounding_norm: float = 0.0,
-) -> None:
-    """Raise NotBatched if two results ``name`` differ by more than ``tolerance`` and ``rounding_norm``."""
-    if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
-        return
-    difference = batched - ordinary
-    difference_norm = float(difference.float().norm())
-    if difference_norm <= rounding_norm:
-        return  # rounding alone explains it
-    largest_difference = difference.abs().max().item()
-    raise not_batched_error(
-        module,
-        f"after at most {NUM_DRY_RUN_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
-        f"its value after training without batching. The tolerance is {tolerance}. An optimizer that divides by the "
-        "size of a gradient enlarges the rounding error of a gradient that should be 0, such as that of a bias before "
-        "batch normalization",
-    )
-
-
-@contextmanager
-def no_random_numbers(module: nn.Module) -> Iterator[None]:
-    """Raise NotBatched if the code within draws random numbers."""
-    generators_before = tree_leaves(global_rngs())
-    yield
-    generators_after = tree_leaves(global_rngs())
-    for state_before, state_after in zip(generators_before, generators_after):
-        if not np.array_equal(state_before, state_after):
-            raise not_batched_error(
-                module, "it draws random numbers, as dropout or an augmentation does"
-            )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import PatchedAttributes
 from flsv.utilities.errors import NotBatched
-from flsv.vmap.batched import deny_client_attributes
+from flsv.vmap.row_step import deny_client_attributes
 
 #: A module's hooks that are called between the rounds and at the end of training, when the module holds the model of
 #: one of the coalitions only.

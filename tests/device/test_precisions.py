@@ -16,7 +16,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley
-from flsv.vmap.batched import NotBatched
+from flsv.utilities.errors import NotBatched
 
 DEVICE = "cuda"
 pytestmark = [

@@ -16,7 +16,7 @@ ELSEWHERE = {
     # Utilities import no other package of flsv.
     ("utilities/classifier_head.py", "_trainer"),
     # A patch: Lightning's setter would also replace the Trainer of the module's layers.
-    ("vmap/batched.py", "_trainer"),
+    ("vmap/row_step.py", "_trainer"),
 }
 
 

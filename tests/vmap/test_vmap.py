@@ -17,8 +17,8 @@ from flsv.metrics import ClassSpecificShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import global_rngs
-from flsv.vmap.batched import RowTraining
 from flsv.vmap.engine import VmapProcess
+from flsv.vmap.row_training import RowTraining
 from helpers import warns
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import assert_resumes, fit, state_vector

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.vmap.batched import RowTraining, clip
 from flsv.vmap.engine import ELEMENTWISE
+from flsv.vmap.row_training import RowTraining, clip
 from helpers.models import make_sgd
 
 #: Steps of every model, and the size of its last batch.
