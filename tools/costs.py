@@ -89,13 +89,16 @@ def measure_in_process(
 ) -> dict[str, float]:
     """Return the numbers of a program with the code of a checkout, from a process of its own."""
     command = [sys.executable, __file__, case, "--only", program, "--accelerator", accelerator]
-    environment = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    options = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **options}
+    # As for users, only the first repetition compiles what it imports.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         subprocess.run(
             [*command, "--result", result],
             cwd=folder,
-            env={**os.environ, **environment},
+            env=environment,
             check=True,
             stdout=subprocess.DEVNULL,
         )
