@@ -214,12 +214,12 @@ class ModuleCopies:
             "the optimizers": optimizers,
             "the module's callbacks": callbacks,
         }
-        refused = find_unpicklable_part(roots, lambda part: self._dump(part).load())
-        message = refused.describe(f"models are scored in copies of {type(self._module).__name__}")
-        if refused.attribute is None:
+        part = find_unpicklable_part(roots, lambda part: self._dump(part).load())
+        message = part.describe(f"models are scored in copies of {type(self._module).__name__}")
+        if part.attribute is None:
             raise ConfigurationError(message) from error
-        self._refused_parts.append(refused.attribute)
-        self._stand_ins[id(refused.attribute)] = StandIn(message)
+        self._refused_parts.append(part.attribute)
+        self._stand_ins[id(part.attribute)] = StandIn(message)
         self._pickled = None  # the next snapshot has the stand-in
 
 

@@ -107,14 +107,26 @@ def dry_run_of_rows(
         _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
         perturbed_models: list[State] = []
         try:
-            _compare_models(module, row, trained_model, initial_model, rounding)
+            _compare_models(module, row, trained_model, initial_model, rounding=rounding)
         except NotBatched:
             if not may_enlarge_rounding:
                 raise
             perturbed_models = _train_with_other_errors(
-                trial_trainer, batches, initial_model, initial_optimizer, rounding, seed
+                trial_trainer,
+                batches,
+                initial_model=initial_model,
+                initial_optimizer=initial_optimizer,
+                rounding=rounding,
+                seed=seed,
             )
-            _compare_models(module, row, trained_model, initial_model, rounding, perturbed_models)
+            _compare_models(
+                module,
+                row,
+                trained_model,
+                initial_model,
+                rounding=rounding,
+                perturbed_models=perturbed_models,
+            )
     megaflops = counter.get_total_flops() / 1e6 / len(batches)
     return DryRunOfRows(names_without_gradient, megaflops, bool(perturbed_models))
 

@@ -22,10 +22,7 @@ from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.vmap.dry_run_of_rows import check_shared_are_frozen, compare_gradients, dry_run_of_rows
-from flsv.vmap.row_step import (
-    State,
-    batched_steps,
-)
+from flsv.vmap.row_step import State, batched_steps
 from flsv.vmap.row_training import RowTraining, clip_function
 
 #: Number of clients that are trained at once, if the user sets no other.
