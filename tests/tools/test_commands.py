@@ -84,6 +84,23 @@ def test_ratios_are_those_to_the_first_program():
     assert costs.with_ratios(table)["round_s"].tolist() == ["2 (1.00)", "3 (1.50)"]
 
 
+def test_measured_program_keeps_its_compiled_bytecode_as_users_do(monkeypatch):
+    environments = []
+
+    def run(command, env, **_):
+        environments.append(env)
+        Path(command[-1]).write_text("{}")
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(costs.subprocess, "run", run)
+
+    costs.measure_in_process("case", "alone", "cpu", Path("checkout"))
+
+    (environment,) = environments
+    assert environment["PYTHONPATH"] == "checkout"
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
+
+
 def test_programs_stay_in_order_whichever_repetition_was_the_best(monkeypatch):
     seconds = iter([3.0, 5.0, 2.0, 9.0])
     monkeypatch.setattr(costs, "measure_in_process", lambda *_: {"processor_s": next(seconds)})
