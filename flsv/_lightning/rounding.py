@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -13,11 +12,6 @@ from torch import Tensor
 RELATIVE_TOLERANCE = 1e-6
 #: Largest relative difference between two results of an accelerator's kernels. TF32 rounds factors to 0.0005.
 MAX_ROUNDING = 0.01
-#: Two results may differ by this many times what two trainings with other rounding errors differ by.
-MAX_ROUNDING_RATIO = 4.0
-#: The standard deviation of rounding errors that are added to gradients, in the arithmetic's unit. The sums of a
-#: gradient have many terms.
-ERROR_OF_GRADIENT = 100.0
 #: Smallest divisor for distances that are relative to the distance from the initial model.
 _SMALLEST_DIVISOR = 1e-12
 
@@ -80,24 +74,6 @@ _ARITHMETIC_BY_PRECISION = {
     "bf16-mixed": "bf16",
     "bf16-true": "bf16 weights",
 }
-
-
-@torch.no_grad()
-def add_rounding_errors(
-    parameters: Iterable[Tensor], rounding: Rounding, generator: torch.Generator
-) -> None:
-    """Add rounding errors to the gradients of parameters, in place, so that two trainings show what becomes of them.
-
-    Errors are relative to the root mean square of all gradients that are not 0. A gradient of 0 stays 0.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    num_elements = sum(gradient.count_nonzero() for gradient in gradients)
-    square = sum(gradient.double().square().sum() for gradient in gradients)
-    mean_size = float((square / max(1, int(num_elements))) ** 0.5)
-    scale = min(ERROR_OF_GRADIENT * rounding.unit, MAX_ROUNDING) * mean_size
-    for gradient in gradients:
-        errors = torch.randn(gradient.shape, generator=generator).to(gradient)
-        gradient += scale * errors * (gradient != 0)
 
 
 def rounding_of(trainer: L.Trainer) -> Rounding:

@@ -30,6 +30,8 @@ ONE_CLASS_FRACTION = 0.7
 MAX_PROBABILITY_OF_NO_GAIN = 0.05
 #: Largest expected fraction of a payment that other seeds and validation samples would give to other clients.
 MAX_MOVED_FRACTION = 0.18
+#: Fraction of a payment from which on it is said that values computed in 64 bits would move it.
+MIN_MOVED_BY_ROUNDING = 0.01
 #: Reasons that forbid payments, the most important first. All others are reservations.
 FORBIDDING_REASONS = (
     "rounds",
@@ -52,6 +54,7 @@ RECORDED_INPUTS = (
     "halved",
     "ranks_only",
     "disagreement",
+    "rounding",
     "alone",
     "together",
     "majority",
@@ -82,6 +85,8 @@ class PaymentInputs:
     ranks_only: bool = False
     #: `[n]`, the difference of the values by two ways to predict the scores of coalitions. Empty: none was predicted.
     disagreement: Sequence[float] = ()
+    #: `[n]`, by how much values differ if models train in 64 bits. Empty: training does not enlarge rounding errors.
+    rounding: Sequence[float] = ()
     #: The name of a metric whose documentation advises against payment.
     unsuitable: str = ""
     #: The framework that ran single rounds, without a federation of flsv.
@@ -130,11 +135,19 @@ class PaymentInputs:
     @property
     def distance(self) -> float:
         """Return which part of a payment would go to others by the other way to predict scores."""
+        return self._moved_by(self.disagreement)
+
+    @property
+    def moved_by_rounding(self) -> float:
+        """Return which part of a payment would go to others if models trained in 64 bits."""
+        return self._moved_by(self.rounding)
+
+    def _moved_by(self, differences: Sequence[float]) -> float:
+        """Return which part of a payment would go to others by values that differ so. NaN: it is not known."""
         paid = math.fsum(value for value in self.values if value > 0)
-        differences = [abs(difference) for difference in self.disagreement]
         if not differences or not paid:
             return NAN
-        return min(1.0, math.fsum(differences) / 2 / paid)
+        return min(1.0, math.fsum(map(abs, differences)) / 2 / paid)
 
     @property
     def allows_ranks_only(self) -> bool:
@@ -242,6 +255,7 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
     is_accepted = inputs.evaluated_by_clients and inputs.accepts_partners
     is_alone = has_trained_values and allows_shares and inputs.alone_only
     is_small = improvement == "clear" and is_small_gain(inputs.by, inputs.values)
+    is_moved = inputs.seeds == 1 and inputs.moved_by_rounding >= MIN_MOVED_BY_ROUNDING
     best_alone = max(inputs.alone, default=-math.inf)
     # False or "" means that a reason does not apply. Any other detail is a part of its sentence.
     return {
@@ -252,6 +266,7 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
         "one_seed": has_trained_values and inputs.seeds == 1,
         "alone": is_alone and _distance_in_words(inputs),
         "halves": inputs.has_values and inputs.halved,
+        "rounding": is_moved and percent(inputs.moved_by_rounding),
         "scores": allows_shares and inputs.source == "scores",
         "partners": inputs.has_values and is_accepted,
         "best_alone": best_alone >= inputs.together - inputs.margin,

@@ -27,6 +27,7 @@ from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.price import Choice
 from flsv.retraining.progress import Progress
+from flsv.retraining.proofs import ProofFailed
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.scores.performance import CLASSIFICATION, Measure, classifier_measure
@@ -85,8 +86,11 @@ class TrainingAfterTheRun:
     _is_on_cpu: bool = False
     #: Clients that were trained at once with others and also alone, with the same models.
     witnesses: Sequence[Members] = ()
-    #: How far the models of these two trainings are apart at most, see :class:`CoalitionsAtOnce`.
-    enlarged_rounding: float = 0.0
+    #: Why coalitions were trained one by one although they were to be trained at once. Empty: they were not.
+    why_not_at_once: str = ""
+    # Whether a comparison in 64 bits leaves open whether a copy of the run trains as the run, see
+    # :class:`CoalitionsAtOnce`.
+    _doubts_copy: bool = False
     # The coalitions [K, n]. The first two are the empty coalition and that of all clients.
     _masks: Tensor = field(init=False)
 
@@ -175,13 +179,30 @@ class TrainingAfterTheRun:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
             self.witnesses = at_once.witnesses
-            self.enlarged_rounding = at_once.enlarged_rounding
+            self._doubt_copy(at_once.doubted_round, run)
         except NotBatched as error:
-            rank_zero_info(
-                f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"
-            )
-            self.choice = self.fallback
-            self._masks = coalition_masks(self.choice.design, run.data.num_clients)
+            self._fall_back(error, run)
+
+    def _fall_back(self, error: NotBatched, run: MeasuredRun) -> None:
+        """Let coalitions be trained one by one. If all clients together have come to another model than the run, they
+        are trained again up to this round.
+        """
+        rank_zero_info(
+            f"flsv: groups of clients are trained one by one, since they cannot be trained at once: {error.reason}"
+        )
+        assert self.fallback is not None
+        self.why_not_at_once = error.reason
+        self.choice = self.fallback
+        self._masks = coalition_masks(self.choice.design, run.data.num_clients)
+        if isinstance(error, ProofFailed):
+            self._doubt_copy(error.round_of_run, run)
+
+    def _doubt_copy(self, round_of_run: int | None, run: MeasuredRun) -> None:
+        """Let all clients be trained again up to this round, if there is one, to be compared with the run."""
+        if round_of_run is not None:
+            self._doubts_copy = True
+            self.checked_round = round_of_run
+            self.checked_model = self._models_of_run(run)[round_of_run]
 
     def _models_of_run(self, run: MeasuredRun) -> dict[int, Tensor]:
         """Return the run's models ``[P]`` by round that the coalition of all clients must reproduce."""
@@ -251,7 +272,9 @@ class TrainingAfterTheRun:
             # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
-        if self.choice.is_at_once:  # then each group of coalitions was compared
+        if (
+            self.choice.is_at_once and not self._doubts_copy
+        ):  # then each group of coalitions was compared
             return
         ranks = ranks_of(run.trainer)
         comparison: tuple[str | None, bool] = None, False  # on other ranks than 0

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from flsv._lightning.double_precision import compute_in_double
 from flsv._lightning.logged_values import GuardedValues
 from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
 from flsv._lightning.private import set_root
 from flsv._lightning.round_boundary import averaged_weights
-from flsv._lightning.rounding import add_rounding_errors, rounding_of
+from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
@@ -66,7 +66,6 @@ class CoalitionScoring(L.Callback):
         # The models [P] themselves, after the rounds that the job names.
         self._vector_by_round: dict[int, Tensor] = {}
         self._first_updates: Mapping[int, Tensor] = {}
-        self._error_generator = torch.Generator().manual_seed(job.seed)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rounding = rounding_of(trainer)
@@ -93,12 +92,6 @@ class CoalitionScoring(L.Callback):
             evaluator.copies_module = False
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
-    ) -> None:
-        if self._job.has_other_errors:
-            add_rounding_errors(pl_module.parameters(), self._rounding, self._error_generator)
 
     def _make_evaluator(self, trainer: L.Trainer, loop: Any, measure: Measure) -> VectorEvaluator:
         device = trainer.lightning_module.device
@@ -224,6 +217,8 @@ def prepare_coalition_fit(
     # list() has no callbacks: the trainer's already contain those that the module has configured.
     vars(module)["configure_callbacks"] = list
     write_into(folder, trainer)
+    if job.in_double:
+        compute_in_double(trainer)
     if not job.validates:
         trainer.limit_val_batches = 0
         trainer.num_sanity_val_steps = 0

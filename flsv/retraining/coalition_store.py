@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from flsv.values.coalition_files import (
     read_untrained,
     remove_coalition,
     remove_files,
+    replace_coalition,
     rounds_of,
     write_coalition,
     write_settings,
@@ -192,9 +194,7 @@ class CoalitionStore:
         training = Training(seed, members)
         models_to_write = {}
         for round_index, model in models.items():
-            names = model.outputs.keys() & self.measures_with_outputs
-            outputs = {name: model.outputs[name] for name in names}
-            stored_model = ScoredModel(model.utilities, outputs)
+            stored_model = self._without_needless_outputs(model)
             self._models.setdefault(training, {})[round_index] = stored_model
             # What is not finite is computed again by the next command.
             if model.is_finite:
@@ -203,6 +203,14 @@ class CoalitionStore:
             write = partial(write_coalition, training=training, models=models_to_write)
             self._write(_scores_text(training), write)
 
+    def _without_needless_outputs(self, model: ScoredModel) -> ScoredModel:
+        names = model.outputs.keys() & self.measures_with_outputs
+        outputs = {name: model.outputs[name] for name in names}
+        in_double = model.in_double
+        if in_double is not None:
+            in_double = self._without_needless_outputs(in_double)
+        return ScoredModel(model.utilities, outputs, in_double=in_double)
+
     def discard(self, seed: int, coalitions: Sequence[Members]) -> None:
         """Remove the models of coalitions, which are trained again."""
         for members in coalitions:
@@ -210,6 +218,31 @@ class CoalitionStore:
             self._models.pop(training, None)
             if self._folder is not None:
                 remove_coalition(self._folder, training)
+
+    def add_in_double(self, seed: int, members: Members, models: Models) -> None:
+        """Add what a coalition's models come to in 64 bits, ``{round: model}``."""
+        training = Training(seed, members)
+        models_of_coalition = self._models[training]
+        for round_index in models.keys() & models_of_coalition.keys():
+            model = replace(models_of_coalition[round_index], in_double=models[round_index])
+            models_of_coalition[round_index] = self._without_needless_outputs(model)
+        self._rewrite(training)
+
+    def discard_in_double(self, seed: int) -> None:
+        """Remove what the models of a seed come to in 64 bits."""
+        for training, models in self._models.items():
+            is_known = any(model.in_double is not None for model in models.values())
+            if training.seed == seed and is_known:
+                for round_index, model in models.items():
+                    models[round_index] = replace(model, in_double=None)
+                self._rewrite(training)
+
+    def _rewrite(self, training: Training) -> None:
+        models = {
+            index: model for index, model in self._models[training].items() if model.is_finite
+        }
+        write = partial(replace_coalition, training=training, models=models)
+        self._write(_scores_text(training), write)
 
     def write_table(self, client_names: Sequence[str]) -> None:
         """Write the table of all coalitions' scores. What could not be stored is a warning."""

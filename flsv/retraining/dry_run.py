@@ -32,6 +32,7 @@ from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, digest
+from flsv.utilities.program_state import present_state
 
 #: Types of objects to which a callback may refer, and which are not part of its own state.
 _SHARED_TYPES = (
@@ -53,15 +54,22 @@ class NotRepeatable(Exception):
 class DryRunResult(NamedTuple):
     """The parts of Lightning that the fits of coalitions need, because training depends on them."""
 
-    needs_validations: bool
+    # Whether training may depend on the results of validations or on ModelCheckpoint and EarlyStopping.
+    depends_on_validations: bool
     # ModelCheckpoint and EarlyStopping.
     needs_checkpoints: bool
     # What was found out about rows of the module.
     rows: RowTrial
+    # Whether a validation changes a global or a class of the program, which training may read.
+    validation_changes_program: bool = False
+
+    @property
+    def needs_validations(self) -> bool:
+        return self.depends_on_validations or self.validation_changes_program
 
     def rows_or_reason(self) -> RowTrial:
         """Return whether coalitions can be trained at once, considering all that training depends on."""
-        if self.needs_validations and not self.rows.why_not:
+        if self.depends_on_validations and not self.rows.why_not:
             return RowTrial("training may depend on validations or checkpoints.")
         return self.rows
 
@@ -159,9 +167,10 @@ def _fit_one_round(
     scoring.result()  # raises an error if nothing was trained
 
     return DryRunResult(
-        needs_validations=comparison.depends_on_validations or needs_checkpoints,
+        depends_on_validations=comparison.depends_on_validations or needs_checkpoints,
         needs_checkpoints=needs_checkpoints,
         rows=scoring.rows,
+        validation_changes_program=comparison.changes_program,
     )
 
 
@@ -183,9 +192,10 @@ class _TrialOfRows(CoalitionScoring):
 
 
 class _Comparison(L.Callback):
-    """Callback that compares module, callbacks and optimizers before and after the first validation."""
+    """Callback that compares module, callbacks, optimizers and program before and after the first validation."""
 
     depends_on_validations = False
+    changes_program = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.depends_on_validations = depends_on_validations(trainer, pl_module)
@@ -202,9 +212,11 @@ class _Comparison(L.Callback):
             return validate()
 
         state = _TrainingState(trainer, module)
+        program = present_state()
         result = validate()
         later_state = _TrainingState(trainer, module)
         self.depends_on_validations = not state.is_equal(later_state)
+        self.changes_program = not program.is_present()
         return result
 
 

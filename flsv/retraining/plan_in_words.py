@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.members import Members
+from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.coalition_store import clients_text
 
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
@@ -50,23 +51,29 @@ def estimation_in_words(masks: Tensor, have_outputs: bool) -> str:
     )
 
 
-def witnesses_in_words(witnesses: Sequence[Members], enlarged_rounding: float) -> str:
-    """Say which clients were trained twice, and how far ``enlarged_rounding`` took their two models apart, relative to
-    their training. Empty if none was.
-    """
+def witnesses_in_words(witnesses: Sequence[Members]) -> str:
+    """Say which clients were trained twice. Empty if none was."""
     if not witnesses:
         return ""
     clients = tuple(sorted({client for (client,) in witnesses}))
     also_trained = clients_text(clients).capitalize()
-    sentence = (
-        f" {also_trained} also trained in fits of their own, with the same models but for rounding"
-    )
-    if not enlarged_rounding:
-        return f"{sentence}."
     return (
-        f"{sentence}. Training enlarges rounding errors up to {100 * enlarged_rounding:.2g} % of what it changes, so "
-        "values differ slightly between machines."
+        f" {also_trained} also trained in fits of their own, with the same models but for rounding."
     )
+
+
+def rounding_in_words(metrics: Mapping[str, ShadowShapley]) -> list[str]:
+    """Say of each metric by how much its values differ if models train in 64 bits, if this was found out."""
+    sentences = []
+    for name, metric in metrics.items():
+        differences = (metric.latest_values.evidence or {}).get("rounding")
+        if differences:
+            sentences.append(
+                f"{name}: training enlarges rounding errors. If the models of groups train in 64 bits, values differ "
+                f"by up to {max(differences):.2g}. On another machine, they may differ by about as much. The intervals "
+                "include this."
+            )
+    return sentences
 
 
 def are_all(masks: Tensor) -> bool:

@@ -61,6 +61,7 @@ from flsv.retraining.plan_in_words import (
     are_all,
     coalitions_in_words,
     estimation_in_words,
+    rounding_in_words,
     witnesses_in_words,
 )
 from flsv.retraining.price import (
@@ -91,9 +92,9 @@ from flsv.values.coalition_files import (
 )
 from flsv.values.query import are_singles_only
 
-#: From this number of rounds on, the coalition of all clients trains two first rounds of the run again, to check the
-#: training of coalitions. In a shorter run, where two rounds are more than a tenth, it trains one.
-_ROUNDS_TO_VERIFY_TWO = 20
+#: The number of first rounds of the run that the coalition of all clients trains again, to check the training of
+#: coalitions. The second one begins after a validation.
+NUM_VERIFIED_ROUNDS = 2
 #: A fit says how long scoring and values take if it is at least this long, in seconds.
 LONG_SECONDS = 10.0
 
@@ -133,6 +134,8 @@ class TrainedCoalitions:
     _scoring: ModelScoring | None = None
     # Which clients were trained at once with others and also alone.
     _about_witnesses = ""
+    # Why coalitions that were to be trained at once were not.
+    _why_not_after_all = ""
     # The seconds that the scoring of the untrained model has taken.
     _seconds_per_score = 0.0
     # The coalitions' utilities, from the run's first round on.
@@ -464,7 +467,7 @@ class TrainedCoalitions:
     def _why_not_at_once(self) -> str:
         """Say why coalitions cannot be trained at once, if rows were tried."""
         assert self._prices is not None
-        reason = self._prices.trial.why_not
+        reason = self._why_not_after_all or self._prices.trial.why_not
         if not reason or not self._may_train_at_once:
             return ""
         return f" Groups of clients cannot be trained at once: {reason}"
@@ -479,6 +482,7 @@ class TrainedCoalitions:
             return [f"{name}: {BEFORE_TRAINING}" for name in metrics]
 
         lines = [self._plan_in_words(masks) + self._about_witnesses]
+        lines += rounding_in_words(metrics)
         trains_singles_only = are_singles_only(masks) and not are_all(masks)
         if trains_singles_only and self._shares_no_class:
             lines.append(f"{', '.join(metrics)}: {NO_COMMON_CLASS}")
@@ -492,7 +496,7 @@ class TrainedCoalitions:
             return
         state: FederationState = self._run.federation.state
         trainer = self._run.federation.engine.trainer
-        if not self._trains_at_sites and index < num_verified_rounds(trainer.max_epochs):
+        if not self._trains_at_sites and index < NUM_VERIFIED_ROUNDS:
             self._run.memory["checked_round"] = index
             self._run.memory["first"] = (
                 state.model().cpu().clone()
@@ -604,7 +608,8 @@ class TrainedCoalitions:
         )
         masks = training.train(self._run)
         self._choice = training.choice
-        self._about_witnesses = witnesses_in_words(training.witnesses, training.enlarged_rounding)
+        self._about_witnesses = witnesses_in_words(training.witnesses)
+        self._why_not_after_all = training.why_not_at_once
         self._run.memory["choice"] = list(self._choice)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks
@@ -648,12 +653,6 @@ def _error_in_words(error: Exception) -> str:
     file_and_line = f"{Path(innermost_frame.filename).name}:{innermost_frame.lineno}"
     description = f"{type(error).__name__} at {file_and_line}: {error}"
     return f"{description}. flsv retrain trains the coalitions."
-
-
-def num_verified_rounds(num_rounds: int | None) -> int:
-    """Return how many first rounds of a run of ``num_rounds`` rounds are trained again. None or -1: it has no limit."""
-    is_short = num_rounds in range(_ROUNDS_TO_VERIFY_TWO)
-    return 1 if is_short else 2
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -34,8 +34,8 @@ class TrainingJob:
     keeps_checkpoints: bool = False
     # The rounds after which the result has the model itself.
     model_rounds: tuple[int, ...] = ()
-    # Whether gradients have other rounding errors than in the run, to find out what training makes of them.
-    has_other_errors: bool = False
+    # Whether all is computed in 64 bits, to find out whether two ways to train differ by rounding only.
+    in_double: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,8 @@ class FitResult:
     rounding: Rounding = ROUNDINGS["float32"]
     # For each member, the norm of its first update in each parameter and buffer of the model.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)
+    # The same models, trained in 64 bits. Empty: a proof of coalitions at once needed none.
+    in_double: Sequence[ScoredModel] = ()
     # Paths of tensors that the fit has changed although the program keeps them outside of the module.
     changed_tensors: Sequence[str] = ()
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class ScoredModel:
 
     utilities: Utilities
     outputs: Outputs = field(default_factory=dict)
+    #: The same model, trained in 64 bits. It is known where training enlarges rounding errors.
+    in_double: ScoredModel | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -82,16 +84,49 @@ def rounds_of(members: Members, rounds: Sequence[int]) -> Sequence[int]:
 
 def write_coalition(folder: Path, training: Training, models: Models) -> None:
     """Write a coalition's models into the folder of coalitions."""
-    digest_of_rounds = digest([*models]).hex()[:8]
-    path = folder / str(training.seed) / f"{_coalition_name(training)}_{digest_of_rounds}.pt"
+    path = _path_of(folder, training, models)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rounds = {
-        round_index: {"utilities": dict(model.utilities), "outputs": dict(model.outputs)}
-        for round_index, model in models.items()
-    }
+    rounds = {round_index: _as_plain(model) for round_index, model in models.items()}
     content = {"members": list(training.members), "rounds": rounds}
     with replacing(path) as file:
         torch.save(content, file)
+
+
+def replace_coalition(folder: Path, training: Training, models: Models) -> None:
+    """Write all models of a coalition into one file, in place of its other files."""
+    write_coalition(folder, training, models)
+    path = _path_of(folder, training, models)
+    for other_path in _paths_of(folder, training):
+        if other_path != path:
+            other_path.unlink()
+
+
+def _path_of(folder: Path, training: Training, models: Models) -> Path:
+    digest_of_rounds = digest([*models]).hex()[:8]
+    return folder / str(training.seed) / f"{_coalition_name(training)}_{digest_of_rounds}.pt"
+
+
+def _paths_of(folder: Path, training: Training) -> list[Path]:
+    return [*folder.glob(f"{training.seed}/{_coalition_name(training)}_*.pt")]
+
+
+def _as_plain(model: ScoredModel) -> dict[str, object]:
+    content: dict[str, object] = {
+        "utilities": dict(model.utilities),
+        "outputs": dict(model.outputs),
+    }
+    if model.in_double is not None:
+        content["in_double"] = _as_plain(model.in_double)
+    return content
+
+
+def _from_plain(content: dict[str, Any]) -> ScoredModel:
+    in_double = content.get("in_double")
+    return ScoredModel(
+        content["utilities"],
+        content["outputs"],
+        in_double=None if in_double is None else _from_plain(in_double),
+    )
 
 
 def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
@@ -105,13 +140,13 @@ def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
         )
         models_of_coalition = models.setdefault(training, {})
         for round_index, table in content["rounds"].items():
-            models_of_coalition[round_index] = ScoredModel(**table)
+            models_of_coalition[round_index] = _from_plain(table)
     return models
 
 
 def remove_coalition(folder: Path, training: Training) -> None:
     """Remove all files of a coalition."""
-    for path in folder.glob(f"{training.seed}/{_coalition_name(training)}_*.pt"):
+    for path in _paths_of(folder, training):
         path.unlink()
 
 

@@ -8,7 +8,7 @@ has the coalitions' models of one seed, as :mod:`flsv.values.coalition_files` re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +152,17 @@ class SeedScores:
         outputs = [model.outputs[game.outputs] for model in models]
         return torch.stack(outputs)
 
+    def in_double(self) -> SeedScores | None:
+        """Return the same models as they come out in 64 bits, where this is known. None: it is not known of any."""
+        models_in_double: dict[Members, Models] = {}
+        is_known = False
+        for members, models in self.models.items():
+            is_known |= any(model.in_double is not None for model in models.values())
+            models_in_double[members] = {
+                round_index: model.in_double or model for round_index, model in models.items()
+            }
+        return SeedScores(models_in_double, self.untrained) if is_known else None
+
     def _models_after(self, game: Game, round_index: int) -> list[ScoredModel]:
         models = []
         for members in game.coalitions:
@@ -161,7 +172,34 @@ class SeedScores:
 
 
 def values_by_round(scores: SeedScores, game: Game) -> dict[int, Values]:
-    """Compute the values of one seed's game after each of its rounds."""
+    """Compute the values of one seed's game after each of its rounds. Where it is known what models come to in 64 bits,
+    intervals include by how much the values differ.
+    """
+    values = _values_by_round(scores, game)
+    scores_in_double = scores.in_double()
+    if scores_in_double is None:
+        return values
+    values_in_double = _values_by_round(scores_in_double, game)
+    return {
+        round_index: _with_rounding(values_of_round, values_in_double[round_index])
+        for round_index, values_of_round in values.items()
+    }
+
+
+def _with_rounding(values: Values, values_in_double: Values) -> Values:
+    """Return values whose intervals include by how much they differ from the values in 64 bits."""
+    if values.missing is not None or values_in_double.missing is not None:
+        return values
+    assert values.half_width is not None
+    difference = (values.value - values_in_double.value).abs()
+    return replace(
+        values,
+        half_width=(values.half_width.square() + difference.square()).sqrt(),
+        evidence={**(values.evidence or {}), "rounding": difference.flatten().tolist()},
+    )
+
+
+def _values_by_round(scores: SeedScores, game: Game) -> dict[int, Values]:
     predictions = _predicted_values(scores, game)
     values: dict[int, Values] = {}
     recent_estimates: list[Tensor] = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -19,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.data_source import data_of
+from flsv._lightning.double_precision import compute_in_double
 from flsv._lightning.evaluation import as_module_input
-from flsv._lightning.rounding import MAX_ROUNDING_RATIO, Rounding, add_rounding_errors, rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ModuleCopies, named_tensors
 from flsv.training.client_batches import CohortLoader
@@ -39,12 +39,16 @@ from flsv.vmap.row_training import RowTraining, SharedBatchTraining, clip_functi
 
 #: Number of batches in a dry run.
 NUM_DRY_RUN_BATCHES = 3
-#: Number of trainings in a dry run that show what training makes of rounding errors.
-NUM_PERTURBED_MODELS = 3
+#: Two results in 64 bits count as equal up to this absolute and relative difference.
+DOUBLE_TOLERANCE = 1e-7
 #: A row's gradient counts as equal to an ordinary one if they differ by this fraction of its norm, or by this much per
 #: element. Rounding that switches a ReLU changes gradients by more than the loss.
 GRADIENT_TOLERANCE = 0.01
 SMALL_GRADIENT = 1e-5
+
+
+class _ResultsDiffer(NotBatched):
+    """Error: batched and ordinary training come to different results."""
 
 
 class DryRunOfRows(NamedTuple):
@@ -82,13 +86,32 @@ def dry_run_of_rows(
     may_enlarge_rounding: bool = False,
 ) -> DryRunOfRows:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. ``shared_names`` names tensors
-    that all batched models share. ``kind`` trains the rows. With ``may_enlarge_rounding`` results may differ by what
-    ordinary training makes of rounding errors, too.
+    that all batched models share. ``kind`` trains the rows. With ``may_enlarge_rounding`` it suffices that results are
+    equal in 64 bits.
     """
+    dry_run = partial(_dry_run, trainer, space, seed, shared_names, kind)
+    try:
+        return dry_run()
+    except _ResultsDiffer as difference:
+        if not may_enlarge_rounding:
+            raise
+        try:
+            return dry_run(in_double=True)
+        except Exception:  # such as a module that computes in 32 bits only
+            raise difference from None
+
+
+def _dry_run(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    seed: int,
+    shared_names: Collection[str],
+    kind: type[RowTraining],
+    in_double: bool = False,
+) -> DryRunOfRows:
     draws = nullcontext if kind.shares_batch else no_random_numbers
-    with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
+    with _trial_of_rows(trainer, space, seed, in_double) as (module, trial_trainer):
         optimizer = trial_trainer.optimizers[0]
-        initial_optimizer = copy.deepcopy(optimizer.state_dict())
         batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
         initial_model = _copied_tensors(module)
         counter = FlopCounterMode(display=False)
@@ -103,54 +126,12 @@ def dry_run_of_rows(
             name: tensor for name, tensor in initial_model.items() if name not in shared_names
         }
         row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
-        rounding = rounding_of(trainer)
-        _compare(module, "the loss", row_loss, mean_loss.to(row_loss), rounding.number)
-        perturbed_models: list[State] = []
-        try:
-            _compare_models(module, row, trained_model, initial_model, rounding=rounding)
-        except NotBatched:
-            if not may_enlarge_rounding:
-                raise
-            perturbed_models = _train_with_other_errors(
-                trial_trainer,
-                batches,
-                initial_model=initial_model,
-                initial_optimizer=initial_optimizer,
-                rounding=rounding,
-                seed=seed,
-            )
-            _compare_models(
-                module,
-                row,
-                trained_model,
-                initial_model,
-                rounding=rounding,
-                perturbed_models=perturbed_models,
-            )
+        rounding = rounding_of(trial_trainer)
+        number = DOUBLE_TOLERANCE if in_double else rounding.number
+        _compare(module, "the loss", row_loss, mean_loss.to(row_loss), number)
+        _compare_models(module, row, trained_model, initial_model, rounding, number)
     megaflops = counter.get_total_flops() / 1e6 / len(batches)
-    return DryRunOfRows(names_without_gradient, megaflops, bool(perturbed_models))
-
-
-def _train_with_other_errors(
-    trainer: L.Trainer,
-    batches: list[Any],
-    initial_model: State,
-    initial_optimizer: dict[str, Any],
-    rounding: Rounding,
-    seed: int,
-) -> list[State]:
-    """Return models that have been trained ordinarily, each with other rounding errors in its gradients."""
-    module = trainer.lightning_module
-    models = []
-    for number in range(NUM_PERTURBED_MODELS):
-        trainer.optimizers[0].load_state_dict(initial_optimizer)
-        _write_tensors(module, initial_model)
-        generator = torch.Generator().manual_seed(number)
-        errors = partial(add_rounding_errors, rounding=rounding, generator=generator)
-        with isolated_rngs(seed, "steps"):
-            _train_one_by_one(trainer, batches, errors)
-        models.append(_copied_tensors(module))
-    return models
+    return DryRunOfRows(names_without_gradient, megaflops, in_double)
 
 
 def compare_gradients(
@@ -237,12 +218,15 @@ def _check_gradients(
 
 @contextmanager
 def _trial_of_rows(
-    trainer: L.Trainer, space: ParameterSpace, seed: int
+    trainer: L.Trainer, space: ParameterSpace, seed: int, in_double: bool = False
 ) -> Iterator[tuple[L.LightningModule, L.Trainer]]:
     """Context with copies of the module and its trainer, at the end of which the program is as before."""
     with restored_program(), isolated_rngs(seed, "trial of rows"):
         module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
         _use_initial_rates(trial_trainer.optimizers[0])
+        if in_double:
+            compute_in_double(trial_trainer)
+            module.double()
         yield module, trial_trainer
 
 
@@ -293,26 +277,20 @@ def _compare_models(
     ordinary: State,
     initial_model: State,
     rounding: Rounding,
-    perturbed_models: Sequence[State] = (),
+    tolerance: float,
 ) -> None:
-    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily, by more than
-    ``perturbed_models`` do, which were trained ordinarily with other rounding errors.
-    """
+    """Raise NotBatched if a model that was trained as a row differs from one that was trained ordinarily."""
     squared_norm = 0.0
     for name, tensor in initial_model.items():
         squared_norm += float((ordinary[name] - tensor).double().square().sum())
     for name, tensor in row.items():
-        rounding_norm = rounding.steps * squared_norm**0.5
-        for perturbed_model in perturbed_models:
-            enlarged_error = float((perturbed_model[name] - ordinary[name]).double().norm())
-            rounding_norm = max(rounding_norm, MAX_ROUNDING_RATIO * enlarged_error)
         _compare(
             module,
             name,
             tensor,
             ordinary=ordinary[name],
-            tolerance=rounding.number,
-            rounding_norm=rounding_norm,
+            tolerance=tolerance,
+            rounding_norm=rounding.steps * squared_norm**0.5,
         )
 
 
@@ -346,14 +324,13 @@ def _first_batches(
 def _train_one_by_one(
     trainer: L.Trainer,
     batches: list[Any],
-    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
 ) -> tuple[Tensor, set[str]]:
     """Return the mean loss, and the names of parameters that have a gradient in no batch."""
     module = trainer.lightning_module
     losses = []
     unused_names = {name for name, _ in module.named_parameters()}
     for step, batch in enumerate(batches):
-        losses.append(_take_step(trainer, batch, step, change_gradients))
+        losses.append(_take_step(trainer, batch, step))
         unused_names &= _names_without_gradient(module)
     trainer.optimizers[0].zero_grad()
     return torch.stack(losses).mean(), unused_names
@@ -363,14 +340,11 @@ def _take_step(
     trainer: L.Trainer,
     batch: Any,
     step: int,
-    change_gradients: Callable[[Iterable[Tensor]], None] | None = None,
 ) -> Tensor:
     """Take an optimizer step on a batch as usual, and return the loss. The gradients remain."""
     optimizer = trainer.optimizers[0]
     optimizer.zero_grad()
     loss = _backward(trainer, batch, step)
-    if change_gradients is not None:
-        change_gradients(trainer.lightning_module.parameters())
     if trainer.gradient_clip_val is not None:
         algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
         trainer.precision_plugin.clip_gradients(optimizer, trainer.gradient_clip_val, algorithm)
@@ -410,6 +384,7 @@ def _compare(
         f"its value after training without batching. The tolerance is {tolerance}. An optimizer that divides by the "
         "size of a gradient enlarges the rounding error of a gradient that should be 0, such as that of a bias before "
         "batch normalization",
+        kind=_ResultsDiffer,
     )
 
 

@@ -232,6 +232,15 @@ def test_verdict_on_predicted_values_says_how_far_their_two_predictions_differ(t
     assert "Two ways to predict the scores of other groups differ by 10.0 % of a payment." in reason
 
 
+def test_verdict_says_which_part_of_a_payment_rounding_moves(tmp_path):
+    values = (0.3, 0.2, 0.1)
+    run = trained(tmp_path, *values, rounding=[0.03, 0.03, 0.0])
+    basis = preferred_basis(open_run(run))
+
+    assert basis is not None
+    assert "64 bits in place of 32, 5.0 % of a payment" in basis.verdict().reasons["rounding"]
+
+
 # ---- one verdict on twelve kinds of runs
 
 

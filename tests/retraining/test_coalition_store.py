@@ -207,6 +207,27 @@ def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path)
     assert missing_of(store_read, PAIR, SINGLE) == [SINGLE]
 
 
+def test_scores_of_models_in_64_bits_are_read_back_and_removed(tmp_path):
+    outputs = {"per_class": torch.randn(5, 3)}
+    store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
+    add_models(store, PAIR, {0: SCORES_OF_ROUND_0}, **outputs)
+    add_models(store, PAIR, {3: SCORES_OF_ROUND_3}, **outputs)
+    in_double = {3: ScoredModel(SCORES_OF_ROUND_0, outputs)}
+
+    store.add_in_double(TRAINING_SEED, PAIR, in_double)
+    models = make_store_of_two_rounds(tmp_path).scores(TRAINING_SEED).models[PAIR]
+
+    assert models[0].in_double is None
+    assert models[3].utilities == SCORES_OF_ROUND_3
+    assert models[3].in_double.utilities == SCORES_OF_ROUND_0
+    assert torch.equal(models[3].in_double.outputs["per_class"], outputs["per_class"])
+
+    store.discard_in_double(TRAINING_SEED)
+    models = make_store_of_two_rounds(tmp_path).scores(TRAINING_SEED).models[PAIR]
+    assert [models[0].in_double, models[3].in_double] == [None, None]
+    assert models[3].utilities == SCORES_OF_ROUND_3
+
+
 def test_scores_that_are_not_finite_stay_in_memory_only(tmp_path):
     scores_with_nan = {**SCORES_OF_ROUND_3, "val_loss (min)": [float("nan")]}
     store = make_store_of_two_rounds(tmp_path)

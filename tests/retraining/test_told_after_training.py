@@ -7,6 +7,7 @@ from importlib import import_module
 
 import lightning as L
 import pytest
+import torch
 
 from flsv.metrics import ShadowShapley
 from flsv.results import open_run
@@ -14,8 +15,9 @@ from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
 from flsv.retraining import coalition_refusals
 from flsv.retraining.coalition_refusals import is_of_tool
+from flsv.retraining.price import PriceList
 from helpers import refused, warns
-from zoo.program import Base, fit_valued, make_mlp
+from zoo.program import Base, fit_valued, make_mlp, make_mlp_with_norm
 
 #: A counter outside of all Python objects, which is in no copy of a run.
 COUNTER_IN_C = ctypes.c_long(0)
@@ -63,6 +65,44 @@ class ModuleThatTrainsItsLastLayerInTheRunOnly(Base):
         loss = super().training_step(batch, batch_idx)
         is_run = COUNTER_IN_C.value == 2
         return loss if is_run else 0 * loss
+
+
+class ModuleThatTrainsOtherwiseInCopiesFromRound3On(Base):
+    """Has another loss in copies of the run. The first fit of the process is the dry run, the second one the run."""
+
+    make_network = staticmethod(make_mlp)
+
+    def __init__(self):
+        super().__init__(self.make_network)
+
+    def on_fit_start(self):
+        COUNTER_IN_C.value += 1
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        is_copy = COUNTER_IN_C.value > 2
+        return 1.05 * loss if is_copy and self.current_epoch >= 2 else loss
+
+
+class TheSameWhereRoundingErrorsGrow(ModuleThatTrainsOtherwiseInCopiesFromRound3On):
+    make_network = staticmethod(make_mlp_with_norm)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make_module",
+    [ModuleThatTrainsOtherwiseInCopiesFromRound3On, TheSameWhereRoundingErrorsGrow],
+)
+def test_copies_that_differ_from_the_run_are_told_whichever_way_coalitions_train(
+    make_module, monkeypatch, tmp_path
+):
+    COUNTER_IN_C.value = 0
+    monkeypatch.setattr(PriceList, "at_once", lambda prices, masks: 0.0)
+    with warns("trained once more for 4 rounds, came to another model than the run"):
+        fit_valued(tmp_path, make_module(), rounds=4, metric=ShadowShapley(coalitions="all"))
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.metrics import ShadowShapley
-from flsv.retraining.trained_coalitions import num_verified_rounds
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
@@ -87,20 +86,6 @@ def test_summary_warns_if_single_clients_have_no_class_in_common(
     text = read_output(capsys)
     assert "after the run (" in text
     assert ("no two clients have a class in common" in text) == is_warned
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "num_verified"),
-    [
-        (1, 1),
-        (19, 1),
-        (20, 2),
-        (-1, 2),
-        (None, 2),
-    ],
-)
-def test_two_rounds_are_verified_if_they_are_at_most_a_tenth(num_rounds, num_verified):
-    assert num_verified_rounds(num_rounds) == num_verified
 
 
 def fit_five_rounds(folder, **options):

@@ -1,7 +1,7 @@
 """Values from a run's folder alone, by the query, are those that the metric has shown in the run, digit by digit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -262,6 +262,31 @@ def test_untrained_models_narrow_the_interval_only_if_their_scores_are_known():
     narrow_table = values({0: make_scores(utilities, untrained)}, game)
 
     assert (narrow_table["high"] < wide_table["high"]).all()
+
+
+def test_intervals_include_what_rounding_does_to_values():
+    masks = few_coalitions(NUM_CLIENTS, "all")
+    game = Game(masks, [0], "accuracy")
+    models = make_scores(utilities_of(masks, (0.1, 0.2, 0.3))).models
+    models_in_double = make_scores(utilities_of(masks, (0.1, 0.26, 0.24))).models
+    both = {
+        members: {
+            index: replace(model, in_double=models_in_double[members][index])
+            for index, model in models_of_coalition.items()
+        }
+        for members, models_of_coalition in models.items()
+    }
+
+    plain = values_by_round(SeedScores(models), game)[0]
+    after_rounding = values_by_round(SeedScores(both), game)[0]
+
+    assert torch.equal(after_rounding.value, plain.value)
+    differences = [0.0, 0.06, 0.06]
+    assert after_rounding.evidence["rounding"] == pytest.approx(differences, abs=1e-12)
+    widths = (plain.half_width.square() + torch.tensor(differences).square()).sqrt()
+    torch.testing.assert_close(after_rounding.half_width, widths, rtol=1e-6, atol=0)
+    # The last two clients change their places, so their intervals overlap.
+    assert after_rounding.high[1] > after_rounding.low[2]
 
 
 def test_game_with_an_infinite_utility_has_no_values_and_a_reason():

@@ -92,6 +92,30 @@ class CountsValidationSteps(Base):
             self.weight = 0.3
 
 
+class CountsEvaluations(Base):
+    """Trains more from its third round on by the number of batches that were evaluated, which its class counts."""
+
+    first_round = 2
+    evaluations = 0
+
+    def forward(self, x):
+        if not self.training:
+            CountsEvaluations.evaluations += 1
+        return super().forward(x)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch < self.first_round:
+            return loss
+        return (1 + 0.01 * CountsEvaluations.evaluations) * loss
+
+
+class CountsEvaluationsAtOnce(CountsEvaluations):
+    """Trains more from its first round on."""
+
+    first_round = 0
+
+
 class EndsWithItsBest(Base):
     """Gets worse from its third round on, and ends with the best weights of a ModelCheckpoint that it holds."""
 

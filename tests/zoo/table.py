@@ -216,6 +216,12 @@ RUNS = {
     "patience in validation steps": Row(
         with_three_clients(scores.CountsValidationSteps, rounds=6), retrained="right"
     ),
+    "evaluations counted in the class": Row(
+        with_three_clients(scores.CountsEvaluationsAtOnce), retrained="right"
+    ),
+    "evaluations counted in the class from round 3 on": Row(
+        with_three_clients(scores.CountsEvaluations, rounds=4), retrained="right"
+    ),
     "best weights of its own checkpoint": Row(
         with_three_clients(scores.EndsWithItsBest, rounds=4), retrained="right"
     ),
