@@ -21,7 +21,7 @@ from flsv.data.federated_data import FederatedData
 from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
-from flsv.data.shown import parts_of_samples, restrict_to_rows
+from flsv.data.shown import attributes_of_samples, parts_of_samples, restrict_to_rows
 from flsv.data.sources.open_source import clients_by_name, loader_options, open_source, source_name
 from flsv.data.sources.source_data import (
     TORCHVISION_SETS,
@@ -472,6 +472,18 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if not is_kept.all():
             kept_rows = is_kept.nonzero()[:, 0]
             restrict_to_rows(module, users_loader.dataset, kept_rows)
+
+    def attributes_of_members(self) -> list[tuple[Any, str]]:
+        """Return the attributes that :meth:`restrict_to` changes, each as its object and its name."""
+        attributes: list[tuple[Any, str]] = [(self, "counted_clients")]
+        module = self._module
+        if module is not None:
+            users_loader = self.division.source.train_loader
+            assert users_loader is not None
+            attributes.append((module, "train_dataloader"))
+            for name in attributes_of_samples(module, users_loader.dataset):
+                attributes.append((module, name))
+        return attributes
 
     def _count_batches(self) -> int:
         return len(self._train_loader(self.members, None))

@@ -296,6 +296,17 @@ def restrict_to_rows(
         )
 
 
+def attributes_of_samples(module: L.LightningDataModule, dataset: Any) -> list[str]:
+    """Return the names of those attributes of a data module that hold :func:`parts_of_samples` of a data set."""
+    ids = set(map(id, parts_of_samples(dataset)))
+    is_leaf = partial(_is_leaf, is_part=lambda part: id(part) in ids)
+    names = []
+    for name, value in vars(module).items():
+        if not ids.isdisjoint(map(id, tree_leaves(value, is_leaf=is_leaf))):
+            names.append(name)
+    return names
+
+
 def _rows_kept(subset: Subset[Any], rows: Tensor) -> Tensor:
     """Return the rows of a subset's data set, without those samples of the subset that are not in ``rows``."""
     indices = torch.as_tensor(subset.indices)

@@ -75,7 +75,9 @@ def fit_at_once(
             make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
         )
         loop = find_loop(callbacks_of(trainer))
-        loop.set_arguments(engine=from_wing("rows", "coalitions"))
+        engine_class = from_wing("rows", "coalitions")
+        loop.set_arguments(engine=engine_class)
+        engine_class.guard_first_hooks(module, data)
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
 

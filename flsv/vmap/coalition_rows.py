@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ from flsv.utilities.program_state import present_state
 from flsv.utilities.reachable import attributes_of
 from flsv.vmap.dry_run_of_rows import DryRunOfRows, check_shared_are_frozen, dry_run_of_rows
 from flsv.vmap.engine import VmapProcess, _PreparedClient, not_batched_without_callbacks
-from flsv.vmap.guarded_hooks import guard_hooks, guarded
+from flsv.vmap.guarded_hooks import HOOKS_AT_START, HOOKS_BETWEEN_ROUNDS, Guard
 from flsv.vmap.row_step import State, batched_steps, has_linear_layers_only
 from flsv.vmap.row_training import RowTraining, SharedBatchTraining, clip_function
 
@@ -103,9 +103,16 @@ class CoalitionRows(VmapProcess):
             enlarges_rounding=found.enlarges_rounding,
         )
 
+    @staticmethod
+    def guard_first_hooks(module: L.LightningModule, data: Any) -> None:
+        """Guard the hooks that a copied run's module has before its first round."""
+        Guard(module, data).hooks(HOOKS_AT_START, denies_model=False)
+
     def _prepare(self) -> None:
         super()._prepare()
-        self._undo.callback(guard_hooks(self._module).restore)
+        self._guard = Guard(self._module, self.data)
+        guarded_hooks = self._guard.hooks(HOOKS_BETWEEN_ROUNDS, denies_model=True)
+        self._undo.callback(guarded_hooks.restore)
         self._has_batch_hooks = self.data.changes_transfer(self.trainer)
         if self._steps.length_was_read:
             raise NotBatched("each client has a schedule of its own.")
@@ -222,15 +229,20 @@ class CoalitionRows(VmapProcess):
             return self._training.train_shared(
                 states,
                 client.batches,
-                context=partial(batched_steps, self.trainer),
+                context=self._steps_of_rows,
                 chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
                 indices=chain.from_iterable(map(range, client.lengths)),
             )
         batches_of_rows: list[Any] = []
         for client in clients:
             batches_of_rows += [client.batches] * len(client.starts)
-        with batched_steps(self.trainer):
+        with self._steps_of_rows():
             return self._training.train(states, batches_of_rows)
+
+    @contextmanager
+    def _steps_of_rows(self) -> Iterator[None]:
+        with batched_steps(self.trainer), self._guard.of_step():
+            yield
 
     def _end_rows(
         self, client: _Rows, states: State, losses: Tensor, coalitions: Coalitions
@@ -278,7 +290,7 @@ class CoalitionRows(VmapProcess):
         return context, batches
 
     def _transfer(self, batch: Any) -> Any:
-        guard = guarded(self._module) if self._has_batch_hooks else nullcontext()
+        guard = self._guard.of_hook() if self._has_batch_hooks else nullcontext()
         with guard:
             return as_module_input(self.trainer, batch)
 

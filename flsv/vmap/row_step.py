@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call, grad_and_value, vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric, MetricCollection
 
-from flsv._lightning.patches import PatchedAttributes, discarded_logs
+from flsv._lightning.patches import Patch, PatchedAttributes, discarded_logs
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError, NotBatched
 
@@ -305,9 +306,11 @@ def convert_errors(
         raise not_batched_error(module, reason) from error
 
 
-def not_batched_error(module: nn.Module, reason: str) -> NotBatched:
+def not_batched_error(
+    module: nn.Module, reason: str, kind: type[NotBatched] = NotBatched
+) -> NotBatched:
     """Return a NotBatched error whose message names the module and ``reason``."""
-    return NotBatched(
+    return kind(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Change training_step, or set engine="sequential".',
         reason=f"{reason}.",
@@ -337,23 +340,66 @@ class _TrainerOfManyClients:
 
 @contextmanager
 def _silence_metrics(module: nn.Module) -> Iterator[None]:
-    """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
-    changes = []
-    for layer in module.modules():
-        zero = torch.zeros(())
-        if isinstance(layer, MetricCollection):
-            return_zero = partial(_return_constant, dict.fromkeys(layer.keys(), zero))
-        elif isinstance(layer, Metric):
-            return_zero = partial(_return_constant, zero)
-        else:
-            continue
-        for name in ("forward", "update", "compute", "reset"):
-            changes.append((layer, name, return_zero))
-    patches = PatchedAttributes(changes)
+    """Silence a module's torchmetrics within this context, since their states cannot be stacked."""
+    names = ("forward", "update", "compute", "reset")
+    patches = PatchedAttributes(silent_metrics(module, names, _refuse_in_step))
     try:
         yield
     finally:
         patches.restore()
+
+
+def silent_metrics(
+    module: nn.Module,
+    names: Collection[str],
+    refuse: Callable[[str], Exception],
+) -> list[Patch]:
+    """Return changes by which methods of a module's torchmetrics do nothing, and return a number that can only be
+    logged.
+    """
+    changes: list[Patch] = []
+    for name, layer in module.named_modules():
+        number = UnknownNumber.make(partial(refuse, f"the metric {name!r}"))
+        if isinstance(layer, MetricCollection):
+            method = partial(_return_constant, dict.fromkeys(layer.keys(), number))
+        elif isinstance(layer, Metric):
+            method = partial(_return_constant, number)
+        else:
+            continue
+        changes += [(layer, method_name, method) for method_name in names]
+    return changes
+
+
+class UnknownNumber(Tensor):
+    """Result of a metric that was not computed. It can be passed on and written, and any other use raises an error."""
+
+    _error: Callable[[], Exception]
+
+    @classmethod
+    def make(cls, error: Callable[[], Exception]) -> UnknownNumber:
+        number = torch.zeros(()).as_subclass(cls)
+        number._error = error
+        return number
+
+    def __format__(self, spec: str) -> str:
+        return format(float("nan"), spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return "nan"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _WAYS_TO_PASS_ON:
+            return args[0]
+        if getattr(func, "__name__", "") == "__get__":  # such as its shape
+            return super().__torch_function__(func, types, args, kwargs or {})
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, cls):
+                raise value._error()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+_WAYS_TO_PASS_ON = frozenset({"detach", "clone", "cpu", "cuda", "to", "float", "double"})
 
 
 def _return_constant(constant: Any, *_: Any, **__: Any) -> Any:

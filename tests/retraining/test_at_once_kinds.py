@@ -8,17 +8,20 @@ import torch
 from retraining.test_at_once import (
     AT_ONCE,
     Classifier,
+    UsersData,
+    WithZeroGradients,
     fit_with_coalitions,
     is_trained_at_once,
 )
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
-from torchmetrics import MeanMetric
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import CatMetric, MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
-from flsv.data import FederatedDataModule
+from flsv.data import FederatedDataModule, SizePartitioner
 from helpers import make_generator
-from helpers.data import CLASSES, FEATURES, draw_around
+from helpers.data import CLASSES, FEATURES, draw_around, toy_data, toy_sets
 
 pytestmark = pytest.mark.slow
 
@@ -182,3 +185,194 @@ def test_one_line_says_what_a_hook_reads(make_module, monkeypatch, caplog, tmp_p
     result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
     assert not is_trained_at_once(result)
     assert any(line.endswith(REASONS[make_module]) for line in result.lines), result.lines
+
+
+# ---- what only some coalitions come to, which neither all clients nor a client alone do
+
+
+def weigh_classes(labels):
+    """Return other weights if a class is rare: of no client alone and not of all, but of clients 0 and 1."""
+    counts = torch.bincount(labels, minlength=CLASSES).double()
+    return counts.sum() / counts.clamp_min(1) if counts.min() < 0.2 * counts.max() else None
+
+
+class WeighsByLabels(Classifier):
+    weights = None
+
+    def labels(self):
+        return torch.cat([labels for _, labels in self.trainer.datamodule.train_dataloader()])
+
+    def weigh(self):
+        self.weights = weigh_classes(self.labels())
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        weights = None if self.weights is None else self.weights.float()
+        return functional.cross_entropy(self(inputs), labels, weight=weights)
+
+
+class WeighsInSetup(WeighsByLabels):
+    def setup(self, stage):
+        self.weigh()
+
+
+class WeighsAtFitStart(WeighsByLabels):
+    def on_fit_start(self):
+        self.weigh()
+
+
+class WeighsAtTrainStart(WeighsByLabels):
+    def on_train_start(self):
+        self.weigh()
+
+
+class WeighsByCounts(WeighsByLabels):
+    def on_fit_start(self):
+        counts = self.trainer.datamodule.class_counts.sum(0)
+        self.weights = weigh_classes(torch.arange(CLASSES).repeat_interleave(counts))
+
+
+class WeighsByDataSet(WeighsByLabels):
+    def labels(self):
+        return self.trainer.datamodule.samples.tensors[1]
+
+    def setup(self, stage):
+        self.weigh()
+
+
+class RateBySamples(Classifier):
+    def configure_optimizers(self):
+        num_samples = len(self.trainer.datamodule.train_dataloader().dataset)
+        return torch.optim.SGD(self.parameters(), lr=1 / num_samples)
+
+
+class OwnData(UsersData):
+    def setup(self, stage):
+        self.samples = toy_sets()[0]
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=8, shuffle=True)
+
+
+def own_data():
+    return FederatedDataModule(OwnData(), SizePartitioner([4, 1, 2]))
+
+
+class KeepsAccuracy(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        outputs = self(inputs)
+        self.log("train_accuracy", self.accuracy(outputs, labels), prog_bar=True)
+        return functional.cross_entropy(outputs, labels)
+
+
+class SlowsIfAccurate(KeepsAccuracy):
+    def on_train_epoch_end(self):
+        if self.accuracy.compute() > 0.9:
+            self.network[0].requires_grad_(False)
+        self.accuracy.reset()
+
+
+class SlowsByState(KeepsAccuracy):
+    def on_train_epoch_end(self):
+        if self.accuracy.tp > 10:
+            self.network[0].requires_grad_(False)
+        self.accuracy.reset()
+
+
+class SlowsByList(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.losses = CatMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        if len(self.losses.value) and self.losses.value[0] < 0.5:
+            self.network[0].requires_grad_(False)
+        self.losses.reset()
+
+
+class SlowsAndCatches(SlowsIfAccurate):
+    def on_train_epoch_end(self):
+        try:
+            super().on_train_epoch_end()
+        except Exception:
+            self.accuracy.reset()
+
+
+class PrintsAccuracy(KeepsAccuracy):
+    def on_train_epoch_end(self):
+        print(f"accuracy {self.accuracy.compute():.3f}")
+        self.log("accuracy", self.accuracy.compute())
+        self.accuracy.reset()
+
+
+READS_OF_MEMBERS = {
+    WeighsInSetup: toy_data,
+    WeighsAtFitStart: toy_data,
+    WeighsAtTrainStart: toy_data,
+    WeighsByCounts: toy_data,
+    WeighsByDataSet: own_data,
+    RateBySamples: toy_data,
+}
+READS_OF_METRICS = [SlowsIfAccurate, SlowsByState, SlowsByList, SlowsAndCatches]
+
+
+@pytest.mark.parametrize("make_module", [*READS_OF_MEMBERS, *READS_OF_METRICS])
+@pytest.mark.filterwarnings("ignore:.*clients train otherwise")
+def test_what_a_hook_may_find_out_of_a_coalition_is_not_trained_at_once(
+    make_module, monkeypatch, caplog, tmp_path
+):
+    data = READS_OF_MEMBERS.get(make_module)
+    result = fit_with_coalitions(
+        monkeypatch, caplog, tmp_path, AT_ONCE, make_module, data=data, rounds=2
+    )
+    assert not is_trained_at_once(result)
+    reason = "a hook reads the clients' data" if data else "a hook reads "
+    assert any(reason in line for line in result.lines), result.lines
+
+
+def test_a_metric_that_is_only_written_trains_at_once(monkeypatch, caplog, tmp_path):
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, PrintsAccuracy, rounds=2)
+    assert is_trained_at_once(result), result.lines
+
+
+# ---- differences that are no rounding, though training enlarges rounding errors
+
+
+class OtherLossInRows(WithZeroGradients):
+    """From round 3 on, rows have a slightly other loss."""
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        is_in_row = torch._C._functorch.maybe_current_level() is not None
+        smoothing = 0.01 if is_in_row and self.current_epoch >= 2 else 0.0
+        return functional.cross_entropy(self(inputs), labels, label_smoothing=smoothing)
+
+
+class OtherScoresOfRows(WithZeroGradients):
+    """After the training of rows, whose hooks are guarded, the same weights have other outputs."""
+
+    shift = 0.0
+
+    def on_train_end(self):
+        if "on_train_end" in vars(self):
+            self.shift = 0.1
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.shift * inputs[:, :1]
+
+
+@pytest.mark.parametrize("make_module", [OtherLossInRows, OtherScoresOfRows])
+def test_a_small_difference_is_no_rounding(make_module, monkeypatch, caplog, tmp_path):
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
+    assert not is_trained_at_once(result)
+    assert any("this is no rounding error" in line for line in result.lines), result.lines
