@@ -19,6 +19,7 @@ from flsv.games.members import EMPTY, Members
 from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.fit_at_once import fit_at_once
+from flsv.retraining.price import num_groups
 from flsv.retraining.proofs import (
     Difference,
     Expected,
@@ -31,10 +32,6 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.training_job import FitFailed, FitResult
 from flsv.scores.performance import Measures
 from flsv.utilities.errors import NotBatched, reason_of
-
-#: The largest number of elements of all models that the coalitions of one group receive from their members in a round.
-#: It is a constant, and not what memory is free, so that a model is rounded in the same way on every machine.
-MAX_ELEMENTS_OF_GROUP = 2**26
 
 
 @dataclass(eq=False)
@@ -97,10 +94,9 @@ class CoalitionsAtOnce:
 
     def _groups(self, coalitions: Sequence[Members]) -> list[Sequence[Members]]:
         """Divide coalitions into groups of about the same size."""
-        elements_of_coalition = self.num_elements * len(self.training.num_samples)
-        max_size = max(1, MAX_ELEMENTS_OF_GROUP // elements_of_coalition)
-        num_groups = -(-len(coalitions) // max_size)
-        return [coalitions[number::num_groups] for number in range(num_groups)]
+        num_clients = len(self.training.num_samples)
+        count = num_groups(len(coalitions), self.num_elements, num_clients)
+        return [coalitions[number::count] for number in range(count)]
 
     # ---- the witnesses, one by one
 

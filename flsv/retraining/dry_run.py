@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from contextlib import suppress
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ import lightning as L
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.data_source import kept_data_generators
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.data import FederatedDataModule
 from flsv.retraining.coalition_fit import CoalitionScoring, prepare_coalition_fit
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
@@ -51,6 +53,10 @@ class NotRepeatable(Exception):
     """Error: a copy of the run cannot create or read a file or folder as the run does."""
 
 
+class _FailedWhileCounting(Exception):
+    """Error: a step has failed whose multiplications and additions were counted, which may be why."""
+
+
 class DryRunResult(NamedTuple):
     """The parts of Lightning that the fits of coalitions need, because training depends on them."""
 
@@ -70,7 +76,7 @@ class DryRunResult(NamedTuple):
     def rows_or_reason(self) -> RowTrial:
         """Return whether coalitions can be trained at once, considering all that training depends on."""
         if self.depends_on_validations and not self.rows.why_not:
-            return RowTrial("training may depend on validations or checkpoints.")
+            return self.rows._replace(why_not="training may depend on validations or checkpoints.")
         return self.rows
 
 
@@ -103,8 +109,12 @@ def dry_run(
     """
     job = TrainingJob(members=(client,), seed=seed, rounds=(0,), keeps_checkpoints=True)
     kept_run = KeptRun(trainer)
+    fit = partial(_fit_in_folder, run_copy, trainer, job, tries_rows)
     try:
-        return _fit_in_folder(run_copy, trainer, job, tries_rows)
+        try:
+            return fit(counts_work=tries_rows)
+        except _FailedWhileCounting:
+            return fit(counts_work=False)
     except ConfigurationError:
         raise
     except OSError as error:
@@ -128,11 +138,15 @@ def _failure_of_dry_run(client: int, error: Exception) -> ConfigurationError:
 
 
 def _fit_in_folder(
-    run_copy: CopyOfRun, trainer: L.Trainer, job: TrainingJob, tries_rows: bool
+    run_copy: CopyOfRun,
+    trainer: L.Trainer,
+    job: TrainingJob,
+    tries_rows: bool,
+    counts_work: bool,
 ) -> DryRunResult:
     folder = run_copy.folder
     with in_quiet(), kept_data_generators(trainer), folder.entered() as path:
-        result = _fit_one_round(run_copy, job, path, tries_rows)
+        result = _fit_one_round(run_copy, job, path, tries_rows, counts_work)
         run_copy.load()  # loads once more, as for the next coalition
     if folder.changed_files:
         raise ConfigurationError(
@@ -144,7 +158,7 @@ def _fit_in_folder(
 
 
 def _fit_one_round(
-    run_copy: CopyOfRun, job: TrainingJob, folder: str, tries_rows: bool
+    run_copy: CopyOfRun, job: TrainingJob, folder: str, tries_rows: bool, counts_work: bool
 ) -> DryRunResult:
     trainer, module, data = run_copy.load()
     needs_checkpoints = reads_checkpoints(trainer, module)
@@ -156,14 +170,19 @@ def _fit_one_round(
         measures={},
         job=job,
         folder=folder,
-        make_scoring=partial(_TrialOfRows, why_not),
+        make_scoring=partial(_TrialOfRows, why_not, counts_work),
     )
     if trainer.check_val_every_n_epoch:
         trainer.check_val_every_n_epoch = 1  # the fit has one round only
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
-    with suppress(NoModel):  # a client may diverge alone
-        fit_quietly(trainer, module, data)
+    try:
+        with suppress(NoModel):  # a client may diverge alone
+            fit_quietly(trainer, module, data)
+    except Exception as error:
+        if scoring.has_failed_while_counting:
+            raise _FailedWhileCounting from error
+        raise
     scoring.result()  # raises an error if nothing was trained
 
     return DryRunResult(
@@ -175,12 +194,17 @@ def _fit_one_round(
 
 
 class _TrialOfRows(CoalitionScoring):
-    """Callback that finds out at the first batch whether the run's coalitions can be trained at once."""
+    """Callback that finds out at the first batch whether the run's coalitions can be trained at once, and else how much
+    work a step is.
+    """
 
-    def __init__(self, why_not: str, *arguments: Any) -> None:
+    def __init__(self, why_not: str, counts_work: bool, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.rows = RowTrial(why_not)
         self._has_tried = bool(why_not)
+        self._counts_work = counts_work
+        self._counter: FlopCounterMode | None = None
+        self.has_failed_while_counting = False
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -189,6 +213,28 @@ class _TrialOfRows(CoalitionScoring):
         if not self._has_tried:
             self._has_tried = True
             self.rows = try_rows(trainer)
+        if self._counts_work and isnan(self.rows.megaflops):
+            self._counts_work = False
+            self._counter = FlopCounterMode(display=False)
+            self._counter.__enter__()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if self._counter is None:
+            return
+        self._counter.__exit__(None, None, None)
+        loop: Any = find_loop(callbacks_of(trainer))
+        self.rows = self.rows._replace(
+            megaflops=self._counter.get_total_flops() / 1e6,
+            num_elements=loop.space.size,
+        )
+        self._counter = None
+
+    def on_exception(self, *arguments: Any) -> None:
+        super().on_exception(*arguments)
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self._counter = None
+            self.has_failed_while_counting = True
 
 
 class _Comparison(L.Callback):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, comb
+from math import ceil, comb, isnan
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -41,6 +41,11 @@ MILLIONS_OF_ELEMENTS = 2.0
 VISIT = 0.5
 #: The set-up of a fit that trains coalitions at once, and of the witnesses' fits.
 SETUP = 150.0
+#: The set-up of a fit that trains one coalition.
+SETUP_OF_COALITION = 25.0
+#: How much longer computations in 64 bits take: of one model, and of rows.
+DOUBLE = 1.5
+DOUBLE_ROWS = 2.0
 #: The scoring of a model by its outputs, and each validation batch in it, besides its multiplications.
 SCORED_MODEL = 0.3
 SCORED_BATCH = 0.002
@@ -54,6 +59,12 @@ DESIGNS: Sequence[Which] = ("all", "pairs+leave-two-out", "pairs+leave-one-out",
 MAX_MEMBERS = 2**21
 #: The largest price of coalitions that ``"auto"`` trains at once, if the user names no price.
 MAX_FITS_AT_ONCE = 2.0
+#: The work, in steps of one small model, up to which ``"auto"`` trains all coalitions, whatever the run costs: 15 to 30
+#: seconds on one core. So the values of small runs are exact for their seed, at once or one by one.
+MAX_WORK_OF_ALL = 10_000.0
+#: The largest number of elements of all models that the coalitions of one group receive from their members in a round.
+#: It is a constant, and not what memory is free, so that a model is rounded in the same way on every machine.
+MAX_ELEMENTS_OF_GROUP = 2**26
 #: The largest number of halvings that ``"auto"`` considers. Each costs a run, one by one.
 MAX_HALVINGS = 3
 
@@ -63,12 +74,12 @@ class RowTrial(NamedTuple):
 
     #: Why coalitions cannot be trained at once. Empty: no reason is known.
     why_not: str
-    #: Multiplications and additions of one model's step, in millions.
-    megaflops: float = 0.0
+    #: Multiplications and additions of one model's step, in millions. NaN: they were not counted.
+    megaflops: float = float("nan")
     num_elements: int = 0
     #: Whether the rows of all clients take their steps together.
     joins_clients: bool = False
-    #: Whether training enlarges rounding errors, so that witnesses are trained again.
+    #: Whether training enlarges rounding errors, so that all is trained in 64 bits, too.
     enlarges_rounding: bool = False
 
 
@@ -95,7 +106,7 @@ class Request:
     Args:
         coalitions: the coalitions to train, or ``"auto"``.
         max_fits: the largest price of ``"auto"``, in runs. None: each client alone one by one, or
-            :data:`MAX_FITS_AT_ONCE` at once.
+            :data:`MAX_FITS_AT_ONCE` at once. But for 1, all coalitions may cost :data:`MAX_WORK_OF_ALL`.
         halvings: the number of halvings, with ``"auto"`` the largest one.
     """
 
@@ -134,19 +145,44 @@ class PriceList:
         """Return the price of coalitions ``[K, n]`` that train at once: of rows, witnesses and scores."""
         if self.trial.why_not:
             return float("inf")
-        step = 1 + self.trial.megaflops / MEGAFLOPS_OF_STEP
-        cost_of_clients = sum(self.num_batches) * step + self.num_clients * VISIT
-        cost_of_run = self.num_rounds * cost_of_clients * self._part_of_clients
-        scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
-        cost = SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
-        return cost / cost_of_run + self._cost_of_witnesses()
-
-    def _cost_of_witnesses(self) -> float:
-        """Return the price of the fits of the clients with the fewest and the most batches."""
-        fewest, most = min(self.num_batches), max(self.num_batches)
-        num_batches = fewest + most
+        cost = self._cost_of_rows(masks)
+        price_of_witnesses = self._price_of_witnesses()
         if self.trial.enlarges_rounding:
-            num_batches += 2 * fewest + most
+            cost += DOUBLE_ROWS * self._cost_of_rows(masks)
+            price_of_witnesses += DOUBLE * (1 + self._price_of_witnesses())
+        return cost / self.work_of_run + price_of_witnesses
+
+    def work(self, masks: Tensor, is_at_once: bool) -> float:
+        """Return the work of training and scoring coalitions ``[K, n]``, in steps of one small model. NaN: a step was
+        not counted.
+        """
+        if isnan(self.trial.megaflops):
+            return float("nan")
+        if is_at_once:
+            return self.at_once(masks) * self.work_of_run
+        trainings = self.one_by_one(masks) * self.work_of_run + len(masks) * SETUP_OF_COALITION
+        return trainings + self.num_valued_rounds(masks) * self._cost_of_scores(masks)
+
+    @property
+    def work_of_run(self) -> float:
+        """Return the work of the run, in steps of one small model."""
+        millions = self.trial.num_elements / 1e6
+        step = 1 + self.trial.megaflops / MEGAFLOPS_OF_STEP + millions / MILLIONS_OF_ELEMENTS
+        work_of_clients = sum(self.num_batches) * step + self.num_clients * VISIT
+        return self.num_rounds * work_of_clients * self._part_of_clients
+
+    def _cost_of_rows(self, masks: Tensor) -> float:
+        scoring = self.num_valued_rounds(masks) * self._cost_of_scores(masks)
+        return (
+            self._num_groups(masks) * SETUP + self.num_rounds * self._cost_of_round(masks) + scoring
+        )
+
+    def _num_groups(self, masks: Tensor) -> int:
+        return num_groups(len(masks), self.trial.num_elements, self.num_clients)
+
+    def _price_of_witnesses(self) -> float:
+        """Return the price of the fits of the clients with the fewest and the most batches."""
+        num_batches = min(self.num_batches) + max(self.num_batches)
         return num_batches / sum(self.num_batches)
 
     def num_valued_rounds(self, masks: Tensor) -> int:
@@ -167,16 +203,26 @@ class PriceList:
         return len(masks) * cost_of_model
 
     def _cost_of_round(self, masks: Tensor) -> float:
-        num_coalitions = masks.sum(0) * self._part_of_clients + 1  # [n], and the coalition of all
+        num_groups = self._num_groups(masks)
+        # Each group trains the coalition of all, and both witnesses, too.
+        num_rows = masks.sum(0) * self._part_of_clients + num_groups  # [n]
+        num_rows[self.num_batches.index(min(self.num_batches))] += num_groups
+        num_rows[self.num_batches.index(max(self.num_batches))] += num_groups
         millions = self.trial.num_elements / 1e6
         flops = self.trial.megaflops / MEGAFLOPS_OF_ROWS
         work_of_row = ROW + flops + millions / MILLIONS_OF_ELEMENTS
         steps = max(self.num_batches) if self.trial.joins_clients else sum(self.num_batches)
-        cost = steps * STEP_OF_ROWS
-        for batches, count in zip(self.num_batches, num_coalitions.tolist()):
-            cost += batches * count * work_of_row + VISIT
+        cost = num_groups * steps * STEP_OF_ROWS
+        for batches, count in zip(self.num_batches, num_rows.tolist()):
+            cost += batches * count * work_of_row + num_groups * VISIT
             cost += count * millions / MILLIONS_OF_ELEMENTS  # the server's part
         return cost
+
+
+def num_groups(num_coalitions: int, num_elements: int, num_clients: int) -> int:
+    """Return the number of fits in which coalitions train at once, by the elements of their members' models."""
+    max_size = max(1, MAX_ELEMENTS_OF_GROUP // max(1, num_elements * num_clients))
+    return max(1, ceil(num_coalitions / max_size))
 
 
 def batches_of_clients(config: FederationConfig, data: FederatedDataModule) -> list[int]:
@@ -222,7 +268,7 @@ def choose(request: Request, prices: PriceList) -> Choice:
     if request.coalitions != "auto":
         return _cheaper(request.coalitions, request.halvings, prices)
     choices = (_cheaper(design, 0, prices) for design in _designs(prices.num_clients))
-    return _first_within_price(request, choices) or one_by_one(request, prices)
+    return _first_within_price(request, choices, prices) or one_by_one(request, prices)
 
 
 def one_by_one(request: Request, prices: PriceList) -> Choice:
@@ -233,17 +279,28 @@ def one_by_one(request: Request, prices: PriceList) -> Choice:
     most_halvings = min(request.halvings, prices.num_clients - 1)
     for halvings in range(most_halvings, 0, -1):
         choices.append(_one_by_one("halves", halvings, prices))
-    return _first_within_price(request, choices) or _one_by_one("singles", 0, prices)
+    cheapest = _one_by_one("singles", 0, prices)
+    return _first_within_price(request, choices, prices) or cheapest
 
 
-def _first_within_price(request: Request, choices: Iterable[Choice]) -> Choice | None:
+def _first_within_price(
+    request: Request, choices: Iterable[Choice], prices: PriceList
+) -> Choice | None:
     for choice in choices:
         limit = request.max_fits
         if limit is None:
             limit = MAX_FITS_AT_ONCE if choice.is_at_once else 1.0
-        if choice.price <= limit:
+        if choice.price <= limit or _is_exact_and_cheap(request, choice, prices):
             return choice
     return None
+
+
+def _is_exact_and_cheap(request: Request, choice: Choice, prices: PriceList) -> bool:
+    """Return whether all coalitions would be trained by little work. ``max_fits=1`` asks for each client alone."""
+    if choice.design != "all" or request.max_fits == 1:
+        return False
+    masks = coalition_masks(choice.design, prices.num_clients)
+    return prices.work(masks, choice.is_at_once) <= MAX_WORK_OF_ALL
 
 
 def _designs(num_clients: int) -> Iterator[Which]:

@@ -136,6 +136,9 @@ class TrainedCoalitions:
     _about_witnesses = ""
     # Why coalitions that were to be trained at once were not.
     _why_not_after_all = ""
+    # When this fit has begun its first round, and the round's index.
+    _start_time = 0.0
+    _first_timed_round = 0
     # The seconds that the scoring of the untrained model has taken.
     _seconds_per_score = 0.0
     # The coalitions' utilities, from the run's first round on.
@@ -284,6 +287,8 @@ class TrainedCoalitions:
     def begin_training(self) -> None:
         """Score the untrained module, and log which coalitions will be trained and at what cost."""
         self._open_store()
+        self._start_time = time.monotonic()
+        self._first_timed_round = self._run.federation.state.round_index
         if self._why_no_values:
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: there will be no values. {self._why_no_values}"
@@ -593,6 +598,7 @@ class TrainedCoalitions:
         assert self._run_copy is not None
         assert self._dry_run_result is not None
         assert self._store is not None
+        self._say_how_long()
         start_hash = self._run.memory["start"] if self._run.resumed else None
         training = TrainingAfterTheRun(
             self._valued_metrics,
@@ -613,6 +619,16 @@ class TrainedCoalitions:
         self._run.memory["choice"] = list(self._choice)
         self._run.federation.coalition_differences += training.consistency_warnings
         return masks
+
+    def _say_how_long(self) -> None:
+        """Say how many seconds the training of coalitions takes, by those of the rounds of this fit."""
+        num_rounds = self._run.federation.state.round_index
+        num_timed = num_rounds - self._first_timed_round
+        if num_timed <= 0:  # a resumed run in which no round was left
+            return
+        seconds_of_round = (time.monotonic() - self._start_time) / num_timed
+        seconds = self._choice.price * num_rounds * seconds_of_round
+        rank_zero_info(f"flsv: the training of groups of clients takes about {seconds:.0f} s.")
 
     def _fallback(self) -> Choice | None:
         """Return the coalitions to train if those that are planned to train at once cannot. None: none are planned."""

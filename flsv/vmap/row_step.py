@@ -384,7 +384,7 @@ class UnknownNumber(Tensor):
     def __format__(self, spec: str) -> str:
         return format(float("nan"), spec)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "nan"
 
     @classmethod

@@ -17,11 +17,10 @@ from torchmetrics import MeanAbsoluteError
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.retraining import after_the_run, coalitions_at_once
+from flsv.retraining import after_the_run
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, FedProx
-from flsv.vmap import coalition_rows
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit
@@ -562,16 +561,16 @@ def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [(coalitions_at_once, "MAX_ELEMENTS_OF_GROUP"), (coalition_rows, "MAX_ELEMENTS_OF_CHUNK")],
+    "limit",
+    ["retraining.price.MAX_ELEMENTS_OF_GROUP", "vmap.coalition_rows.MAX_ELEMENTS_OF_CHUNK"],
     ids=["groups", "chunks"],
 )
 @pytest.mark.parametrize("make_module", [Classifier, WithDropout])
 def test_coalitions_in_parts_are_those_of_one_part(
-    limits, make_module, monkeypatch, caplog, tmp_path
+    limit, make_module, monkeypatch, caplog, tmp_path
 ):
     whole = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
-    monkeypatch.setattr(*limits, 700)
+    monkeypatch.setattr(f"flsv.{limit}", 700)
     parts = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module)
 
     assert is_trained_at_once(parts), parts.lines

@@ -4,12 +4,19 @@ import pytest
 
 from flsv.functional import few_coalitions
 from flsv.retraining.price import (
+    DOUBLE,
+    DOUBLE_ROWS,
     MAX_HALVINGS,
+    MAX_WORK_OF_ALL,
+    MEGAFLOPS_OF_ROWS,
+    MEGAFLOPS_OF_STEP,
+    MILLIONS_OF_ELEMENTS,
     PriceList,
     Request,
     RowTrial,
     choose,
     max_fits_of_retraining,
+    num_groups,
     one_by_one,
 )
 from flsv.sampling import FullParticipation, UniformSampler
@@ -133,9 +140,60 @@ def test_coalitions_that_cannot_train_at_once_after_all_are_chosen_one_by_one():
     assert (choice.design, choice.is_at_once) == ("both", False)
 
 
-def test_witnesses_that_are_trained_again_have_their_price():
+def make_small_prices(num_clients, trial, num_rounds=5):
+    return PriceList([10] * num_clients, num_clients, trial, num_rounds=num_rounds)
+
+
+COUNTED = NOT_BATCHED._replace(megaflops=0.05, num_elements=700)
+
+
+@pytest.mark.parametrize(
+    ("max_fits", "num_clients", "trial", "num_rounds", "expected_design"),
+    [
+        (None, 5, COUNTED, 5, "all"),
+        (None, 5, COUNTED, 20, "singles"),  # as many runs, but more work
+        (None, 7, COUNTED, 5, "singles"),
+        (None, 5, NOT_BATCHED, 5, "singles"),  # it is not known how much work
+        (None, 5, CONVOLUTIONS._replace(joins_clients=True), 2, "all"),
+        (3, 5, COUNTED, 5, "all"),
+        (1, 5, COUNTED, 5, "singles"),
+    ],
+)
+def test_all_coalitions_train_by_default_if_they_are_little_work(
+    max_fits, num_clients, trial, num_rounds, expected_design
+):
+    prices = make_small_prices(num_clients, trial, num_rounds)
+
+    choice = choose(Request("auto", max_fits), prices)
+
+    assert choice.design == expected_design
+    masks = few_coalitions(num_clients, "all")
+    is_little_work = prices.work(masks, choice.is_at_once) <= MAX_WORK_OF_ALL
+    assert is_little_work == (expected_design == "all" or max_fits == 1)
+    assert is_little_work or choice.price == 1
+
+
+def test_scores_on_many_samples_are_work():
+    prices = PriceList([10] * 5, 5, COUNTED, num_rounds=5, num_scored_batches=100_000)
+    assert choose(Request("auto", None), prices).design == "singles"
+
+
+def test_each_group_of_large_models_trains_all_clients_and_both_witnesses():
+    large = RowTrial("", megaflops=400.0, num_elements=4_000_000, joins_clients=True)
+    masks = few_coalitions(6, "all")
+    in_groups = make_small_prices(6, large).at_once(masks)
+
+    assert num_groups(len(masks), 4_000_000, 6) == 32
+    # 186 rows of members and 32 times 8 others. In one group there would be 194.
+    rows_of_run = 6 * (1 + 400 / MEGAFLOPS_OF_STEP + 4 / MILLIONS_OF_ELEMENTS)
+    assert in_groups > (186 + 32 * 8) * 400 / MEGAFLOPS_OF_ROWS / rows_of_run
+
+
+def test_trainings_in_64_bits_have_their_price():
     enlarges_rounding = SMALL_NETWORK._replace(enlarges_rounding=True)
     masks = few_coalitions(5, "all")
     price = make_prices(5, SMALL_NETWORK).at_once(masks)
-    # Each of the five clients is a fifth of a run. Two train once more each, and one of them twice.
-    assert make_prices(5, enlarges_rounding).at_once(masks) == pytest.approx(price + 3 / 5)
+    of_witnesses = 2 / 5
+    of_rows = price - of_witnesses
+    expected_price = price + DOUBLE_ROWS * of_rows + DOUBLE * (1 + of_witnesses)
+    assert make_prices(5, enlarges_rounding).at_once(masks) == pytest.approx(expected_price)
