@@ -179,7 +179,7 @@ class TrainingAfterTheRun:
             with self._progress(run, coalitions, title="Groups of clients") as progress:
                 at_once.train(coalitions, progress)
             self.witnesses = at_once.witnesses
-            self._doubt_copy(at_once.doubted_round, run)
+            self._doubt_copy(at_once.doubted_round(), run)
         except NotBatched as error:
             self._fall_back(error, run)
 
@@ -272,9 +272,8 @@ class TrainingAfterTheRun:
             # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(_resumed_with_changes(run.changes))
             return
-        if (
-            self.choice.is_at_once and not self._doubts_copy
-        ):  # then each group of coalitions was compared
+        # Each group of coalitions that train at once was compared.
+        if self.choice.is_at_once and not self._doubts_copy:
             return
         ranks = ranks_of(run.trainer)
         comparison: tuple[str | None, bool] = None, False  # on other ranks than 0

@@ -8,7 +8,7 @@ may be rounding, witnesses, all clients and the group train once more in 64 bits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -21,11 +21,11 @@ from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.fit_at_once import fit_at_once
 from flsv.retraining.price import num_groups
 from flsv.retraining.proofs import (
-    Difference,
     Expected,
     ProofFailed,
     check_in_double,
     find_differences,
+    last_round_of_run,
     no_rounding,
 )
 from flsv.retraining.train_fits import CoalitionTraining
@@ -47,9 +47,8 @@ class CoalitionsAtOnce:
     num_elements: int
     #: The run's own models ``[P]`` by round, which the coalition of all clients must reproduce.
     models_of_run: Mapping[int, Tensor]
-    #: The last round after which all clients at once differ from the run, although not in 64 bits. The copy of the run
-    #: itself may then differ, too. None: they do not differ.
-    doubted_round: int | None = None
+    # The last rounds after which all clients in a group differ from the run, although not in 64 bits.
+    _doubted_rounds: list[int | None] = field(default_factory=list)
     # What the witnesses have come to alone.
     _fits_of_witnesses: list[Expected] = field(default_factory=list)
     # What the witnesses and all clients come to in 64 bits, each in a fit of its own.
@@ -133,10 +132,20 @@ class CoalitionsAtOnce:
                         count()
                     self._add_in_double(members, result)
 
+    def doubted_round(self) -> int | None:
+        """Return the last round after which all clients at once differ from the run, although not in 64 bits. The copy
+        of the run itself may then differ, too. None: they do not differ. All ranks call it.
+        """
+        rounds_by_rank = self.store.ranks.all_gather(self._doubted_rounds, "doubted rounds")
+        rounds = [index for rounds in rounds_by_rank for index in rounds if index is not None]
+        return max(rounds, default=None)
+
     def _outcome(self, group: Sequence[Members]) -> dict[Members, FitResult] | NotBatched:
         """Train a group. Return its results, or the error that prevents it."""
         try:
             return self._train_group(group)
+        except ProofFailed as error:
+            return error
         except Exception as error:  # a coalition that trains one by one is named in its error
             return NotBatched(reason_of(error))
 
@@ -179,22 +188,17 @@ class CoalitionsAtOnce:
             for expected in self._trained_in_double():
                 result = _result_of(results_in_double, expected.members)
                 check_in_double(result, expected, self.training.job.rounds, differences)
-            self._doubt(differences)
+            self._doubted_rounds.append(last_round_of_run(differences))
         except Exception as error:
             if is_oom_error(error) or isinstance(error, ProofFailed):
                 raise
             # Such as a module that computes in 32 bits only.
-            raise no_rounding(differences[0], f"in 64 bits, {reason_of(error)}") from error
+            raise no_rounding(differences, f"in 64 bits, {reason_of(error)}") from error
         return {
             members: replace(result, in_double=results_in_double[members].scored)
             for members, result in results.items()
             if members in results_in_double
         }
-
-    def _doubt(self, differences: Iterable[Difference]) -> None:
-        for difference in differences:
-            if difference.round_of_run is not None:
-                self.doubted_round = max(self.doubted_round or 0, difference.round_of_run)
 
     def _fit(self, group: Sequence[Members], in_double: bool = False) -> dict[Members, FitResult]:
         witnesses_to_add = [members for members in self.witnesses if members not in group]

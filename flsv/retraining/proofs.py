@@ -116,7 +116,7 @@ def check_in_double(
     result: FitResult,
     expected: Expected,
     rounds: Sequence[int],
-    differences: Iterable[Difference],
+    differences: Sequence[Difference],
 ) -> None:
     """Raise ProofFailed if two trainings of a coalition differ in 64 bits, where rounding nearly vanishes.
 
@@ -126,7 +126,6 @@ def check_in_double(
         rounds: the rounds after which ``result`` has scored models.
         differences: what differs in the run's own precision, and may be rounding.
     """
-    first, *_ = differences = list(differences)
     largest = max(difference.size for difference in differences)
     max_distance = min(MAX_DISTANCE_IN_DOUBLE, MAX_FRACTION_IN_DOUBLE * largest)
     for round_index, model in expected.models.items():
@@ -134,20 +133,29 @@ def check_in_double(
             result.models.after_round[round_index], model, initial_model=result.models.initial
         )
         if not distance <= max_distance:
-            raise no_rounding(first, f"the models differ by {distance:.2g} in 64 bits, too.")
+            raise no_rounding(differences, f"the models differ by {distance:.2g} in 64 bits, too.")
     for _, scored, earlier_scored in expected.scored_pairs(result, rounds):
         for name, difference in differences_of_scores(scored, earlier_scored).items():
             if not difference <= MAX_DIFFERENCE_OF_SCORES_IN_DOUBLE:
-                raise no_rounding(first, f"{name} differs by {difference:.2g} in 64 bits, too.")
+                raise no_rounding(
+                    differences, f"{name} differs by {difference:.2g} in 64 bits, too."
+                )
 
 
-def no_rounding(difference: Difference, reason: str) -> ProofFailed:
-    """Return the error that a difference is no rounding, for a reason."""
+def no_rounding(differences: Sequence[Difference], reason: str) -> ProofFailed:
+    """Return the error that differences are no rounding, for a reason."""
+    first = differences[0]
     return ProofFailed(
-        f"{difference.subject} differs by {difference.size:.2g}, relative to what training has changed, and this is no "
+        f"{first.subject} differs by {first.size:.2g}, relative to what training has changed, and this is no "
         f"rounding error: {reason}",
-        difference.round_of_run,
+        last_round_of_run(differences),
     )
+
+
+def last_round_of_run(differences: Iterable[Difference]) -> int | None:
+    """Return the last round after which all clients differ from the run. None: they do not."""
+    rounds = [difference.round_of_run for difference in differences]
+    return max((index for index in rounds if index is not None), default=None)
 
 
 def _distance(model: Tensor, reference: Tensor, initial_model: Tensor) -> float:

@@ -91,10 +91,21 @@ class TheSameWhereRoundingErrorsGrow(ModuleThatTrainsOtherwiseInCopiesFromRound3
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
+class AndOtherwiseInRows(ModuleThatTrainsOtherwiseInCopiesFromRound3On):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        is_in_row = torch._C._functorch.maybe_current_level() is not None
+        return 1.1 * loss if is_in_row and self.current_epoch >= 2 else loss
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make_module",
-    [ModuleThatTrainsOtherwiseInCopiesFromRound3On, TheSameWhereRoundingErrorsGrow],
+    [
+        ModuleThatTrainsOtherwiseInCopiesFromRound3On,
+        TheSameWhereRoundingErrorsGrow,
+        AndOtherwiseInRows,
+    ],
 )
 def test_copies_that_differ_from_the_run_are_told_whichever_way_coalitions_train(
     make_module, monkeypatch, tmp_path
