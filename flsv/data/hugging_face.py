@@ -67,10 +67,13 @@ def _is_field(value: Any) -> bool:
     return is_scalar or is_scalar_array
 
 
-def visible_table(dataset: Any, named_columns: Collection[str | None]) -> pd.DataFrame:
+def visible_table(
+    dataset: Any, named_columns: Collection[str | None], label: str | None = None
+) -> pd.DataFrame:
     """Return all samples as a DataFrame, with the names of classes in place of their numbers.
 
-    ``named_columns`` are in it even if the data set's format hides them.
+    ``named_columns`` are in it even if the data set's format hides them. The column ``label`` keeps the order of its
+    classes.
     """
     import pandas as pd
 
@@ -90,6 +93,8 @@ def visible_table(dataset: Any, named_columns: Collection[str | None]) -> pd.Dat
         if class_names:
             name_by_number = dict(enumerate(class_names))
             frame[name] = frame[name].map(name_by_number)
+        if class_names and name == label:
+            frame[name] = pd.Categorical(frame[name], categories=class_names, ordered=True)
     return frame
 
 

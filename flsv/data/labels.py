@@ -7,8 +7,8 @@ per client and class are counts per client.
 
 The positive class, to which average precision, F1 and similar scores refer, always has the number 1. If flsv numbers
 the classes (words, folders of images), the class that ``pos_label`` names gets the number 1. Without ``pos_label``,
-classes are numbered in sorted order, and two classes whose names are words have no such scores. Labels that are numbers
-are not changed.
+classes are numbered in the order that the data declare (as the categories of a pandas column do) or else in sorted
+order, and two classes whose names are words have no such scores. Labels that are numbers are not changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -339,13 +341,70 @@ def _numbers(names: Collection[str]) -> list[float]:
     return numbers if all(map(math.isfinite, numbers)) else []
 
 
-def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the class names in sorted order, but with the positive one of two last if ``pos_label`` names it."""
-    sorted_names = in_order(names)
+def declared_order(categories: Sequence[str], is_ordered: bool) -> tuple[str, ...]:
+    """Return the order that the categories of a column declare.
+
+    pandas sorts categories as texts, 10 before 9, if nobody gives them an order. Numbers in this order are sorted.
+    """
+    is_order_of_pandas = not is_ordered and list(categories) == sorted(categories)
+    return in_order(categories) if is_order_of_pandas else tuple(categories)
+
+
+def in_declared_order(
+    names: Collection[str], orders: Mapping[str, Sequence[str]], where: str
+) -> tuple[str, ...]:
+    """Return class names in the order that data declare, followed by names without a declared order, which are sorted.
+
+    Args:
+        names: the names.
+        orders: the declared orders, by the client or the table that declares each. They may have further names.
+        where: what has the classes, for the message.
+
+    Raises:
+        ConfigurationError: two orders contradict each other.
+    """
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for order in orders.values():
+        present_names = [name for name in order if name in names]
+        for name in present_names:
+            sorter.add(name)
+        for previous_name, name in pairwise(present_names):
+            sorter.add(name, previous_name)
+    try:
+        sorter.prepare()
+    except CycleError:
+        raise ConfigurationError(_message_of_orders(orders, where)) from None
+
+    ordered_names: list[str] = []
+    while sorter.is_active():
+        next_names = sorter.get_ready()
+        ordered_names += in_order(next_names)
+        sorter.done(*next_names)
+    other_names = [name for name in names if name not in ordered_names]
+    return *ordered_names, *in_order(other_names)
+
+
+def _message_of_orders(orders: Mapping[str, Sequence[str]], where: str) -> str:
+    owners_by_order: dict[tuple[str, ...], list[str]] = {}
+    for owner, order in orders.items():
+        owners_by_order.setdefault(tuple(order), []).append(owner)
+    descriptions = [
+        f"{listed(order, 8, repr)} at {listed(owners, 3)}"
+        for order, owners in owners_by_order.items()
+    ]
+    return (
+        f"{where} has classes whose declared orders contradict each other: {'; '.join(descriptions)}. The order "
+        "decides which class has the number 1. Declare one order everywhere, in tables also by classes in the data "
+        "dictionary. Of two classes, pos_label names the last one."
+    )
+
+
+def positive_last(names: Sequence[str], pos_label: Any = None) -> tuple[str, ...]:
+    """Return the class names, with the positive one of two last if ``pos_label`` names it."""
     if pos_label is None:
-        return sorted_names
-    positive = named_class(sorted_names, pos_label)
-    other_names = [name for name in sorted_names if name != positive]
+        return tuple(names)
+    positive = named_class(names, pos_label)
+    other_names = [name for name in names if name != positive]
     return *other_names, positive
 
 

@@ -20,7 +20,7 @@ from pandas.api.types import (
 )
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import in_order
+from flsv.data.labels import in_declared_order
 from flsv.tables.dictionary import (
     CATEGORIES,
     DAYS,
@@ -129,7 +129,11 @@ def with_target(dictionary: Dictionary, table: Table, leaves_site: bool = False)
         return with_target_column(dictionary, target)
 
     words = table.words(dictionary.target, "target")
-    classes = dictionary.classes or in_order(list(words.cat.categories))
+    classes = dictionary.classes
+    if classes is None:
+        names = list(words.cat.categories)
+        order = table.declared_order(dictionary.target)
+        classes = in_declared_order(names, {table.name: order}, f"The target {dictionary.target!r}")
     counts = words.value_counts()
     class_counts = [int(counts.get(name, 0)) for name in classes]
     if leaves_site:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import in_order, positive_last
+from flsv.data.labels import in_declared_order, in_order, positive_last
 from flsv.data.sources.table_facts import TableWarning
 from flsv.tables.dictionary import (
     CATEGORIES,
@@ -403,11 +403,16 @@ def _with_merged_classes(
     dictionary: Dictionary, dictionary_by_site: Mapping[str, Dictionary]
 ) -> Dictionary:
     counts = _counts_by_class(dictionary_by_site)
-    class_orders = {site_dictionary.classes for site_dictionary in dictionary_by_site.values()}
-    if len(class_orders) == 1:
+    orders = {}
+    for site in sorted(dictionary_by_site):
+        orders[site] = tuple(dictionary_by_site[site].classes or ())
+    if len(set(orders.values())) == 1:
         classes = tuple(dictionary.classes or ())
     else:
-        classes = classes_by_site(counts, dictionary.target, dictionary.positive)
+        is_sorted = all(order == in_order(order) for order in orders.values())
+        if is_sorted or dictionary.positive is not None:
+            orders = {}  # no site declares an order, or the positive class decides
+        classes = classes_by_site(counts, dictionary.target, dictionary.positive, orders)
     totals = counts.sum(axis=1).loc[list(classes)]
     class_counts = tuple(int(total) for total in totals)
     dictionary = replace(dictionary, classes=classes, class_counts=class_counts)
@@ -424,11 +429,20 @@ def _counts_by_class(dictionary_by_site: Mapping[str, Dictionary]) -> pd.DataFra
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
 
-def classes_by_site(counts: pd.DataFrame, target: str, positive: Any) -> tuple[str, ...]:
-    """Return all classes, the positive one of two last, by each site's number of rows of each class."""
-    classes = in_order(list(counts.index))
+def classes_by_site(
+    counts: pd.DataFrame,
+    target: str,
+    positive: Any,
+    orders: Mapping[str, Sequence[str]],
+) -> tuple[str, ...]:
+    """Return all classes, the positive one of two last, by each site's number of rows of each class.
+
+    They are in the sites' declared ``orders``, or else sorted.
+    """
+    where = f"The target {target!r}"
+    classes = in_declared_order(list(counts.index), orders, where)
     owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-    check_spelling(classes, f"The target {target!r}", owners)
+    check_spelling(classes, where, owners)
     _check_classes(counts, target)
     if positive is not None and len(classes) > 2:
         classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]

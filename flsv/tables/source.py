@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.hugging_face import is_hugging_face, visible_table
-from flsv.data.labels import in_order, named_class
+from flsv.data.labels import in_declared_order, named_class
 from flsv.data.sources.source_data import Reading, SourceData
 from flsv.data.sources.table_facts import (
     ColumnCard,
@@ -54,7 +54,7 @@ def read_table(source: Any, reading: Reading, client: str) -> Table:
     dictionary = as_dictionary(reading.dictionary)
     file_format = format_of(dictionary.read, client, source)
     if is_hugging_face(source):
-        source = visible_table(source, reading.named_columns)
+        source = visible_table(source, reading.named_columns, label=reading.label)
     return open_table(source, file_format=file_format)
 
 
@@ -110,17 +110,25 @@ def classes_of(
     pos_label: Any,
     is_site: bool = False,
 ) -> tuple[str, ...]:
-    """Return the classes of all tables, with the positive one of two last unless the rows are of one site."""
+    """Return the classes of all tables, in the order that these declare or else sorted.
+
+    The positive one of two is last unless the rows are of one site.
+    """
+    orders = {}
     counts_by_table = {}
     for name, table in tables.items():
+        order = table.declared_order(target)
+        if order and pos_label is None:
+            orders[name] = order
         class_sizes = table.words(target, "labels").value_counts()
         counts_by_table[name] = class_sizes.set_axis(list(class_sizes.index))
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
     if not is_site:
-        return classes_by_site(counts, target, pos_label)
+        return classes_by_site(counts, target, pos_label, orders)
 
-    classes = in_order(list(counts.index))
-    check_spelling(classes, f"The target {target!r}")
+    where = f"The target {target!r}"
+    classes = in_declared_order(list(counts.index), orders, where)
+    check_spelling(classes, where)
     check_number_of_classes(len(classes), int(counts.to_numpy().sum()), target=target)
     return classes
 

@@ -15,6 +15,7 @@ import pandas as pd
 from pandas.api.types import is_complex_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.column_texts import texts_of
+from flsv.data.labels import declared_order
 from flsv.data.sources.places import TableRows
 from flsv.utilities.declared import Rules, checked
 from flsv.utilities.errors import ConfigurationError, in_words, listed
@@ -177,6 +178,14 @@ class Table(TableRows):
                 f"{self.name} has no column {name!r}, which is named in {argument}. Its columns are {names}.",
                 without_data=f"its table has no column {name!r}, which is named in {argument}",
             )
+
+    def declared_order(self, name: str) -> tuple[str, ...]:
+        """Return the texts of a column's categories in their order. Empty for a column without categories."""
+        dtype = self.frame[name].dtype
+        if not isinstance(dtype, pd.CategoricalDtype):
+            return ()
+        categories = texts_of(pd.Series(dtype.categories))
+        return declared_order(list(categories.cat.categories), is_ordered=bool(dtype.ordered))
 
     def words(self, name: str, argument: str = "the data dictionary") -> pd.Series:
         """Return a column as a categorical of texts, with NaN for None and NaN in a DataFrame."""

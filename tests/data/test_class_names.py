@@ -10,6 +10,8 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from flsv.data import IIDPartitioner
 from flsv.data.labels import class_names_of
+from flsv.tables import Dictionary
+from flsv.tables.merger import merge
 from helpers import refused
 from helpers.data import HERE, DataModuleOfLoader, HuggingFace, Items, X, Y, set_up_data
 
@@ -148,23 +150,115 @@ def test_names_with_other_numbers_at_another_client_are_refused(numbers_at_b):
         set_up_data(clients=clients)
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_pandas_categories_in_another_order_are_merged_by_their_names(ordered):
-    words = ["ill", "well", "ill", "well"] * 5
-    clients = {}
-    for client, categories in {"a": ["ill", "well"], "b": ["well", "ill"]}.items():
-        outcome = pd.Categorical(words, categories=categories, ordered=ordered)
-        clients[client] = pd.DataFrame({"age": np.arange(20.0), "outcome": outcome})
+# ---- the order of classes that data declare
 
-    data = set_up_data(clients=clients, labels="outcome", server_val=0)
 
-    assert data.client_labels(0).tolist() == data.client_labels(1).tolist()
+WORDS = ["ill", "well", "well"] * 20
+ARROW_CATEGORIES = "dictionary<values=string, indices=int32, ordered=0>[pyarrow]"
 
 
 def make_hugging_face(samples, names):
     """Return samples of a class feature with these names, every second one ill."""
     labels = [names.index("ill"), names.index("well")] * 10
     return HuggingFace({"sample": samples, "label": labels}, label=SimpleNamespace(names=names))
+
+
+def make_categories(order=("well", "ill"), ordered=False):
+    return pd.Categorical(WORDS, categories=order, ordered=ordered)
+
+
+def make_frame(outcome):
+    return pd.DataFrame({"age": np.arange(60.0), "outcome": outcome})
+
+
+def make_parquet_file(folder, outcome):
+    path = folder / "visits.parquet"
+    make_frame(outcome).to_parquet(path)
+    return path
+
+
+def make_arrow_series():
+    pyarrow = pytest.importorskip("pyarrow")
+    categories = pd.ArrowDtype(pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))
+    return pd.Series(make_categories()).astype(categories)
+
+
+def make_arrow_table():
+    return pytest.importorskip("pyarrow").Table.from_pandas(make_frame(make_categories()))
+
+
+@pytest.mark.parametrize(
+    ("make_source", "options"),
+    [
+        pytest.param(lambda _: make_frame(make_categories()), {"labels": "outcome"}, id="pandas"),
+        pytest.param(
+            lambda _: make_frame(make_categories(ordered=True)), {"labels": "outcome"}, id="ordered"
+        ),
+        pytest.param(
+            lambda folder: make_parquet_file(folder, make_categories()),
+            {"labels": "outcome"},
+            id="parquet",
+        ),
+        pytest.param(
+            lambda _: make_frame(make_arrow_series()), {"labels": "outcome"}, id="pandas of Arrow"
+        ),
+        pytest.param(lambda _: make_arrow_table(), {"labels": "outcome"}, id="Arrow"),
+        pytest.param(
+            lambda _: make_hugging_face([*map(float, range(20))], ["well", "ill"]),
+            {"labels": "label"},
+            id="table of Hugging Face",
+        ),
+        pytest.param(
+            lambda _: make_hugging_face([[index] for index in range(20)], ["well", "ill"]),
+            {"labels": "label"},
+            id="tokens of Hugging Face",
+        ),
+        pytest.param(lambda _: (X, make_categories()), {}, id="arrays"),
+        pytest.param(lambda _: (X, make_arrow_series()), {}, id="arrays of Arrow"),
+        pytest.param(lambda _: make_items(classes=["well", "ill"]), {}, id="data set"),
+        pytest.param(
+            lambda _: make_frame(WORDS),
+            {"labels": "outcome", "dictionary": {"classes": ["well", "ill"]}},
+            id="data dictionary",
+        ),
+    ],
+)
+def test_order_of_classes_that_data_declare_is_kept(tmp_path, make_source, options):
+    data = set_up_data(make_source(tmp_path), IIDPartitioner(2), **options)
+
+    assert data.class_names == ("well", "ill")
+
+
+def test_words_without_a_declared_order_are_sorted():
+    data = set_up_data(make_frame(WORDS), IIDPartitioner(2), labels="outcome")
+
+    assert data.class_names == ("ill", "well")
+
+
+def test_numbers_as_categories_in_the_order_of_pandas_are_sorted_by_value():
+    outcome = pd.Series(["9", "10"] * 30).astype("category")
+
+    data = set_up_data(make_frame(outcome), IIDPartitioner(2), labels="outcome")
+
+    assert data.class_names == ("9", "10")
+
+
+def test_undeclared_classes_come_after_the_declared_ones():
+    clients = {
+        "a": make_frame(make_categories()),
+        "b": make_frame(["dead", "ill", "well"] * 20),
+        "c": make_frame(["dead", "ill", "well"] * 20),
+    }
+
+    data = set_up_data(clients=clients, labels="outcome", server_val=0)
+
+    assert data.class_names == ("well", "ill", "dead")
+
+
+TWO_TABLES = {
+    "a": make_frame(make_categories()),
+    "b": make_frame(make_categories(("ill", "well"))),
+}
 
 
 def make_clients_with_two_orders(samples):
@@ -174,13 +268,44 @@ def make_clients_with_two_orders(samples):
     }
 
 
-def test_table_with_classes_in_another_order_is_merged_by_names():
-    clients = make_clients_with_two_orders([float(index) for index in range(20)])
+@pytest.mark.parametrize(
+    ("clients", "options"),
+    [
+        (TWO_TABLES, {"labels": "outcome"}),
+        (
+            make_clients_with_two_orders([float(index) for index in range(20)]),
+            {"labels": "label"},
+        ),
+        ({"a": (X, make_categories()), "b": (X, make_categories(("ill", "well")))}, {}),
+    ],
+)
+def test_contradicting_orders_of_clients_are_refused_unless_the_positive_class_is_named(
+    clients, options
+):
+    with refused("'well', 'ill' at .; 'ill', 'well' at .|'ill', 'well' at .; 'well', 'ill' at ."):
+        set_up_data(clients=clients, server_val=0, **options)
 
-    data = set_up_data(clients=clients, labels="label", server_val=0)
+    data = set_up_data(clients=clients, server_val=0, pos_label="well", **options)
 
     assert data.class_names == ("ill", "well")
     assert data.client_labels(0).tolist() == data.client_labels(1).tolist()
+
+
+@pytest.mark.parametrize("classes_at_b", [["well"], ["ill", "well"]])
+def test_merged_dictionaries_keep_the_order_of_classes_or_are_refused(classes_at_b):
+    dictionaries = {
+        "a": Dictionary("outcome", classes=("well", "ill"), class_counts=(40, 20)),
+        "b": Dictionary(
+            "outcome", classes=tuple(classes_at_b), class_counts=(9,) * len(classes_at_b)
+        ),
+    }
+
+    if classes_at_b == ["well"]:
+        merged, _ = merge(dictionaries)
+        assert merged.classes == ("well", "ill")
+    else:
+        with refused("'well', 'ill' at a; 'ill', 'well' at b"):
+            merge(dictionaries)
 
 
 def test_tokens_with_classes_in_another_order_are_refused():

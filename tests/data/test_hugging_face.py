@@ -68,7 +68,7 @@ def test_hidden_column_is_no_feature(hide):
     data = set_up_data(hide(make_table()), labels="label")
 
     assert list(data.dictionary.columns) == ["age"]
-    assert data.class_names == ("ill", "well")
+    assert data.class_names == ("well", "ill")
 
 
 def test_hidden_column_can_name_the_clients():

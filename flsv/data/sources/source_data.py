@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from flsv.data.groups import check_spelling, number_values
 from flsv.data.hugging_face import is_hugging_face
-from flsv.data.labels import class_names_of, positive_last
+from flsv.data.labels import class_names_of, declared_order, in_declared_order, positive_last
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
 from flsv.data.sources.places import data_root, is_columnar
 from flsv.data.sources.table_facts import ColumnCard, DataDictionary, TableWarning
@@ -259,16 +259,16 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 
     Floating-point and boolean inputs become float32. 8-bit pixels ``[N, H, W]``, ``[N, H, W, 1 or 3]`` or
     ``[N, 1 or 3, H, W]`` become images ``[N, C, H, W]`` in 0 .. 1. Other whole numbers, such as tokens, become int64.
-    Targets that are whole numbers or words are classes, and words are numbered in sorted order. Floating-point targets
-    are numbers to predict (float32).
+    Targets that are whole numbers or words are classes. Words are numbered in sorted order, and those of categories (as
+    of pandas) in the order of these. Floating-point targets are numbers to predict (float32).
 
     Args:
         x: inputs ``[N, ...]``, or a DataFrame of numbers, which become float32.
         y: targets ``[N]``, ``[N, 1]`` or, for numbers, ``[N, ...]``. None: no targets.
 
     Returns:
-        The data set. If ``y`` are words, its attribute ``classes`` has the names of the classes and ``by_name`` is
-        True, see :func:`is_numbered_by_flsv`.
+        The data set. If ``y`` are words, its attribute ``classes`` has the names of the classes, ``by_name`` is True,
+        see :func:`is_numbered_by_flsv`, and ``declared_order`` has the categories of ``y``.
 
     Raises:
         ConfigurationError: the inputs are not numbers, an image's channels may be its second or its last dimension,
@@ -294,7 +294,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     are_words = all(isinstance(target, str) for target in targets.tolist())
     if targets.ndim == 1 and are_words:
-        return _set_of_words(inputs, targets)
+        return _set_of_words(inputs, targets, _declared_order_of(y))
     raise ConfigurationError(
         f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}. Expected one class for each "
         "sample, or numbers, none of them NaN or infinite."
@@ -314,12 +314,25 @@ def _targets(y: Any, input_shape: torch.Size) -> np.ndarray:
     return targets
 
 
-def _set_of_words(inputs: Tensor, words: np.ndarray) -> TensorDataset:
+def _set_of_words(inputs: Tensor, words: np.ndarray, order: Names) -> TensorDataset:
     class_names, labels = number_values(words.astype(str))
     data: Any = TensorDataset(inputs, labels)
     data.classes = tuple(class_names)
     data.by_name = True
+    data.declared_order = order
     return data
+
+
+def _declared_order_of(y: Any) -> Names:
+    """Return the order that the categories of pandas, polars or Arrow declare, or an empty tuple."""
+    if hasattr(getattr(y, "dtype", None), "pyarrow_dtype"):  # a pandas Series with a type of Arrow
+        y = y.array.__arrow_array__().to_pandas()
+    dtype = getattr(y, "dtype", None)
+    categories = getattr(dtype, "categories", None)
+    if not isinstance(categories, Iterable):
+        return ()
+    is_ordered = getattr(dtype, "ordered", True)
+    return declared_order(list(map(str, categories)), is_ordered=bool(is_ordered))
 
 
 def _numbers_of_table(table: Any) -> tuple[np.ndarray, Names]:
@@ -420,7 +433,13 @@ def one_numbering(
         return names_by_set[first_client]
 
     names_by_client = {client: names_by_set[client] for client in client_sets}
-    class_names = positive_last(_classes_of_clients(names_by_client), pos_label)
+    orders = {}
+    for client, dataset in client_sets.items():
+        order = getattr(dataset, "declared_order", ())
+        if order and pos_label is None:
+            orders[client] = order
+    class_names = in_declared_order(_classes_of_clients(names_by_client), orders, "The data")
+    class_names = positive_last(class_names, pos_label)
     for name, dataset in all_sets.items():
         _check_classes_of_clients(name, names_by_set[name], class_names)
         _renumber(dataset, class_names)
