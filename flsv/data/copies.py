@@ -1,12 +1,16 @@
-"""Equal samples of two clients, or of one client, found by the samples' hashes."""
+"""Equal samples of two clients, of one client, or of a client and the validation set, by the samples' hashes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from flsv._lightning.evaluation import list_loaders
+from flsv.data.loaders import samples_of
+from flsv.data.sample_hashes import forms_of, hash_rows, hash_samples, is_table
 
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
@@ -45,6 +49,34 @@ class Copies:
         return f"{part} are also samples of {client_names[self.other_client]}"
 
 
+@dataclass(frozen=True)
+class ValidationCopies:
+    """Samples of the server's validation set that a client also trains on."""
+
+    #: None: any of the clients.
+    client: int | None
+    #: Number of validation samples that are training samples, also with another target if inputs are tensors.
+    count: int
+    #: Those of them that are training samples with another target only.
+    num_relabeled: int
+    num_samples: int
+    #: Share of the validation samples beyond what is usual or due to chance.
+    excess: float
+
+    @property
+    def is_conspicuous(self) -> bool:
+        """Return whether the copies are reported."""
+        return self.count >= MIN_COPIES and self.excess > MAX_SHARE_OF_COPIES
+
+    @property
+    def text(self) -> str:
+        """Text of the data warning."""
+        text = f"{self.count} of {self.num_samples} validation samples are also training samples"
+        if self.num_relabeled:
+            return f"{text}, {self.num_relabeled} of them with another label"
+        return text
+
+
 def copies_in(data: FederatedData) -> list[Copies]:
     """Return the copies among the clients' training samples, the largest excess first.
 
@@ -56,6 +88,123 @@ def copies_in(data: FederatedData) -> list[Copies]:
     if sample_hashes is None:
         return []
     return find_copies([sample_hashes[samples.numpy()] for samples in division.splits.train])
+
+
+def validation_copies_in(data: FederatedData) -> list[ValidationCopies] | None:
+    """Return which validation samples are training samples of any client, and then of each client.
+
+    Return None if there are no validation samples, or if they cannot be compared by hashes with the training samples,
+    as at sites.
+    """
+    division = data.division
+    if division.sample_hashes is None or data.validation() is None:
+        return None
+    validation_hashes = _validation_hashes(data)
+    if validation_hashes is None or len(validation_hashes[0]) == 0:
+        return None
+
+    samples_by_client = [samples.numpy() for samples in division.splits.train]
+    hashes, input_hashes = validation_hashes
+    copies = find_validation_copies(
+        hashes, [division.sample_hashes[samples] for samples in samples_by_client]
+    )
+    if input_hashes is None or division.input_hashes is None:
+        return copies
+    copies_of_inputs = find_validation_copies(
+        input_hashes, [division.input_hashes[samples] for samples in samples_by_client]
+    )
+    return list(map(_with_relabeled, copies, copies_of_inputs))
+
+
+def conspicuous(all_copies: Sequence[ValidationCopies]) -> list[ValidationCopies]:
+    """Return what is reported: the clients with many validation samples, or all together if no single one has many."""
+    reported = [copies for copies in all_copies if copies.is_conspicuous]
+    reported_clients = [copies for copies in reported if copies.client is not None]
+    return sorted(reported_clients, key=lambda copies: -copies.excess) or reported
+
+
+def _with_relabeled(copies: ValidationCopies, of_inputs: ValidationCopies) -> ValidationCopies:
+    return replace(
+        copies,
+        count=of_inputs.count,
+        num_relabeled=of_inputs.count - copies.count,
+        excess=max(copies.excess, of_inputs.excess),
+    )
+
+
+def _validation_hashes(data: FederatedData) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Return the hash of each validation sample and, of pairs of tensors, of its inputs. None: not comparable."""
+    division = data.division
+    rows = data.server_val_indices.numpy()
+    if len(rows) and division.sample_hashes is not None:
+        input_hashes = None if division.input_hashes is None else division.input_hashes[rows]
+        return division.sample_hashes[rows], input_hashes
+
+    hashes = []
+    hashes_of_inputs = []
+    for loader in list_loaders(data.val_loaders):
+        dataset, indices = samples_of(loader)
+        if indices is None or forms_of(dataset) != forms_of(division.source.train):
+            return None
+        if is_table(dataset):
+            hashes_of_loader, input_hashes = hash_rows(dataset, indices)
+            hashes_of_inputs.append(input_hashes)
+        else:
+            hashes_of_loader = hash_samples(dataset, indices)
+        if hashes_of_loader is None:
+            return None
+        hashes.append(hashes_of_loader)
+    if len(hashes_of_inputs) < len(hashes):
+        return np.concatenate(hashes), None
+    return np.concatenate(hashes), np.concatenate(hashes_of_inputs)
+
+
+def find_validation_copies(
+    validation: np.ndarray, hashes: Sequence[np.ndarray]
+) -> list[ValidationCopies]:
+    """Return which of V validation samples any client has, and then which each client has, by the samples' hashes.
+
+    Example:
+        >>> validation = np.arange(100, 110)
+        >>> lyon, graz = np.arange(40), np.arange(104, 144)
+        >>> [(copies.client, copies.count) for copies in find_validation_copies(validation, [lyon, graz])]
+        [(None, 6), (0, 0), (1, 6)]
+    """
+    samples, occurrences = np.unique(validation, return_counts=True)
+    all_hashes = np.concatenate(hashes)
+    sizes = np.array(list(map(len, hashes)))
+    owners = np.repeat(np.arange(len(hashes)), sizes)
+    positions = np.searchsorted(samples, all_hashes).clip(max=len(samples) - 1)
+    is_copy = samples[positions] == all_hashes
+
+    # A client and a sample are one number, so that each sample of a client counts once.
+    keys = np.unique(owners[is_copy] * len(samples) + positions[is_copy])
+    owners_of_copies, copied_samples = np.divmod(keys, len(samples))
+    counts = np.bincount(
+        owners_of_copies, weights=occurrences[copied_samples], minlength=len(hashes)
+    )
+    count_of_any = occurrences[np.unique(copied_samples)].sum()
+
+    all_counts = np.array([count_of_any, *counts], dtype=int)
+    all_sizes = np.array([len(all_hashes), *sizes])
+    excesses = np.zeros(len(all_counts))
+    if count_of_any >= MIN_COPIES:  # fewer are not reported, whatever is usual
+        excesses = _excess(
+            all_counts,
+            len(validation),
+            all_sizes,
+            usual_share=float(np.median(list(map(_share_repeated, hashes)))),
+            chance_of_equality=float(np.median(list(map(_chance_of_equality, hashes)))),
+        )
+    owner_ids = [None, *range(len(hashes))]
+    copies = []
+    for client, count, excess in zip(owner_ids, all_counts.tolist(), excesses.tolist()):
+        copies.append(
+            ValidationCopies(
+                client, count, num_relabeled=0, num_samples=len(validation), excess=excess
+            )
+        )
+    return copies
 
 
 def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
@@ -140,10 +289,7 @@ def _shared_copies(
     sizes = np.array([len(samples) for samples in hashes])
     num_samples = sizes[clients]
 
-    share_by_chance = chance_of_equality * sizes[other_clients]
-    deviation = np.sqrt(share_by_chance / num_samples)
-    largest_by_chance = share_by_chance + _NUM_DEVIATIONS * deviation
-    excess = counts / num_samples - np.maximum(usual_share, largest_by_chance)
+    excess = _excess(counts, num_samples, sizes[other_clients], usual_share, chance_of_equality)
     is_conspicuous = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
 
     copies = []
@@ -158,6 +304,20 @@ def _shared_copies(
             )
         )
     return copies
+
+
+def _excess(
+    counts: np.ndarray,
+    num_samples: np.ndarray | int,
+    sizes_of_others: np.ndarray,
+    usual_share: float,
+    chance_of_equality: float,
+) -> np.ndarray:
+    """Return the share of samples that others have, beyond what is usual or due to chance."""
+    share_by_chance = chance_of_equality * sizes_of_others
+    deviation = np.sqrt(share_by_chance / num_samples)
+    largest_by_chance = share_by_chance + _NUM_DEVIATIONS * deviation
+    return np.asarray(counts / num_samples - np.maximum(usual_share, largest_by_chance))
 
 
 def _common_samples(hashes: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

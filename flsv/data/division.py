@@ -16,7 +16,7 @@ from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, WeightedDraws, has_default_collate, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
-from flsv.data.sample_hashes import hash_samples
+from flsv.data.sample_hashes import hash_rows, hash_samples, is_table
 from flsv.data.sources.source_data import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
@@ -57,10 +57,25 @@ class Division:
         """Number of each client's training samples per class, int64 ``[n, M]``."""
         return partition_counts(self.splits.train, self.classes.labels, len(self.classes.names))
 
-    @cached_property
+    @property
     def sample_hashes(self) -> np.ndarray | None:
         """Hash of each training sample, uint64 ``[N]``. None if samples are read one by one."""
-        return hash_samples(self.source.train, torch.arange(len(self.classes.labels)))
+        hashes, _ = self._hashes
+        return hashes
+
+    @property
+    def input_hashes(self) -> np.ndarray | None:
+        """Hash of each training sample without its target, uint64 ``[N]``. None unless samples are pairs of tensors."""
+        _, input_hashes = self._hashes
+        return input_hashes
+
+    @cached_property
+    def _hashes(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        train: Any = self.source.train
+        indices = torch.arange(len(self.classes.labels))
+        if is_table(train):
+            return hash_rows(train, indices)
+        return hash_samples(train, indices), None
 
 
 def divide(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.loaders import samples_of, tensors_of
 from flsv.data.streams import parts_with_rows
@@ -46,6 +46,55 @@ def hash_samples(dataset: Dataset[Any], indices: Tensor) -> np.ndarray | None:
         for parts_of_sample in zip(*bytes_by_column):
             hashes.append(_hash_of_parts(parts_of_sample))
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+
+
+def hash_rows(dataset: TensorDataset, indices: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hash of each sample ``(inputs, target)`` at ``indices``, and that of its inputs, uint64 ``[n]`` each.
+
+    The former are those of :func:`hash_samples`.
+    """
+    inputs, targets = dataset.tensors
+    hashes = []
+    input_hashes = []
+    for rows in indices.split(_ROWS_AT_ONCE):
+        bytes_of_inputs = _bytes_of_rows(inputs, rows)
+        bytes_of_targets = _bytes_of_rows(targets, rows)
+        for input_bytes, target_bytes in zip(bytes_of_inputs, bytes_of_targets):
+            row_hash = blake2b(input_bytes, digest_size=8)
+            input_hashes.append(row_hash.digest())
+            row_hash.update(target_bytes)
+            hashes.append(row_hash.digest())
+    return (
+        np.frombuffer(b"".join(hashes), dtype=np.uint64),
+        np.frombuffer(b"".join(input_hashes), dtype=np.uint64),
+    )
+
+
+def is_table(dataset: Any) -> bool:
+    """Return whether samples are pairs of tensors: inputs, and a target."""
+    return (
+        type(dataset) is TensorDataset
+        and len(dataset.tensors) == 2
+        and _may_be_inputs(dataset.tensors[0])
+    )
+
+
+def forms_of(dataset: Any) -> set[str]:
+    """Return the types and shapes of what is hashed of each sample, of each part of a concatenation.
+
+    Samples of two data sets with different forms have different hashes, even if they are the same.
+    """
+    if type(dataset) is Subset:
+        return forms_of(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return set().union(*map(forms_of, dataset.datasets))
+    forms = []
+    for column in _columns_of(dataset):
+        if _is_sequence(column):
+            forms.append(type(column[0]).__name__ if len(column) else "")
+        else:
+            forms.append(f"{column.dtype} {list(column.shape[1:])}")
+    return {", ".join(forms)}
 
 
 def _hash_of_parts(parts: Iterable[bytes]) -> bytes:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data import FederatedDataModule
-from flsv.data.copies import SAMPLES, copies_in
+from flsv.data.copies import SAMPLES, ValidationCopies, conspicuous, copies_in
 from flsv.results.folder import DICTIONARY_FILE
-from flsv.results.round_result import DATA_WARNING, Event
+from flsv.results.round_result import DATA_WARNING, OF_VALIDATION, Event
 from flsv.utilities.atomic_files import replacing
 
 
-def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return an event for each pair of clients with the same samples, and for each client with duplicate
-    samples. Warn if there are any."""
-    all_copies = copies_in(data)
-    events = []
-    for copies in all_copies:
+def events_of_copies(
+    data: FederatedDataModule, validation_copies: Sequence[ValidationCopies]
+) -> list[Event]:
+    """Return an event for each client that trains on validation samples, for each pair of clients with the same
+    samples, and for each client with duplicate samples. Warn if there are any."""
+    events = [
+        Event(
+            client=copies.client,
+            what=DATA_WARNING,
+            first=0,
+            last=0,
+            kind=OF_VALIDATION,
+            column=SAMPLES,
+            text=copies.text,
+        )
+        for copies in conspicuous(validation_copies)
+    ]
+    for copies in copies_in(data):
         other_clients = [] if copies.other_client is None else [copies.other_client]
         event = Event(
             client=copies.client,
@@ -32,9 +45,11 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
         events.append(event)
     if events:
         first_event = events[0]
-        client_name = data.client_names[all_copies[0].client]
+        owner = "all clients"
+        if first_event.client is not None:
+            owner = data.client_names[first_event.client]
         further = f", and {len(events) - 1} more" if len(events) > 1 else ""
-        rank_zero_warn(f"{SAMPLES} of {client_name}: {first_event.text}{further}.")
+        rank_zero_warn(f"{SAMPLES} of {owner}: {first_event.text}{further}.")
     return events
 
 

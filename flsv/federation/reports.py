@@ -19,6 +19,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round, Values
 from flsv.data import plot_partition
+from flsv.data.copies import validation_copies_in
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.results.curves import Curves, Monitored
@@ -66,6 +67,8 @@ class RunReports:
             self._data.class_names,
         )
         self._logged_keys: set[tuple[Any, ...]] = set()
+        # Number of validation samples that are training samples. None: they were not compared.
+        self._num_trained_on: int | None = None
         self._events_of_data = self._write_dictionary_and_check_data()
         self._record: Mapping[str, Any] = {}
         # What the module had logged when the resumed run ended, if that run has trained all rounds.
@@ -126,9 +129,12 @@ class RunReports:
 
         if self._writes_files:
             data_events.write_dictionary(self._data, self._folder)
+        validation_copies = validation_copies_in(self._data)
+        if validation_copies is not None:
+            self._num_trained_on = validation_copies[0].count  # those of any client
         return [
             *data_events.events_of_tables(self._data),
-            *data_events.events_of_copies(self._data),
+            *data_events.events_of_copies(self._data, validation_copies or ()),
         ]
 
     def _events(self) -> list[Event]:
@@ -193,6 +199,8 @@ class RunReports:
             first_round=self._state.round_index,
             version=code_version(),
         )
+        if record["validation"] is not None:
+            record["validation"]["trained_on"] = self._num_trained_on
         if self._state.run:
             record["run"] = self._state.run
         return record

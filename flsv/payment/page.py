@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,9 +266,15 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
         samples = "validation samples"
         if validation["rows"] is not None:
             samples = f"{validation['rows']:,} validation samples"
-        sentences.append(
-            f"It was evaluated on {samples}, which no partner trained on: {validation['of']}."
-        )
+        num_trained_on = validation.get("trained_on")
+        texts: Mapping[str, str] = MESSAGES["validation"]
+        if num_trained_on is None:
+            text = texts["not_compared"]
+        elif num_trained_on == 0:
+            text = texts["none"]
+        else:
+            text = texts["some"]
+        sentences.append(text.format(samples, validation["of"], num_trained_on))
     return sentences
 
 

@@ -376,6 +376,7 @@ def basis_by_retraining(run: Run) -> Basis:
     # Incidents stay those of the repetitions, in which a site may have sent what it did not send in the run.
     payment_inputs = replace(
         basis.inputs,
+        validation_copies=inputs_of_run["validation_copies"],
         shared_samples=inputs_of_run["shared_samples"],
         data_warnings=inputs_of_run["data_warnings"],
         # A repetition may have taken coalitions over from the run.

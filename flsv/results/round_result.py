@@ -18,6 +18,8 @@ TRAIN_LOSS = "train_loss"
 INVALID_UPDATES: Mapping[str, str] = MESSAGES["invalid_updates"]
 #: :attr:`Event.what` of a data-quality warning about a client's table.
 DATA_WARNING = "data_warning"
+#: :attr:`Event.kind` of a data-quality warning about validation samples that are also training samples.
+OF_VALIDATION = "validation"
 #: :attr:`Event.what` of an event that says how the training of coalitions differs from the run.
 UNLIKE_RUN = "coalitions unlike the run"
 #: :attr:`Event.what` of rounds in which no client has sent an update.
@@ -45,7 +47,8 @@ class Event:
     of: int | None = None
     #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
+    #: The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`, that of a data-quality warning
+    #: :data:`OF_VALIDATION`.
     kind: str | None = None
     #: For a data-quality warning, the column and a description.
     column: str = ""

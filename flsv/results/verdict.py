@@ -12,7 +12,7 @@ import torch
 from flsv.core.state import OF_VALUES
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import UNLIKE_RUN, Event, data_warnings_in
+from flsv.results.round_result import OF_VALIDATION, UNLIKE_RUN, Event, data_warnings_in
 from flsv.results.text import MESSAGES, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
@@ -38,6 +38,7 @@ FORBIDDING_REASONS = (
     "unfinished",
     "unsuitable",
     "no_values",
+    "validation_copies",
     "shared_samples",
     "unlike_run",
     "ranking",
@@ -106,7 +107,9 @@ class PaymentInputs:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
-    #: Descriptions of samples that several clients have, and of other strong data-quality warnings.
+    #: Descriptions of validation samples that clients train on, of samples that several clients have, and of other
+    #: strong data-quality warnings.
+    validation_copies: str = ""
     shared_samples: str = ""
     data_warnings: str = ""
     #: Sentences that say how the training of coalitions differs from the run.
@@ -237,6 +240,7 @@ def _forbidding_details(
         "unfinished": inputs.stopped_after,
         "unsuitable": inputs.unsuitable,
         "no_values": not inputs.has_values and _why_no_values(inputs),
+        "validation_copies": inputs.validation_copies,
         "shared_samples": inputs.shared_samples,
         "unlike_run": inputs.unlike_run,
         "ranking": inputs.has_values and inputs.allows_ranks_only,
@@ -355,17 +359,22 @@ def inputs_of_events(
         >>> inputs_of_events([shared], ["Graz", "Lyon"])["shared_samples"]
         'Graz and Lyon (80 of 80 are also samples of Lyon)'
     """
+    validation_copies = []
     shared_samples = []
     descriptions = []
     for data_warning in data_warnings_in(events):
         owners = _owners(data_warning, client_names)
-        if data_warning.others:
+        if data_warning.kind == OF_VALIDATION:
+            owner = joined(owners) or "all partners"
+            validation_copies.append(f"{owner} ({data_warning.text})")
+        elif data_warning.others:
             shared_samples.append(f"{joined(owners)} ({data_warning.text})")
         else:
             column_at_owners = ", ".join([*owners, data_warning.column])
             descriptions.append(f"{column_at_owners} ({data_warning.text})")
 
     return {
+        "validation_copies": listed(validation_copies, MAX_WARNINGS_SHOWN),
         "shared_samples": listed(shared_samples, MAX_WARNINGS_SHOWN),
         "data_warnings": listed(descriptions, MAX_WARNINGS_SHOWN),
         "incidents": listed(_incidents(events, client_names), MAX_WARNINGS_SHOWN),

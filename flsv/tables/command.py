@@ -33,7 +33,7 @@ import pandas as pd
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
-from flsv.data.copies import SAMPLES, copies_in
+from flsv.data.copies import SAMPLES, conspicuous, copies_in, validation_copies_in
 from flsv.data.sources.names_and_paths import unreadable_images
 from flsv.results.terminal import filled, width
 from flsv.tables.dictionary import Dictionary
@@ -301,10 +301,16 @@ def _save_tables(folder: Path, data: FederatedDataModule, data_warnings: pd.Data
 
 
 def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of the data warnings about tables, and about samples that occur more than once."""
+    """Return a table of the data warnings about tables, about validation samples that are training samples, and about
+    samples that occur more than once."""
     rows = []
     for data_warning in data.division.source.data_warnings:
         rows.append((data_warning.site, data_warning.column, data_warning.text))
+    for validation_copies in conspicuous(validation_copies_in(data) or ()):
+        site = ""
+        if validation_copies.client is not None:
+            site = data.client_names[validation_copies.client]
+        rows.append((site, SAMPLES, validation_copies.text))
     for copies in copies_in(data):
         client_name = data.client_names[copies.client]
         rows.append((client_name, SAMPLES, copies.text(data.client_names)))

@@ -11,7 +11,13 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.data.copies import copies_in, find_copies
+from flsv.data.copies import (
+    conspicuous,
+    copies_in,
+    find_copies,
+    find_validation_copies,
+    validation_copies_in,
+)
 from flsv.data.sample_hashes import hash_samples
 from helpers.data import set_up_data
 from helpers.fits import fit
@@ -276,6 +282,83 @@ def test_client_with_one_sample_has_no_copies():
     data = set_up_data(clients={"Lyon": make_tensors(0), "Graz": one_sample}, server_val=0.0)
 
     assert copies_in(data) == []
+
+
+# ---- validation samples that clients train on
+
+
+def test_validation_samples_of_each_client_are_counted_and_those_of_many_are_reported():
+    validation, lyon, graz = make_hashes(num_clients=3)
+    validation[10] = validation[0]  # a sample twice
+    graz[:16] = validation[:16]
+    lyon[:4] = validation[10:14]
+
+    of_any, of_lyon, of_graz = find_validation_copies(validation, [lyon, graz])
+
+    assert (of_any.count, of_lyon.count, of_graz.count) == (16, 5, 16)
+    assert conspicuous([of_any, of_lyon, of_graz]) == [of_graz]  # five copies may be due to chance
+    assert of_graz.text == "16 of 40 validation samples are also training samples"
+
+
+def test_validation_samples_spread_over_many_clients_are_reported_for_all_together():
+    validation, *hashes = make_hashes(num_clients=9)
+    for client, client_hashes in enumerate(hashes):
+        client_hashes[0] = validation[client]
+
+    (reported,) = conspicuous(find_validation_copies(validation, hashes))
+
+    assert (reported.client, reported.count) == (None, 8)
+
+
+@pytest.mark.parametrize("num_values", [2, 16, 800])
+def test_validation_samples_that_are_equal_by_chance_are_not_reported(num_values):
+    validation, *hashes = draw_hashes(num_values)
+
+    assert conspicuous(find_validation_copies(validation, hashes)) == []
+
+
+def make_tensors_relabeled(seed):
+    inputs, labels = make_tensors(seed).tensors
+    return TensorDataset(inputs, (labels + 1) % 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "make_validation", "num_relabeled"),
+    [
+        (make_tensors, make_tensors, 0),
+        (make_tensors, make_tensors_relabeled, NUM_SAMPLES),
+        (make_tensors, make_subset, 0),
+        (make_parts, make_parts, 0),
+        (TextsThatFailIfRead, TextsThatFailIfRead, 0),
+        (ArraysThatFailIfRead, ArraysThatFailIfRead, 0),
+    ],
+)
+def test_validation_samples_of_a_client_are_found_in_any_data_that_hold_them(
+    make, make_validation, num_relabeled
+):
+    clients = {"Lyon": make(0), "Graz": make(1)}
+
+    data = set_up_data(clients=clients, val=make_validation(1), labels=False)
+    (copies,) = conspicuous(validation_copies_in(data))
+
+    assert (copies.client, copies.count, copies.num_relabeled) == (1, NUM_SAMPLES, num_relabeled)
+
+
+def test_validation_samples_of_nobody_are_counted_as_none():
+    data = set_up_data(make_tensors(0), IIDPartitioner(2), server_val=0.2)
+
+    of_any, *_ = validation_copies_in(data)
+
+    assert (of_any.count, of_any.num_samples) == (0, 8)
+
+
+@pytest.mark.parametrize("make", [LabelsWithoutInputs, ArraysThatFailIfRead])
+def test_samples_that_cannot_be_compared_have_no_counts(make):
+    clients = {"Lyon": make_tensors(0), "Graz": make_tensors(1)}
+
+    data = set_up_data(clients=clients, val=make(1), labels=False)
+
+    assert validation_copies_in(data) is None
 
 
 def fail_if_called(data):

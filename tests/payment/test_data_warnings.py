@@ -28,6 +28,11 @@ EVENTS = {
         "text": "120 of 120 are also samples of Lyon",
         "others": [1],
     },
+    "validation": {
+        "column": "samples",
+        "kind": "validation",
+        "text": "30 of 60 validation samples are also training samples",
+    },
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore:samples of Bilbao")
@@ -56,9 +61,10 @@ def test_each_data_warning_is_on_the_page_in_the_shares_and_without_names_on_pag
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
-    assert ("data_warnings" in reasons) == (kind != "shared")
+    assert ("data_warnings" in reasons) == (kind == "column")
     assert ("shared_samples" in reasons) == (kind == "shared")
-    assert ("amount" in row_of_bilbao) == (kind != "shared")
+    assert ("validation_copies" in reasons) == (kind == "validation")
+    assert ("amount" in row_of_bilbao) == (kind == "column")
 
     sentences_for_one = MESSAGES["against_for_one"]
     for client in CLIENTS:
@@ -86,6 +92,22 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path):
     assert finding_of_turin == ""
 
 
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"trained_on": 0}, "60 validation samples, which no partner trained on: val.csv."),
+        ({"trained_on": 7}, "60 validation samples: val.csv. 7 of them have the same values as"),
+        ({"trained_on": None}, "60 validation samples: val.csv. They were not compared with"),
+        ({}, "60 validation samples: val.csv. They were not compared with"),
+    ],
+)
+def test_page_says_whether_partners_trained_on_validation_samples(tmp_path, entry, sentence):
+    run = make_game(tmp_path, {"sv": [0.3, 0.2, 0.1]})
+    change_record(run, validation={"of": "val.csv", "rows": 60, **entry})
+
+    assert f"It was evaluated on {sentence}" in text_of_page(write_report(run))
+
+
 def make_table(seed: int) -> pd.DataFrame:
     ages = np.random.default_rng(seed).normal(50, 10, 120)
     return pd.DataFrame({"age": ages, "ill": np.where(ages > 50, "yes", "no")})
@@ -108,6 +130,7 @@ def write_tables_with_shared_rows(folder: Path):
     for name in CLIENTS:
         seed = 0 if name == "Turin" else 1  # Bilbao and Lyon have the same rows
         make_table(seed).to_csv(folder / f"{name}.csv", index=False)
+    make_table(0).to_csv(folder / "val.csv", index=False)  # Turin's
 
 
 @pytest.mark.slow
@@ -119,7 +142,6 @@ def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
         data={
             "source": str(tmp_path / "clinics"),
             "labels": "ill",
-            "splits": {"server_val": 0.3},
         },
         trainer={"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
         federation={
@@ -128,20 +150,26 @@ def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
         },
     )
 
-    with warns("are also samples of Lyon"):
+    with warns(
+        "samples of Turin: 120 of 120 validation samples are also training samples, and 1 mo"
+    ):
         run = fit_by_command(tmp_path, config)
 
-    printed_words = capsys.readouterr().out.split()
-    assert "Bilbao and Lyon (" in " ".join(printed_words)
+    printed_text = " ".join(capsys.readouterr().out.split())
+    assert "Bilbao and Lyon (" in printed_text
+    assert "Turin (120 of 120 validation samples" in printed_text
     record = json.loads((run / "run.json").read_text())
-    (event,) = record["events"]
-    assert event["what"] == "data_warning"
-    assert [event["client"], *event["others"]] == [0, 1]
+    assert record["validation"]["trained_on"] == 120
+    event_of_validation, event_of_copies = record["events"]
+    assert event_of_validation["client"] == 2
+    assert event_of_copies["what"] == "data_warning"
+    assert [event_of_copies["client"], *event_of_copies["others"]] == [0, 1]
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
-    assert "shared_samples" in verdict.reasons
+    assert {"shared_samples", "validation_copies"} <= verdict.reasons.keys()
     assert verdict.forbids_payment
 
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
     assert "are also samples of Lyon" in verdict.reasons["shared_samples"]
+    assert "Turin (120 of 120" in verdict.reasons["validation_copies"]
