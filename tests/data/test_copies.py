@@ -18,7 +18,7 @@ from flsv.data.copies import (
     find_validation_copies,
     validation_copies_in,
 )
-from flsv.data.sample_hashes import hash_samples
+from flsv.data.sample_hashes import hash_rows, hash_samples
 from helpers.data import set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
@@ -122,6 +122,17 @@ def test_subset_and_concatenation_have_the_hashes_of_their_tensors(make):
     hashes = hash_samples(make(0), indices)
 
     np.testing.assert_array_equal(hashes, hash_samples(make_tensors(0), indices))
+
+
+def test_pairs_of_tensors_have_the_hashes_of_samples_and_of_their_inputs():
+    pairs = make_tensors(0)
+    inputs = TensorDataset(pairs.tensors[0])
+    indices = torch.tensor([39, 3, 20])
+
+    hashes, input_hashes = hash_rows(pairs, indices)
+
+    np.testing.assert_array_equal(hashes, hash_samples(pairs, indices))
+    np.testing.assert_array_equal(input_hashes, hash_samples(inputs, indices))
 
 
 def test_samples_whose_labels_alone_are_in_memory_have_no_hashes():
