@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader
 
 from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
@@ -79,6 +80,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             Face data sets, ``DataLoader``, or paths of CSV files or of folders of images. The clients of a list have
             the names "0", "1", ... Classes with names get the same numbers at all clients.
         val: the server's validation data, in a form of a client's data. Then no training sample is set aside for it.
+            A ``DataLoader`` makes its batches itself, as it also does as ``test``.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or the name or position of a field of its samples; False
@@ -232,10 +234,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             from flsv.data.corruption import Corruption
 
             check_argument(type(self).__name__, "corruptions", corruption, Corruption)
-            if corruption.unknown_classes and self._module is not None:
+            have_loaders = any(isinstance(data, DataLoader) for data in self._held_out.values())
+            if corruption.unknown_classes and (self._module is not None or have_loaders):
                 raise ConfigurationError(
                     f"{corruption!r} removes classes from all data sets, which is not possible in the loaders of a "
-                    "LightningDataModule. Give the data sets as source=(train, test)."
+                    "LightningDataModule, or of val and test. Give the data sets."
                 )
 
     def __copy__(self) -> FederatedDataModule:
@@ -415,6 +418,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         """Return a loader of the test set, which contains no client's samples."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
+        if self.division.source.test_loader is not None:
+            return self.division.source.test_loader
         test = self.division.source.test
         if test is None:
             raise ConfigurationError(

@@ -135,13 +135,21 @@ def _classes_of(source: SourceData, labels: Any, parts_that_need_classes: list[A
     classes = find_classes(
         source.train,
         source.class_names,
-        {"validation": source.val, "test": source.test},
+        {"validation": _validation_set(source), "test": source.test},
         labels,
         parts_that_need_classes,
     )
     if is_stream:
         return replace(classes, missing_reason="a stream is not read before training")
     return classes
+
+
+def _validation_set(source: SourceData) -> Any:
+    """Return the validation data, also those of a loader that the user has given. None if they are not known."""
+    is_wrapped_module = source.train_loader is not None
+    if is_wrapped_module or source.val is not None:
+        return source.val
+    return getattr(source.val_loaders, "dataset", None)
 
 
 def _unknown_classes(corruptions: Sequence[Corruption]) -> Tensor:

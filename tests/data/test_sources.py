@@ -15,6 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
+    default_collate,
 )
 
 from flsv.cli import main
@@ -150,7 +151,7 @@ TABLE_OF_PATIENTS = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "a ": HERE}}, "The clients' names are .* have to be different"),
         (
-            {"source": HERE, "val": DataLoader(HERE)},
+            {"source": HERE, "val": [DataLoader(HERE)]},
             "val: .* Instead of a DataLoader, give loader.dataset",
         ),
         ({"source": "mnist"}, "data.files.download true"),
@@ -363,17 +364,59 @@ OWN_BATCHES = BatchSamplerOfUser(SequentialSampler(TWENTY_SAMPLES), batch_size=2
 
 
 @pytest.mark.parametrize(
-    ("loader", "name"),
+    ("loader", "description"),
     [
-        (DataLoader(TWENTY_SAMPLES, batch_size=None), "DataLoader"),
-        ([DataLoader(TWENTY_SAMPLES), DataLoader(TWENTY_SAMPLES)], "list"),
-        (DataLoader(TWENTY_SAMPLES, batch_sampler=OWN_BATCHES), "DataLoader"),
-        (DoublesInputs(TWENTY_SAMPLES, 4), "DoublesInputs"),
+        (DataLoader(TWENTY_SAMPLES, batch_size=None), "a DataLoader without batches"),
+        ([DataLoader(TWENTY_SAMPLES), DataLoader(TWENTY_SAMPLES)], "a list"),
+        (
+            DataLoader(TWENTY_SAMPLES, batch_sampler=OWN_BATCHES),
+            "a DataLoader with a batch_sampler of its own .BatchSamplerOfUser",
+        ),
+        (DoublesInputs(TWENTY_SAMPLES, 4), "a DoublesInputs"),
     ],
 )
-def test_wrapped_loaders_whose_samples_cannot_be_divided_are_refused(loader, name):
-    with refused(f"training loader is a {name} whose samples cannot be divided"):
+def test_loaders_whose_samples_cannot_be_divided_are_refused(loader, description):
+    with refused(f"training loader is {description}.*, whose samples cannot be divided"):
         module_source(DataModuleOfLoader(loader))
+    with refused(f"client 'b': expected a torch DataLoader .* but got {description}"):
+        set_up_data(clients={"a": DataLoader(TWENTY_SAMPLES), "b": loader}, server_val=0)
+
+
+def collate_doubled(samples):
+    inputs, labels = default_collate(samples)
+    return 2 * inputs, labels
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 7, "collate_fn": collate_doubled}, {"batch_sampler": OWN_BATCHES}]
+)
+@pytest.mark.parametrize(
+    "options_of_clients",
+    [
+        {"source": TWENTY_SAMPLES},
+        {"clients": [DataLoader(TWENTY_SAMPLES, batch_size=4)] * 2},
+        {"clients": [TWENTY_SAMPLES] * 2},
+    ],
+)
+def test_loaders_of_held_out_data_are_used_as_they_are(options, options_of_clients):
+    loader = DataLoader(TensorDataset(torch.ones(14, 3), torch.arange(14) % 6), **options)
+
+    data = set_up_data(**options_of_clients, val=loader, test=loader)
+
+    assert data.val_dataloader() is loader
+    assert data.test_dataloader() is loader
+    assert data.validation() == {"of": "DataLoader", "rows": 14}
+    assert len(data.server_val_indices) == 0
+    assert data.num_classes == 6
+
+
+def test_loader_of_validation_data_beside_tables_or_other_class_names_is_refused():
+    loader = DataLoader(TWENTY_SAMPLES)
+
+    with refused("'source' is a table, but 'the val data' is not"):
+        set_up_data(TABLE_OF_PATIENTS, labels="ill", val=loader)
+    with refused("'val' has no names"):
+        set_up_data((X, np.where(Y == 0, "ill", "well")), val=loader)
 
 
 def test_validation_loaders_of_a_wrapped_module_are_used_as_they_are():

@@ -274,7 +274,7 @@ def _read_clients(
         group_names=tuple(parts),
         is_by_client=True,
     )
-    return _with_parts(source, parts, held_out_parts, reading)
+    return _with_loaders(_with_parts(source, parts, held_out_parts, reading), held_out)
 
 
 def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading) -> SourceData:
@@ -290,13 +290,17 @@ def _read_all_clients(train: Any, held_out: Mapping[str, Any], reading: Reading)
     held_out_parts = _read_held_out(held_out, reading)
     if _are_tables(parts, held_out_parts):
         return _tables_source(parts, held_out_parts, reading, are_clients=False)
-    return _with_parts(source, parts, held_out_parts, reading)
+    return _with_loaders(_with_parts(source, parts, held_out_parts, reading), held_out)
 
 
 def _read_held_out(held_out: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     parts: dict[str, Any] = dict.fromkeys(held_out)
     for name, data in held_out.items():
-        if data is not None:
+        if isinstance(data, DataLoader):
+            parts[name] = (
+                data.dataset
+            )  # to compare its classes. Batches are made by the loader itself
+        elif data is not None:
             parts[name] = read_part(data, reading, name, client=name)
     return parts
 
@@ -348,6 +352,17 @@ def _with_parts(
         class_names=class_names or source.class_names,
         pos_label=reading.pos_label,
     )
+
+
+def _with_loaders(source: SourceData, held_out: Mapping[str, Any]) -> SourceData:
+    """Return the source with the user's loaders of validation and test data in place of their data sets."""
+    val = held_out.get("val")
+    test = held_out.get("test")
+    if isinstance(val, DataLoader):
+        source = replace(source, val=None, val_loaders=val)
+    if isinstance(test, DataLoader):
+        source = replace(source, test=None, test_loader=test)
+    return source
 
 
 def _have_columns(datasets: Sequence[Any], reading: Reading) -> bool:
@@ -405,7 +420,7 @@ def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
 def _training_source(loader: Any, name: str) -> SourceData:
     if not _makes_usual_batches(loader):
         raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients. "
+            f"{name}'s training loader is {_in_words(loader)}, whose samples cannot be divided among clients. "
             "Return one torch DataLoader that makes its batches by batch_size and shuffle, or give the data set as "
             "source."
         )
@@ -494,9 +509,10 @@ def _data_set_of(loader: Any, client: str) -> Any:
         return Subset(loader.dataset, list(sampler.indices))
     if sampler is not None and type(sampler) is not WeightedRandomSampler:
         return loader.dataset
+    description = _in_words(loader) if sampler is None else f"a {type(sampler).__name__}"
     raise ConfigurationError(
         f"client {client!r}: expected a torch DataLoader that makes its batches by batch_size and shuffle, as "
-        f"another client has, but got a {type(sampler or loader).__name__}. Give the data sets instead."
+        f"another client has, but got {description}. Give the data sets instead."
     )
 
 
@@ -514,6 +530,18 @@ def _makes_usual_batches(loader: Any) -> bool:
     classes = type(loader).__mro__
     subclasses = classes[: classes.index(DataLoader)]
     return all(vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
+
+
+def _in_words(loader: Any) -> str:
+    """Describe a loader that does not make usual batches, for messages."""
+    text = f"a {type(loader).__name__}"
+    if not isinstance(loader, DataLoader):
+        return text
+    if loader.batch_sampler is None:
+        return f"{text} without batches (batch_size=None)"
+    if type(loader.batch_sampler) is not BatchSampler:
+        return f"{text} with a batch_sampler of its own ({type(loader.batch_sampler).__name__})"
+    return f"{text}, which makes batches in a way of its own"
 
 
 def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:

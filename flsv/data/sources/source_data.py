@@ -65,6 +65,7 @@ class SourceData:
         val: the source's own validation data.
         val_loaders: loaders of validation data, instead of ``val``.
         test: the test data.
+        test_loader: loader of test data, instead of ``test``.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all.
         class_names: names of the classes, or empty.
         train_loader: the training loader of the user's data module.
@@ -90,6 +91,7 @@ class SourceData:
     val: Dataset[Any] | None = None
     val_loaders: Iterable[Any] | None = None
     test: Dataset[Any] | None = None
+    test_loader: DataLoader[Any] | None = None
     indices: Tensor | None = None
     class_names: tuple[str, ...] = ()
     train_loader: DataLoader[Any] | None = None
