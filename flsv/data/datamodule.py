@@ -36,7 +36,7 @@ from flsv.data.sources.table_facts import name_as_text, target_of
 from flsv.data.splits import HELD_OUT, HeldOut, SampleFilter, Splits
 from flsv.data.streams import current_length
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import Count, check_argument
+from flsv.utilities.declared import Count, check_argument, name_places
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
@@ -607,4 +607,5 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._batch_size = size
 
 
+name_places(FederatedDataModule, splits=Splits, files=Files, loader=Loader)
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)

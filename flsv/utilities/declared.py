@@ -66,6 +66,41 @@ def checked(function_or_class: _T) -> _T:
     return checked_class
 
 
+def name_places(owner: type, **groups: type) -> None:
+    """Let errors for an unknown argument say where it belongs: to ``owner``, or to a group of its options.
+
+    ``groups`` has the class of each argument that is a group of options. Errors of these classes say it, too.
+    """
+    place_by_argument = {}
+    for group, group_class in groups.items():
+        for name in inspect.signature(group_class).parameters:
+            place = f"{owner.__name__}({group}={group_class.__name__}({name}=...))"
+            place_by_argument.setdefault(name, place)
+    for name in inspect.signature(owner).parameters:
+        place_by_argument[name] = f"{owner.__name__}({name}=...)"
+
+    for options_class in (owner, *groups.values()):
+        # mypy: a class's constructor
+        constructor = _with_places(options_class.__init__, place_by_argument)  # type: ignore[misc]
+        options_class.__init__ = constructor  # type: ignore[misc]
+
+
+def _with_places(constructor: Any, place_by_argument: Mapping[str, str]) -> Any:
+    names = inspect.signature(constructor).parameters
+
+    @functools.wraps(constructor)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in names and name in place_by_argument:
+                raise TypeError(
+                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}, which belongs elsewhere: "
+                    f"{place_by_argument[name]}."
+                )
+        constructor(self, *args, **kwargs)
+
+    return construct
+
+
 def with_arguments_of(
     constructor: Callable[Concatenate[Any, _Arguments], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Arguments], None]]:

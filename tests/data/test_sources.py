@@ -1,5 +1,6 @@
 """Where samples come from: arrays, data sets, clients by name, Parquet files, other people's data modules and kinds."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from flsv import FederatedDataModule
 from flsv.cli import main
+from flsv.data import Loader, Splits
 from flsv.data.sources.open_source import module_source
 from flsv.data.sources.source_data import array_set
 from helpers import refused, warns
@@ -347,6 +350,20 @@ def test_order_of_a_wrapped_loader_that_is_not_used_has_a_warning(sampler, messa
 
     with warns(message):
         module_source(DataModuleOfLoader(loader))
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda: FederatedDataModule(drop_last=True), "loader=Loader(drop_last=...)"),
+        (lambda: FederatedDataModule(server_val=0.2), "splits=Splits(server_val=...)"),
+        (lambda: Loader(batch_size=8), "batch_size=..."),
+        (lambda: Splits(root="here"), "files=Files(root=...)"),
+    ],
+)
+def test_error_for_an_option_in_the_wrong_place_names_its_place(make, place):
+    with pytest.raises(TypeError, match=re.escape(f": FederatedDataModule({place}).")):
+        make()
 
 
 class BatchSamplerOfUser(BatchSampler):
