@@ -270,7 +270,8 @@ class Dictionary:
         target_scale: number by which the difference is divided.
         excluded: columns that are not used, each with the reason. A reason that begins with a question mark is a
             question, which somebody has to answer. ``"*"``: all columns that are not named.
-        read: format of text files, by the client's or the file's name. ``"*"``: all others.
+        read: how tables are written, by the client's or the file's name, such as ``{"Lyon": {"decimal": ",", "rename":
+            {"geschlecht": "sex"}, "recode": {"sex": {"1": "f", "2": "m"}}}}``. ``"*"``: all others.
 
     Raises:
         ConfigurationError: an argument has another type, or arguments contradict each other.

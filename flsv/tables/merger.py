@@ -114,7 +114,7 @@ def _check_same_meaning(
     if sites_without:
         raise Question(
             f"the column is in the tables of {listed(column_by_site)}, but not of {listed(sorted(sites_without))}. "
-            "Exclude it, or add it to all tables"
+            "Exclude it, add it to all tables, or give another column this name (rename in read)"
         )
 
     sites_by_word: dict[str, list[str]] = {}
@@ -181,8 +181,8 @@ def _are_different_codes(words: set[str], other_words: set[str]) -> bool:
 def _question_of_words(site: str, words: set[str], finding: str) -> Question:
     return Question(
         f"{site} has {_in_words(words)}, and {finding}, so that the model would learn which site a row is from. Do the "
-        "sites code the same thing in two ways? Use the same words in all tables, exclude the column, or name all its "
-        "categories"
+        "sites code the same thing in two ways? Use the same words in all tables (recode in read), exclude the column, "
+        "or name all its categories"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
@@ -29,10 +29,21 @@ _SPACES = " \u00a0\u202f"
 _MAX_FIELD_LENGTH = 2**31 - 1
 
 
+def _are_texts(new_texts: Any) -> bool:
+    """Return whether an argument is a mapping of texts to texts."""
+    if not isinstance(new_texts, Mapping):
+        return False
+    return all(isinstance(text, str) for text in (*new_texts, *new_texts.values()))
+
+
+def _are_mappings_of_texts(mappings: Any) -> bool:
+    return isinstance(mappings, Mapping) and all(map(_are_texts, mappings.values()))
+
+
 @checked
 @dataclass(frozen=True)
 class FileFormat:
-    """Format of a text file. The arguments have the names of ``pandas.read_csv``.
+    """How a client's table is written. The first arguments are those of text files, with names of ``pandas.read_csv``.
 
     Args:
         sep: field separator. None: the comma, semicolon, tab or vertical bar, whichever is most frequent in the header.
@@ -40,10 +51,20 @@ class FileFormat:
         decimal: decimal mark.
         thousands: thousands separator, or None.
         date_format: format of dates, as for ``strftime``.
+        rename: new names of columns, ``{name in the table: name in the dictionary}``. The target is a column, too.
+        recode: new words of columns, ``{name in the dictionary: {word in the table: new word}}``. Other words stay.
     """
 
     rules: ClassVar[Rules] = (
         (lambda a: a.sep is None or len(a.sep) == 1, "sep={sep!r}: expected one character."),
+        (
+            lambda a: a.rename is None or _are_texts(a.rename),
+            "rename={rename}: expected {{name: new name}}. Write texts in quotation marks.",
+        ),
+        (
+            lambda a: a.recode is None or _are_mappings_of_texts(a.recode),
+            "recode={recode}: expected {{column: {{word: new word}}}}. Write texts in quotation marks.",
+        ),
     )
 
     sep: str | None = None
@@ -51,6 +72,8 @@ class FileFormat:
     decimal: Literal[".", ","] = "."
     thousands: Literal[".", ",", " ", "'"] | None = None
     date_format: str = "ISO8601"
+    rename: Mapping[str, str] | None = None
+    recode: Mapping[str, Mapping[str, str]] | None = None
 
 
 def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, np.ndarray]:
@@ -219,11 +242,16 @@ def open_table(
     is_file = isinstance(source, str | Path)
     name = str(source) if is_file else type(source).__name__
     frame, row_lines = _frame_and_lines(source, file_format)
+    rename = file_format.rename or {}
+    recode = file_format.recode or {}
     column_names = [str(column).strip() for column in frame]
+    _check_has_all(rename, column_names, name, option="rename")
+    column_names = [rename.get(column, column) for column in column_names]
     _check_distinct(column_names, name)
+    _check_has_all(recode, column_names, name, option="recode")
     frame = frame.set_axis(column_names, axis=1).reset_index(drop=True)
     return Table(
-        frame=_with_numpy_types(frame),
+        frame=_recoded(_with_numpy_types(frame), recode),
         name=name,
         file_format=file_format,
         row_lines=row_lines,
@@ -255,6 +283,34 @@ def _with_numpy_types(frame: pd.DataFrame) -> pd.DataFrame:
     arrow_table = pyarrow.Table.from_pandas(frame[arrow_names], preserve_index=False)
     columns = arrow_table.to_pandas(ignore_metadata=True)
     return frame.assign(**dict(columns.items()))
+
+
+def _recoded(frame: pd.DataFrame, recode: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
+    """Return the table with other words in some columns, which become columns of texts."""
+    columns = {name: _recoded_column(frame[name], words) for name, words in recode.items()}
+    return frame.assign(**columns)
+
+
+def _recoded_column(column: pd.Series, new_words: Mapping[str, str]) -> pd.Series:
+    def new_word(word: Any) -> Any:
+        return new_words.get(word, word)
+
+    words = texts_of(column).astype(object).map(new_word)
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return words
+    categories = texts_of(pd.Series(column.dtype.categories)).cat.categories
+    new_categories = list(dict.fromkeys(map(new_word, categories)))  # in the same order
+    return words.astype(pd.CategoricalDtype(new_categories, ordered=column.dtype.ordered))
+
+
+def _check_has_all(names: Iterable[str], columns: Sequence[str], table: str, option: str) -> None:
+    missing_names = [name for name in names if name not in columns]
+    if missing_names:
+        raise ConfigurationError(
+            f"{table} has no column {listed(missing_names, show=repr)}, which is named in {option} of the data "
+            f"dictionary (read). Its columns are {listed(columns, 20)}.",
+            without_data=f"its table has no column {listed(missing_names, show=repr)}, which is named in {option}",
+        )
 
 
 def _check_distinct(names: Sequence[str], table_name: str) -> None:

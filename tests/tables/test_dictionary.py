@@ -72,6 +72,70 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps(tmp_path):
 NO, YES = 0, 1
 
 
+CODES_OF_LYON = {
+    "rename": {"station": "ward", "outcome": "died"},
+    "recode": {"ward": {"1": "A", "2": "B"}, "died": {"0": "no", "1": "yes"}},
+}
+ROWS_OF_LYON = {
+    "age": ROWS["age"],
+    "lab": ROWS["lab"],
+    "station": ["1", "2", "1", "2"],
+    "outcome": ["0", "1", "0", "1"],
+}
+
+
+@pytest.mark.parametrize("as_numbers", [False, True])
+@pytest.mark.parametrize("dictionary", [{}, make_dictionary()], ids=["inferred", "written"])
+def test_columns_of_one_site_are_renamed_and_recoded(tmp_path, dictionary, as_numbers):
+    boston = pd.DataFrame(ROWS)
+    lyon = pd.DataFrame(ROWS_OF_LYON)
+    if as_numbers:
+        lyon = lyon.astype({"station": int, "outcome": int})
+    clients = {"Boston": boston, "Lyon": lyon}
+    if not as_numbers:
+        boston.to_csv(tmp_path / "b.csv", index=False)
+        lyon.to_csv(tmp_path / "l.csv", index=False)
+        clients = {"Boston": tmp_path / "b.csv", "Lyon": tmp_path / "l.csv"}
+
+    dictionary = {**dictionary, "read": {"Lyon": CODES_OF_LYON}}
+    data = set_up_data(clients=clients, labels="died", dictionary=dictionary, server_val=0.0)
+
+    inputs, labels = data.division.source.tensors
+    assert torch.equal(inputs[:4], inputs[4:])
+    assert torch.equal(labels[:4], labels[4:])
+    assert "ward=B" in data.dictionary.feature_names
+    again = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
+    assert again.read["Lyon"].recode == CODES_OF_LYON["recode"]
+    assert again.hash == data.dictionary.hash
+
+
+def test_recoded_categories_keep_their_order(tmp_path):
+    outcome = pd.Categorical([0, 1] * 20, categories=[1, 0], ordered=True)
+    table = pd.DataFrame({"age": range(40), "died": outcome})
+    recode = {"died": {"0": "no", "1": "yes"}}
+
+    data = set_up_data(table, labels="died", dictionary={"read": {"*": {"recode": recode}}})
+
+    assert data.class_names == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rename": {"statoin": "ward"}}, "no column 'statoin', .* rename of the data dictionary"),
+        ({"recode": {"statoin": {"1": "A"}}}, "no column 'statoin', .* recode of the data dict"),
+        ({"rename": {"station": "age"}}, "has columns with the names 'age'"),
+        ({"recode": {"station": {1: "A"}}}, "recode=.*Write texts in quotation marks"),
+        ({"rename": "station"}, "rename=station: expected .name: new name"),
+    ],
+)
+def test_names_and_words_that_cannot_be_replaced_are_refused(options, message):
+    clients = {"Boston": pd.DataFrame(ROWS_OF_LYON), "Lyon": pd.DataFrame(ROWS_OF_LYON)}
+
+    with refused(message):
+        set_up_data(clients=clients, labels="outcome", dictionary={"read": {"Lyon": options}})
+
+
 def test_positive_class_of_a_dictionary_is_class_1(tmp_path):
     data = read_clinics(tmp_path, make_dictionary(classes=["yes", "no"], positive="yes"))
 
