@@ -30,6 +30,7 @@ from flsv._lightning.patches import CONFIGURE_HOOK, Patch, PatchedAttributes, is
 from flsv._lightning.private import hook_of
 from flsv._lightning.stepping_batches import STEPS_OF_FITS
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.stop_signals import stop_if_signaled
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
 _PLATEAU_KEY = "plateau_values"
@@ -163,10 +164,15 @@ class ClientEpochLoop(_TrainingEpochLoop):
         return self.batch_progress.has_reached_end
 
     def advance(self, data_fetcher: Any) -> None:
-        if not self.is_idle:
-            super().advance(data_fetcher)
-            return
+        try:
+            if self.is_idle:
+                self._advance_idly()
+            else:
+                super().advance(data_fetcher)
+        finally:  # after an error, too: Ctrl-C may have ended the workers of a loader
+            stop_if_signaled()
 
+    def _advance_idly(self) -> None:
         # All batches of the round have been trained elsewhere. Callbacks see one batch, which is None.
         trainer = self.trainer
         batch_index = self.batch_idx + 1

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import lightning as L
@@ -19,7 +23,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.optim import Optimizer
@@ -45,6 +49,8 @@ WATCHERS = (
     ThroughputMonitor,
     Timer,
 )
+#: Seconds in which a logger is closed after a run was stopped.
+MAX_SECONDS_TO_CLOSE = 4.0
 #: Stands for the original value if the instance has none and its class has a method of this name.
 _INHERITED = object()
 
@@ -219,6 +225,43 @@ def no_placeholder_patches(trainer: L.Trainer) -> list[Patch]:
         for logger in trainer.loggers
         if isinstance(logger, TensorBoardLogger)
     ]
+
+
+def limit_closing(loggers: Sequence[Logger]) -> None:
+    """Let Lightning close the loggers of a fit that was stopped as :func:`close_in_time` does."""
+
+    def close(logger: Logger, patch: PatchedAttributes, status: str) -> None:
+        patch.restore()
+        close_in_time(partial(logger.finalize, status), type(logger).__name__)
+
+    for logger in loggers:
+        patch = PatchedAttributes([(logger, "finalize", logger.finalize)])
+        logger.finalize = partial(close, logger, patch)  # type: ignore[method-assign]
+
+
+def close_in_time(close: Callable[[], None], name: str) -> None:
+    """Call ``close``. If it takes longer than :data:`MAX_SECONDS_TO_CLOSE`, warn, and let the program go on. An error
+    that was raised in the middle of a writer's code may have left it waiting.
+    """
+    closing: Future[None] = Future()
+
+    def close_and_tell() -> None:
+        try:
+            close()
+        except BaseException as error:
+            closing.set_exception(error)
+        else:
+            closing.set_result(None)
+
+    Thread(target=close_and_tell, daemon=True).start()
+    try:
+        closing.result(MAX_SECONDS_TO_CLOSE)
+    except TimeoutError:
+        warnings.warn(
+            f"{name} was not closed within {MAX_SECONDS_TO_CLOSE:g} seconds after the run was stopped, so its last "
+            "values may be missing.",
+            stacklevel=2,
+        )
 
 
 def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:

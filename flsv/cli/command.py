@@ -1,4 +1,4 @@
-"""Functions for parsers, signals and output that all commands use."""
+"""Functions for parsers and output that all commands use."""
 # The module imports little, so that commands start fast.
 
 from __future__ import annotations
@@ -7,15 +7,12 @@ import argparse
 import io
 import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from types import FrameType
 from typing import Any, NoReturn, get_args
 
 import yaml
@@ -29,61 +26,6 @@ NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summar
 
 #: Arguments of a fit without bars and the closing table.
 QUIET_FIT_ARGUMENTS = (*NO_BARS, "--federation.reporting.table=false")
-
-#: Seconds after which a signal whose error was ignored is sent again.
-SECONDS_TO_NEXT_SIGNAL = 0.1
-
-
-class Terminated(KeyboardInterrupt):
-    """Exception raised at SIGTERM, with which systemd, SLURM and torchrun stop a command."""
-
-
-class _Signals:
-    """Signals to a process: SIGTERM raises an error once, and a signal whose error was ignored is sent again."""
-
-    def __init__(self) -> None:
-        # A process may get several signals: one to its process group, and one that rank 0 passes on.
-        self.was_raised = False
-        self.second_signals: list[threading.Timer] = []
-        self.previous_hook = sys.unraisablehook
-
-    def raise_once(self, number: int, frame: FrameType | None) -> None:
-        if not self.was_raised:
-            self.was_raised = True
-            raise Terminated
-
-    def send_again(self, unraisable: Any) -> None:
-        # Python ignores an error in a __del__ or in the callback of a weak reference (matplotlib has many), but calls
-        # this hook. A moment later the process probably runs other code, in which the error is raised.
-        numbers_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
-        number = numbers_by_error.get(unraisable.exc_type)
-        if number is None:
-            self.previous_hook(unraisable)
-            return
-        if number == signal.SIGTERM:
-            self.was_raised = False  # it was ignored
-        second_signal = threading.Timer(SECONDS_TO_NEXT_SIGNAL, os.kill, (os.getpid(), number))
-        self.second_signals.append(second_signal)
-        second_signal.start()
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
-    signals = _Signals()
-    # Other threads cannot handle signals.
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread:
-        previous_handler = signal.signal(signal.SIGTERM, signals.raise_once)
-    sys.unraisablehook = signals.send_again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = signals.previous_hook
-        for second_signal in signals.second_signals:
-            second_signal.cancel()
-        if is_main_thread:
-            signal.signal(signal.SIGTERM, previous_handler)
 
 
 class DiscardableOutput(io.FileIO):

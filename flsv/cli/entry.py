@@ -20,12 +20,12 @@ from flsv.cli.command import (
     QUIET_FIT_ARGUMENTS,
     CommandParser,
     ignore_closed_pipe,
-    terminable,
 )
 from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
 from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.one_lightning import import_as_lightning
+from flsv.utilities.stop_signals import terminable
 
 #: ``{subcommand: description}``.
 LIGHTNING_COMMANDS = {

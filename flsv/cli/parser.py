@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,6 +71,7 @@ from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.plugins import installed
 from flsv.utilities.seeding import kept_global_seed
 from flsv.utilities.silent_logger import SilentLogger
+from flsv.utilities.stop_signals import stopping_between_batches
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.
 PARTS: dict[str, type] = {
@@ -269,18 +270,20 @@ class FederatedCLI(LightningCLI):
         return Identity(config_settings(config), sample_hashes(self.datamodule))
 
     def _run_subcommand(self, subcommand: str) -> None:
+        is_fit = subcommand == "fit"
+        stop_between_batches = stopping_between_batches() if is_fit else nullcontext()
         try:
-            with _explained_optimizer_errors():
+            with stop_between_batches, _explained_optimizer_errors():
                 super()._run_subcommand(subcommand)
-        except (SystemExit, OSError) as error_of_exit:
+        except (KeyboardInterrupt, SystemExit, OSError) as error:
             # On Ctrl-C, Lightning raises SystemExit. TensorBoard's writer raises OSError if it is closed twice.
-            interrupt = error_of_exit.__context__
+            interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
             if not isinstance(interrupt, KeyboardInterrupt):
                 raise
             if started_by_script():
                 # The script that started this rank is killed as soon as a rank fails, so wait for its messages.
                 time.sleep(SECONDS_UNTIL_KILLED)
-            if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
+            if is_fit and self.trainer.is_global_zero and not self.quiet:
                 self._say_how_to_go_on()
             raise interrupt from None
 

@@ -19,6 +19,7 @@ from flsv._lightning.patches import (
     LastCallback,
     PatchedAttributes,
     callbacks_of,
+    limit_closing,
     no_placeholder_patches,
     no_profiling_patches,
     round_axis_patch,
@@ -39,6 +40,7 @@ from flsv.training.client_batches import LocalSteps
 from flsv.training.training_step import is_type_error, note_on_types
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.stop_signals import begin_to_stop
 from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
@@ -513,6 +515,10 @@ class LightningFit(Rounds):
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """Add client and round to an error's message, and restore trainer and module."""
+        begin_to_stop()
+        is_stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
+        if is_stopped:
+            limit_closing(self.trainer.loggers)
         try:
             if self.federation is not None:
                 # This comes first, since the other ranks wait and no checkpoint may be saved any more.
@@ -523,7 +529,7 @@ class LightningFit(Rounds):
             self.average.restore(module)
         finally:  # even if restoring the module failed, the folder's lock is released
             self.close(failed=True)
-        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self.reports is not None:
+        if is_stopped and self.reports is not None:
             self.reports.show_stopped_run()
         if isinstance(exception, SIGTERMException):
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0

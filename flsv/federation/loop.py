@@ -41,6 +41,7 @@ from flsv.server.checks import check_callbacks, check_names, check_setup, federa
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import checked, with_arguments_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.stop_signals import stop_if_signaled
 
 if TYPE_CHECKING:
     import pandas
@@ -276,6 +277,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
+
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
+        stop_if_signaled()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:

@@ -56,6 +56,7 @@ from flsv.scores.performance import Measure
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
+from flsv.utilities.stop_signals import stop_if_signaled
 
 Context = Callable[[], AbstractContextManager[Any]]
 Backend = Literal["auto", "vmap", "serial"]
@@ -395,6 +396,7 @@ class ModelEvaluator(CopyEvaluator):
         """Yield models' outputs ``[c, B, ...]`` for each batch, and its labels."""
         seed_global_rngs(self._seed, "utility")
         for x, y in self._batches:
+            stop_if_signaled()
             with self._context():
                 outputs = compute_outputs(x)
             yield outputs, y

@@ -34,7 +34,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from flsv._lightning.patches import ROUND_NAME
+from flsv._lightning.patches import ROUND_NAME, close_in_time
 from flsv.core.artifacts import client_folders
 from flsv.results.curves import Curves
 from flsv.results.round_result import RoundResult, RunResult, Sink
@@ -184,9 +184,15 @@ class TensorBoard(LoggerSink):
 
     def close(self, failed: bool = False) -> None:
         """Close the clients' files and the result's. The logger closes the run's own file."""
+        if failed:
+            close_in_time(self._close_own_writers, "A writer of TensorBoard")
+        else:
+            self._close_own_writers()
+        self._writers = {}
+
+    def _close_own_writers(self) -> None:
         for writer in self._own_writers():
             writer.close()
-        self._writers = {}
 
     def _own_writers(self) -> list[SummaryWriter]:
         writers = [*self._writers.values()]

@@ -41,6 +41,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.run_copy import RunCopy
+from flsv.utilities.stop_signals import stop_if_signaled
 
 #: Advice for programs that cannot create or read a file or folder a second time.
 HOW_TO_MAKE_AGAIN = (
@@ -167,6 +168,7 @@ def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
             # Lightning ignores further interrupts after the first one.
             signal.signal(signal.SIGINT, handler)
             raise KeyboardInterrupt from None
+        stop_if_signaled()  # Lightning has ended the fit since it has received SIGTERM, too
         raise
 
 

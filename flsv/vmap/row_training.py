@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.stop_signals import stop_if_signaled
 from flsv.vmap.row_step import RowStep, State
 
 
@@ -100,6 +101,7 @@ class RowTraining:
         losses = torch.zeros(len(batches), device=device)
         optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states)
         for step in range(num_batches[0]):
+            stop_if_signaled()
             num_active = sum(count > step for count in num_batches)
             # Views of the models that have a batch left. A step changes the states and losses behind them.
             active_states = {name: tensor[:num_active] for name, tensor in states.items()}
@@ -176,6 +178,7 @@ class SharedBatchTraining(RowTraining):
             chunks.append((states_of_chunk, losses[rows], optimizer))
         num_batches = 0
         for index, batch in zip(indices or count(), batches):
+            stop_if_signaled()
             num_batches += 1
             self._step.set_batch_index(index)
             generator_states = global_rngs()

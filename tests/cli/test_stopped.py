@@ -2,29 +2,35 @@
 
 import os
 import signal
+import threading
 import time
+from collections import deque
 
+import lightning as L
 import pytest
 from engines.ranks import AGENT, IMPORT_PATH, run_command
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.distributed.launcher.api import elastic_launch
 
-from flsv.cli.command import Terminated, terminable
+from helpers.fits import StopInRound, fit, make_loop_of_three_clients
 from helpers.forked import Forked
 from helpers.runs import QUIET, write_config
 
 pytestmark = pytest.mark.slow
 
 MAX_SECONDS = 900
+# TensorBoard's writer looks for values after 120 seconds, if nobody wakes it.
+MAX_SECONDS_TO_END = 90
 SHORT_ROUNDS = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true", *QUIET]
 RESUME_LINE = "Go on:   the same command with --ckpt_path last"
 
 
-def start_endless_fit(folder, run, *options):
+def start_endless_fit(folder, run, *options, **environment):
     """Start a fit in a process of its own, which writes into the folder. ``run`` is called with the command."""
     config = write_config(folder / "federation.yaml")
     command = ["fit", "--config", str(config), *SHORT_ROUNDS, *options]
     endless = "--trainer.max_epochs=100000"
-    return Forked(folder, run, *command, endless, PYTHONPATH=IMPORT_PATH)
+    return Forked(folder, run, *command, endless, PYTHONPATH=IMPORT_PATH, **environment)
 
 
 def terminate_after_first_checkpoint(process):
@@ -90,53 +96,64 @@ def test_terminated_fit_of_torchrun_can_be_resumed(tmp_path):
     assert last_round_in_table(resumed_run) == num_rounds - 1
 
 
-def receive_in_del_method(signal_number):
-    """Python prints an exception that is raised in ``__del__``, and goes on."""
+class InterruptedWaiters(deque):
+    """The readers that wait for a queue. The process gets a signal after one was woken, before it is struck off."""
 
-    class ObjectThatReceivesASignalInDel:
-        def __del__(self):
-            signal.raise_signal(signal_number)
+    def __init__(self, waiters, signal_number):
+        super().__init__(waiters)
+        self.signal_number = signal_number
 
-    ObjectThatReceivesASignalInDel()
-
-
-@pytest.fixture
-def handler_of_terminal():
-    """Python's handler of Ctrl-C, which a process has not got that a shell has started in the background."""
-    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous_handler)
+    def remove(self, waiter):
+        signal.raise_signal(self.signal_number)
+        super().remove(waiter)
 
 
-@pytest.mark.usefixtures("handler_of_terminal")
-@pytest.mark.parametrize("receive", [signal.raise_signal, receive_in_del_method])
-@pytest.mark.parametrize(
-    ("signal_number", "error"),
-    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
-)
-def test_signal_stops_a_command_even_if_received_in_a_del_method(receive, signal_number, error):
-    def receive_and_sleep():
-        with terminable():
-            receive(signal_number)
-            time.sleep(30)
+class InterruptsTensorBoard(L.Callback):
+    """Sends the signal ``FLSV_TEST_SIGNAL`` in the second round, while a value is put into TensorBoard's queue."""
 
-    with pytest.raises(error):
-        receive_and_sleep()
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.current_epoch == 1:
+            interrupt_next_value(trainer.logger, int(os.environ["FLSV_TEST_SIGNAL"]))
 
 
-def test_signal_that_was_lost_is_not_sent_again_after_the_command():
-    received_signals = list[int]()
+def interrupt_next_value(logger, signal_number):
+    writer = logger.experiment._get_file_writer().event_writer._async_writer
+    condition = writer._byte_queue.not_empty
+    while not condition._waiters:
+        time.sleep(0.001)
 
-    def record_signal(signal_number, frame):
-        received_signals.append(signal_number)
+    condition._waiters = InterruptedWaiters(condition._waiters, signal_number)
+    logger.log_metrics({"any": 1.0}, step=0)
 
-    seconds_until_sent_again = 0.1
-    previous_handler = signal.signal(signal.SIGTERM, record_signal)
-    try:
-        with terminable():
-            receive_in_del_method(signal.SIGTERM)
-        time.sleep(3 * seconds_until_sent_again)
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
 
-    assert received_signals == []
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_a_value_is_given_to_tensorboard_ends_the_fit(tmp_path, signal_number):
+    callback = "--trainer.callbacks=cli.test_stopped.InterruptsTensorBoard"
+    process = start_endless_fit(
+        tmp_path, run_command, callback, FLSV_TEST_SIGNAL=str(int(signal_number))
+    )
+    status, output = process.wait(MAX_SECONDS_TO_END)
+
+    if status is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert status == 128 + signal_number, output
+    assert RESUME_LINE in output
+
+
+def test_logger_that_hangs_is_left_after_some_seconds(tmp_path, monkeypatch):
+    class HangingLogger(DummyLogger):
+        def finalize(self, status):
+            has_ended.wait(30)
+
+    monkeypatch.setattr("flsv._lightning.patches.MAX_SECONDS_TO_CLOSE", 0.05)
+    has_ended = threading.Event()
+    logger = HangingLogger()
+    interrupt = StopInRound(round_index=1, batch=0, error=KeyboardInterrupt)
+    start_time = time.monotonic()
+
+    with pytest.raises(SystemExit), pytest.warns(match="HangingLogger was not closed within"):
+        fit(make_loop_of_three_clients(), tmp_path, logger=logger, callbacks=[interrupt])
+
+    assert time.monotonic() - start_time < 30
+    assert "finalize" not in vars(logger)
+    has_ended.set()
