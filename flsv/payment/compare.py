@@ -43,12 +43,13 @@ def compare_runs(paths: Sequence[str | Path]) -> DataFrame:
     numbers = numbers.loc[numbers.index.unique("what")]
 
     first_run = numbers[str(paths[0])]
-    columns_by_run = {}
+    tables = []
     for run in by_run:
-        columns_by_run[run] = _columns_of_run(numbers[run], first_run)
-    comparison = pandas.concat(columns_by_run, axis=1, names=["run"])
-    rows = comparison.stack("run", future_stack=True)
-    return rows.reset_index()
+        columns = _columns_of_run(numbers[run], first_run).reset_index()
+        columns.insert(len(numbers.index.names), "run", run)
+        tables.append(columns)
+    # The runs' rows for the same number follow each other.
+    return pandas.concat(tables).sort_index(kind="stable").reset_index(drop=True)
 
 
 def _columns_of_run(
