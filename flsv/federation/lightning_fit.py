@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
-#: Warning that Lightning would repeat in every round.
+#: Warning that Lightning would repeat whenever a loader is made.
 _REPEATED_WARNING = r".*isinstance\(treespec, LeafSpec\)"
 
 
@@ -87,6 +87,8 @@ class LightningFit(Rounds):
 
         # What is undone when the fit ends, the last first.
         self._cleanup = ExitStack()
+        self._cleanup.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=_REPEATED_WARNING)
         if coalitions is not None:
             self._cleanup.callback(coalitions.close)
         self._writes_files = config.reporting.files and leaves_files(trainer)
@@ -114,8 +116,6 @@ class LightningFit(Rounds):
 
     def set_up(self) -> None:
         """Prepare the trainer and the metrics, before the module is on its device."""
-        self._cleanup.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=_REPEATED_WARNING)
         self._set_up_metrics()
 
         state = self.state

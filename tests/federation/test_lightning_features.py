@@ -1,5 +1,6 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import Cohorts, fit, make_shapfed_loop, plain_trainer, trainer_for
+from helpers.fits import (
+    Cohorts,
+    fit,
+    make_loop_of_three_clients,
+    make_shapfed_loop,
+    plain_trainer,
+    trainer_for,
+)
 from helpers.models import Plain
 
 
@@ -57,6 +65,15 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
 
 # ---- What callbacks may monitor: values of clients, weights, accuracies and the training loss
+
+
+def test_fit_shows_no_deprecation_of_what_lightning_calls(tmp_path):
+    data = toy_data()
+
+    with warnings.catch_warnings():
+        # While it makes a loader, Lightning calls what torch is to remove.
+        warnings.filterwarnings("error", message=r".*isinstance\(treespec, LeafSpec\)")
+        fit(make_loop_of_three_clients(), tmp_path, data=data, rounds=2)
 
 
 class RecordsLoggedValues(Callback):
