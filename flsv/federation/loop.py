@@ -383,7 +383,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def contributions(self) -> dict[str, Tensor]:
-        """Return the metrics' current values ``[n]`` by the metric's name."""
+        """Return the metrics' current values ``[n]`` by the metric's name. :attr:`values` has those by class, too."""
         return {name: values.overall for name, values in self.values.items()}
 
     @property

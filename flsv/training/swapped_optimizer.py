@@ -14,6 +14,7 @@ import torch
 from lightning.fabric.utilities.types import Optimizable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
+from torch.optim import Adagrad
 from torch.utils._pytree import tree_map_only
 
 from flsv.utilities.plain_values import CONSTANT_TYPES, are_equal, copied, is_plain
@@ -93,15 +94,22 @@ class SwappedOptimizer:
             set_options(group, values)
         self._options_at_entry = options_of(self._groups)
 
-        state = self.optimizer.state
-        state.clear()
         if stored is None:
-            self._set_attributes(self._configured_attributes)
+            self._begin_anew()
         else:
+            state = self.optimizer.state
+            state.clear()
             state.update(_state_by_parameter(self.optimizer, stored["state"]))
             self._set_attributes(stored["attributes"])
         self.switch_to("train")
         self.optimizer.zero_grad()
+
+    def _begin_anew(self) -> None:
+        """Give the optimizer the state and the attributes with which it began."""
+        state = self.optimizer.state
+        state.clear()
+        state.update(initial_state(self.optimizer, self.optimizer.param_groups))
+        self._set_attributes(self._configured_attributes)
 
     def state(self) -> StoredState:
         """Return the state for the client to keep, without copies of ``state``."""
@@ -130,8 +138,7 @@ class SwappedOptimizer:
     def leave(self, scheduled_names: set[str]) -> None:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
         self.has_client_state = False
-        self.optimizer.state.clear()
-        self._set_attributes(self._configured_attributes)
+        self._begin_anew()
         for group, federation_options in zip(self._groups, self._federation_options):
             client_only_names = group.keys() - federation_options.keys() - {"params"}
             for name in client_only_names:
@@ -292,6 +299,15 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.ndim == 0:
         return tensor
     return tensor.to(device)
+
+
+def initial_state(optimizer: Any, groups: Iterable[Group]) -> OptimizerState:
+    """Return the state by parameter with which an optimizer begins that is like ``optimizer`` and has these groups."""
+    if not isinstance(optimizer, Adagrad):  # others make their state in their first step
+        return {}
+    # The groups are copied, since a constructor adds options to them.
+    copied_groups = [dict(group) for group in groups]
+    return Adagrad(copied_groups, **optimizer.defaults).state
 
 
 def _state_by_index(optimizer: Any) -> OptimizerState:

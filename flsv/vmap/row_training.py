@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from flsv.training.swapped_optimizer import initial_state
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.stop_signals import stop_if_signaled
@@ -257,9 +258,10 @@ class StackedOptimizer:
         for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
             groups.append({**group, "params": views})  # with the template's options
-        # The constructor also makes the state with which Adagrad begins.
         optimizer_class: Any = type(template)
         self._optimizer = optimizer_class(groups)
+        # The constructor has not got those options of the template that belong to no group.
+        self._optimizer.state.update(initial_state(template, groups))
 
     @torch.no_grad()
     def step(self, num_active: int, gradients: State) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import Ditto, FedProx
+from flsv.training.swapped_optimizer import SwappedOptimizer
 from helpers import refused
 from helpers.data import FEATURES, toy_data
 from helpers.fits import KeepsRounds, assert_resumes, fit, state_vector
@@ -228,6 +229,18 @@ def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
 
     keeps_optimizers = policy == "persist"
     assert_as_by_hand(module, train_by_closures(NESTED[name], keep=keeps_optimizers))
+
+
+def test_client_begins_with_the_state_that_adagrads_constructor_makes():
+    """In torch 2.4 its first step needs one."""
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adagrad([parameter], initial_accumulator_value=0.5)
+    swapped_optimizer = SwappedOptimizer("optimizer", optimizer)
+
+    swapped_optimizer.store_federation_options()
+    swapped_optimizer.enter(stored=None, options=[])
+
+    assert optimizer.state[parameter]["sum"].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.fast_rows

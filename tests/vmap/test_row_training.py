@@ -130,6 +130,9 @@ CASES = {
         )
     ),
     "AMSGrad": Case(optimizer=partial(torch.optim.Adam, amsgrad=True, weight_decay=0.01)),
+    "accumulators that are not 0": Case(
+        optimizer=partial(torch.optim.Adagrad, initial_accumulator_value=0.5)
+    ),
     "foreach": Case(optimizer=partial(torch.optim.AdamW, foreach=True)),
     "groups": Case(optimizer=make_two_groups),
     "norms that are clipped": Case(limit=0.2),
