@@ -208,9 +208,9 @@ class ParameterSpace:
         removed = sorted(self._floating - names)
         raise ConfigurationError(
             f"the module's parameters and buffers have changed since the fit began: {added} are new, {removed} are "
-            "missing. The clients' models need the same parameters in all rounds. Make what on_fit_start of the module "
-            "makes in its setup instead, where trainer.datamodule has the data (the weight of a loss), and put a "
-            "callback that does so before FederatedLoop."
+            "missing. The clients' models need the same parameters in all rounds. Make the new ones in the module's "
+            "__init__, or in its setup, where trainer.datamodule has the data (the weight of a loss). A callback that "
+            "makes them has to come before FederatedLoop."
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:

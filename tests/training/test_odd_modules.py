@@ -147,6 +147,13 @@ class WeighsClassesLate(WeighsClasses):
         super().setup("fit")
 
 
+class MakesLossInStep(Plain):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.criterion = nn.CrossEntropyLoss(weight=torch.ones(CLASSES))
+        return self.criterion(self(x), y)
+
+
 class ForwardsAttributes:
     """Has no attribute of its own, and looks even for ``wrapped`` in what it wraps, without end."""
 
@@ -184,7 +191,8 @@ def make_module_with_such_a_schedule():
             r"\['late_layer.bias', 'late_layer.weight'\] are new.* before FederatedLoop",
         ),
         (WithoutParameters, "WithoutParameters has no parameters, so there is nothing to train"),
-        (WeighsClassesLate, r"\['criterion.weight'\] are new.* in its setup instead"),
+        (WeighsClassesLate, r"\['criterion.weight'\] are new.* or in its setup"),
+        (MakesLossInStep, r"\['criterion.weight'\] are new(?!.*on_fit_start).* or in its setup"),
         (BufferGrowsInTraining, r"changes the sizes of .* bank was \[0\] and is"),
         (BufferGrowsAfterRound, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
     ],
