@@ -2,22 +2,32 @@
 
     python tools/kill_trials.py                    # five trials of each kind
     python tools/kill_trials.py --trials 2 --only retrain "two ranks"
+    python tools/kill_trials.py --stop 30          # SIGTERM and Ctrl-C: does the command end soon?
 
 Every kind is a command as a user types it, which runs once undisturbed. In every trial one of its processes is killed
 or terminated one to three times after a random share of that time, and the command is started again until it ends.
 Last checkpoints, ``contributions.csv`` and tables must be bitwise identical, but for paths, batch counters and
 seconds. A process that lives on for half a minute is a difference, and so are status 0 of a command that has not done
 all, and a temporary file or folder that is left.
+
+With ``--stop`` every command of `STOPPED` runs in forks of a process that has imported flsv already, so that a trial is
+short. Each gets one signal at a random moment of its time, and has to end within ten seconds with the signal's status,
+or with that of a run whose coalitions were interrupted. As many further processes as there are cores keep the machine
+busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import importlib
+import multiprocessing
 import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,9 +39,11 @@ from typing import Any
 import pandas
 
 from flsv import read_run
+from flsv.cli import main as run_flsv
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from helpers.forked import Forked  # noqa: E402
 from helpers.runs import find_differences  # noqa: E402
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
@@ -39,6 +51,7 @@ BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar"
 SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
 Command = Callable[[Path], list[str]]
+MAX_SECONDS_TO_END = 10.0
 MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes have to be gone
 # A run one of whose coalitions is killed goes on with the others, so a whole run's seconds are added.
 
@@ -116,6 +129,109 @@ KINDS: dict[str, tuple[Command, Callable[[Path, Path], list[str]], Command | Non
 }
 
 
+#: A fit with TensorBoard, whose writer gets values in every step, as its trials found it waiting.
+LOGGING = ("--trainer.log_every_n_steps", "1", "--trainer.callbacks+", "LearningRateMonitor")
+ONE_BY_ONE = ("--federation.metrics.value.coalitions", "singles", "--trainer.max_epochs", "2")
+
+
+def quickstart(*more: str) -> Command:
+    given = ("--config", "quickstart", *LOGGING, *BATCHES, *more, "--trainer.default_root_dir")
+    return lambda f: ["fit", *given, str(f)]
+
+
+#: A command that one signal has to end, by the folder that it writes to, and what runs before it, undisturbed.
+STOPPED: dict[str, tuple[Command, Command | None]] = {
+    "fit, then coalitions at once": (quickstart("--trainer.max_epochs", "10"), None),
+    "coalitions one by one": (quickstart(*ONE_BY_ONE), None),
+    "report": (
+        lambda f: ["report", str(next(f.rglob("run.json")).parent)],
+        quickstart("--trainer.max_epochs", "2"),
+    ),
+}
+#: What these commands import, once for all trials.
+IMPORTED = (
+    "flsv.cli.parser",
+    "flsv.payment.command",
+    "flsv.retraining.trained_coalitions",
+    "flsv.vmap.coalition_rows",
+    "torch.utils.tensorboard",
+)
+
+
+def stop_all(trials: int, draw: random.Random, below: Path) -> int:
+    """Signals to every command of STOPPED. How many did not end it as they should."""
+    faulthandler.enable()  # a process that stays alive says where it is
+    for module in IMPORTED:
+        importlib.import_module(module)
+    busy = [multiprocessing.Process(target=spin, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in busy:
+        process.start()
+    faults = 0
+    for name, (command, before) in STOPPED.items():
+        whole, prepared = below / name / "whole", below / name / "prepared"
+        prepared.mkdir(parents=True)
+        if before is not None:
+            Forked(prepared, run_flsv, before(prepared)).wait()
+        shutil.copytree(prepared, whole)
+        begun = time.monotonic()
+        status, output = Forked(whole, run_flsv, command(whole)).wait()
+        if status != 0:
+            raise SystemExit(output)
+        seconds = time.monotonic() - begun
+        for number in (signal.SIGTERM, signal.SIGINT):
+            ended: list[float] = []
+            for index in range(trials):
+                took, fault = None, ""
+                while took is None:  # a command that ended before its signal is no trial
+                    folder = below / name / f"{number.name}{index}"
+                    shutil.rmtree(folder, ignore_errors=True)
+                    shutil.copytree(prepared, folder)
+                    process = Forked(folder, run_flsv, command(folder))
+                    moment = draw.uniform(0.05, 1) * seconds
+                    took, fault = stop(process, number, moment, last_line=output.splitlines()[-1])
+                shutil.rmtree(folder)
+                ended.append(took)
+                faults += bool(fault)
+                print(f"{name}, {number.name} {index}: {took:.1f} s {fault}", flush=True)
+            alive_after = sum(took > MAX_SECONDS_TO_END for took in ended)
+            print(
+                f"{name}, {number.name}: {trials} signals in the {seconds:.0f} s of a run, {alive_after} alive after "
+                f"{MAX_SECONDS_TO_END:g} s, ended in {min(ended):.1f} to {max(ended):.1f} s, half of them in "
+                f"{statistics.median(ended):.1f} s",
+                flush=True,
+            )
+    return faults
+
+
+def stop(
+    process: Forked, number: signal.Signals, moment: float, last_line: str
+) -> tuple[float | None, str]:
+    """How long after its signal a process ended, None if it was done before, and the fault that was found."""
+    status, _ = process.wait(moment)
+    if status is not None:
+        return None, ""
+    begun = time.monotonic()
+    os.kill(process.pid, number)
+    status, printed = process.wait(MAX_SECONDS_TO_END)
+    took = time.monotonic() - begun
+    if status is None:
+        os.kill(process.pid, signal.SIGABRT)
+        _, printed = process.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return took, f"stays alive: {printed[-6000:]}"
+    if status == 0 and printed.splitlines()[-1:] == [last_line]:
+        return None, ""
+    was_stopped = status == 128 + number or (status == 0 and "interrupted" in printed)
+    return took, "" if was_stopped else f"ends with status {status}: {printed[-2000:]}"
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
 def start(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
     """``flsv`` with these arguments, as the leader of its own session."""
     command = [sys.executable, "-m", "flsv", *arguments]
@@ -181,9 +297,16 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="KIND"
     )
+    parser.add_argument(
+        "--stop", type=int, metavar="N", help="N SIGTERMs and N Ctrl-Cs to each command instead"
+    )
     options = parser.parse_args()
     draw, differing = random.Random(0), 0
     with tempfile.TemporaryDirectory() as below:
+        if options.stop:
+            faults = stop_all(options.stop, draw, Path(below))
+            print(f"{faults} of {2 * len(STOPPED) * options.stop} did not end as they should")
+            raise SystemExit(bool(faults))
         for name in options.only:
             command, differ, before = KINDS[name]
             whole, prepared, output = (
