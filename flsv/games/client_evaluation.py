@@ -78,7 +78,14 @@ def _form_of_coalition_scores(
     client: RespondingClient, models: Tensor, trained: Tensor, weights: Tensor
 ) -> Numbers:
     """Return the type, shape and range of the response of :func:`score_coalitions` to these arguments."""
-    num_coalitions = 2 ** trained.shape[1]
+    num_clients = trained.shape[1]
+    if num_clients > MAX_PREDICTED_PLAYERS:  # before a power of it is computed
+        message = (
+            f"coalitions of {num_clients} clients are to be scored, but outputs are predicted for at most "
+            f"{MAX_PREDICTED_PLAYERS}"
+        )
+        raise ConfigurationError(f"{message}.", without_data=message)
+    num_coalitions = 2**num_clients
     return _form_of_counts(client, rows=(2, 1 + num_coalitions))
 
 

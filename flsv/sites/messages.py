@@ -30,6 +30,8 @@ REPORT_PREFIX = "report/"
 _MAX_REASON_LENGTH = 600
 #: Largest number of clients, rounds or classes in a message, which decide what a site computes and stores.
 MAX_COUNT = 10**6
+#: Largest number of clients times rounds. A site that is asked for its steps in the whole fit draws all cohorts.
+MAX_TRAININGS = 10**7
 #: Causes of errors that a site tells the server, since they do not depend on samples. They may be temporary.
 _CAUSE_BY_ERROR: Mapping[type[Exception], str] = {
     MemoryError: "it is out of memory",
@@ -59,10 +61,10 @@ class Packet:
     Args:
         kind: the kind of message, such as ``"train"``.
         plain: values of JSON's types, by name.
-        tensors: dense tensors of numbers, by name.
+        tensors: dense tensors of numbers, by name, each of which has all its entries in memory.
 
     Raises:
-        ValueError: an argument has the wrong type.
+        ValueError: an argument has the wrong type, or a tensor has more entries than bytes that came.
     """
 
     kind: str
@@ -80,6 +82,11 @@ class Packet:
             if not isinstance(name, str) or not is_dense or tensor.dtype not in _NUMBER_TYPES:
                 raise ValueError(
                     f"the packet's tensor {name!r:.40} is not a dense tensor of numbers."
+                )
+            # One entry can be expanded to any shape, and would be as large as that in a copy.
+            if tensor.nbytes > tensor.untyped_storage().nbytes():
+                raise ValueError(
+                    f"the packet's tensor {name!r:.40} has the shape {list(tensor.shape)}, but fewer entries in memory."
                 )
 
     @cached_property
@@ -140,8 +147,8 @@ def describe_error(error: Exception) -> str:
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # The receiving process may not have the same devices.
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    # The receiving process may not have the same devices. A packet's tensors have all their entries in memory.
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def instruction_packet(
@@ -190,7 +197,8 @@ def check_request(packet: Packet) -> None:
         is_greeting = packet.kind == "handshake"
         if is_greeting and "rounds" not in plain:
             return
-        rounds = checked_int(plain, "rounds", maximum=MAX_COUNT, minimum=1)
+        max_rounds = min(MAX_COUNT, MAX_TRAININGS // clients)
+        rounds = checked_int(plain, "rounds", maximum=max_rounds, minimum=1)
         if is_greeting:
             return
         # Requests after the last round have the number after the last round's.
@@ -198,6 +206,19 @@ def check_request(packet: Packet) -> None:
         checked_int(plain, "round", maximum=last_round)
     except GARBLED_REPLY_ERRORS as error:
         raise Refused(f"the server's message is not valid: {error!s:.200}") from error
+
+
+def check_shapes(packet: Packet, num_parameters: int) -> None:
+    """Raise Refused if an empty tensor has a dimension longer than a model, which no request has.
+
+    The dimensions of all other tensors are bounded by the bytes of the message.
+    """
+    for name, tensor in packet.tensors.items():
+        if tensor.numel() == 0 and max(tensor.shape) > num_parameters:
+            raise Refused(
+                f"the server's message has an empty tensor {name!r:.40} of the shape {list(tensor.shape)!r:.80}, but "
+                f"the model has {num_parameters} numbers"
+            )
 
 
 def check_model(packet: Packet) -> None:
@@ -456,19 +477,29 @@ def _add_numbered(tensors: dict[str, Tensor], tensor: Tensor) -> str:
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore a value from the plain values and tensors of :func:`pack`."""
+    """Restore a value from the plain values and tensors of :func:`pack`.
+
+    Raises:
+        ValueError: they were not made by :func:`pack`, which names each tensor once.
+    """
+    return _unpack_from(dict(tensors), plain)
+
+
+def _unpack_from(unused_tensors: dict[str, Tensor], plain: Any) -> Any:
+    # Tensors of the value are removed from `unused_tensors`: a text that names one a million times would become a
+    # value of a million models.
     if isinstance(plain, _PLAIN_TYPES):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:
         # The only item: the value's type, and its parts.
         kind, content = next(iter(plain.items()))
-        if kind == "tensor" and content in tensors:
-            return tensors[content].detach()
-        if kind == "generator" and content in tensors:
-            return torch.Generator().set_state(tensors[content])
+        if kind == "tensor" and content in unused_tensors:
+            return unused_tensors.pop(content).detach()
+        if kind == "generator" and content in unused_tensors:
+            return torch.Generator().set_state(unused_tensors.pop(content))
         if kind in ("list", "tuple") and isinstance(content, Sequence):
-            values = [unpack(part, tensors) for part in content]
+            values = [_unpack_from(unused_tensors, part) for part in content]
             return values if kind == "list" else tuple(values)
         if kind == "dict" and isinstance(content, Sequence):
-            return {key: unpack(part, tensors) for key, part in content}
+            return {key: _unpack_from(unused_tensors, part) for key, part in content}
     raise ValueError(f"{plain!r:.200} has not been made by `pack`.")

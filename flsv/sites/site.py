@@ -35,6 +35,7 @@ from flsv.sites.messages import (
     Packet,
     check_model,
     check_request,
+    check_shapes,
     failure_packet,
     named_cause,
     on_cpu,
@@ -157,7 +158,10 @@ class Site:
             reply = self._reply(packet)
         except Exception as error:
             reply = self._logged_failure(packet, error)
-        return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
+        message_name = packet.plain.get("message")
+        if not isinstance(message_name, str):
+            message_name = None  # a nested value might not be written as JSON
+        return replace(reply, plain={**reply.plain, "message": message_name})
 
     def _reply(self, packet: Packet) -> Packet:
         handlers = {
@@ -170,6 +174,7 @@ class Site:
             raise Refused(f"the server's message has the unknown kind {packet.kind!r:.20}")
         check_agreement(self._agreement, packet.plain.get("agreement", {}))
         check_request(packet)
+        check_shapes(packet, self._space.size)
         self._check_size(packet.plain)
         self._check_policy(packet)
         self._set_up(packet.plain["client"])
@@ -490,18 +495,21 @@ class Site:
     ) -> Packet:
         for score in self._requested_scores(packet):
             self._check_enough(score)
-        # The function changes `site_state`.
         call = partial(self._call_function, packet, function, site_state)
+        tensors_before = digest(_tensors_in(site_state))
+        # The function may change `site_state`.
         result = self._within_fit(packet, call)
         result = rounded_response(function, result)
         if expected is not None:
             expected.check(result)
         plain_result, tensors = pack(result)
 
-        state_name = packet.digest.hex()
-        memory = self._memory(packet)
-        # The earlier states stay, since the server may discard this result.
-        memory.save(state_name, site_state)
+        state_name = packet.plain["continue_from"]
+        is_changed = digest(_tensors_in(site_state)) != tensors_before
+        if is_changed or state_name is None:
+            state_name = packet.digest.hex()
+            # The earlier states stay, since the server may discard this result.
+            self._memory(packet).save(state_name, site_state)
         return Packet("result", {"result": plain_result, "state": state_name}, on_cpu(tensors))
 
     def _check_enough(self, reported_score: ResponseScore) -> None:
@@ -577,6 +585,12 @@ class Site:
         if state is None:
             raise Refused("the server's message names a saved state that the site no longer has")
         return dict(state)
+
+
+def _tensors_in(site_state: SiteState) -> dict[str, Any]:
+    """Return the tensors that functions at the site may change."""
+    tensors: dict[str, Any] = site_state.get("store", {}).get(TENSORS, {})
+    return tensors
 
 
 def _federated(site_data: L.LightningDataModule) -> FederatedDataModule:

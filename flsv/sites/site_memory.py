@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from flsv.sites.messages import Packet, load_packet, save_packet
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, Refused
 from flsv.utilities.plain_values import digest
 
 SiteState = dict[str, Any]
+#: Largest number of runs whose states a site keeps. Each coalition's training is a run for the site.
+MAX_STORED_RUNS = 1000
 
 
 class SiteMemory:
@@ -49,7 +52,9 @@ class SiteMemory:
         # Each client has its own subfolder, since two sites may use one folder.
         run_folder = folder / "runs" / run
         folder_of_client = run_folder / f"{client:d}"
-        folder_of_client.mkdir(parents=True, exist_ok=True)
+        if not folder_of_client.exists():
+            _count_new_run(folder / "runs")
+            folder_of_client.mkdir(parents=True, exist_ok=True)
         self._folder = folder_of_client
         self._path = folder_of_client / "state.pt"
 
@@ -105,6 +110,22 @@ class SiteMemory:
             weights_only=True,
         )
         return states
+
+
+def _count_new_run(folder: Path) -> None:
+    """Tell the site's owner how many runs there are with one more. Raise Refused if these are too many."""
+    # A server can name as many runs as it likes, and each training leaves a state of a model's size.
+    num_runs = len([*folder.glob("*/*")])
+    if num_runs >= MAX_STORED_RUNS:
+        reason = f"it keeps the states of {num_runs} runs, and keeps at most {MAX_STORED_RUNS}"
+        rank_zero_warn(
+            f"flsv: this site refuses a new run, since {reason}. Delete the folders of finished runs in {folder}."
+        )
+        raise Refused(reason)
+    rank_zero_info(
+        f"flsv: this site keeps the states of {num_runs + 1} of at most {MAX_STORED_RUNS} runs and trainings of "
+        f"coalitions in {folder}."
+    )
 
 
 def own_secret(folder: Path) -> str:

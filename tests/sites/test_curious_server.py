@@ -1,15 +1,19 @@
 """A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
 
 import hashlib
+import json
 from functools import partial
 
 import pytest
 import torch
 
 from flsv.configuration.identity import sample_hashes
-from flsv.sites import SitePolicy
+from flsv.personalization import FedFomo
+from flsv.sites import Packet, SitePolicy, site_memory
 from flsv.sites.ledgers import ANSWERS_FILE
-from flsv.sites.messages import pack
+from flsv.sites.messages import pack, unpack
+from flsv.sites.site_memory import SiteMemory
+from helpers import warns
 from helpers.curious_server import (
     BY_LOSS,
     BY_OTHERS,
@@ -17,6 +21,7 @@ from helpers.curious_server import (
     EVALUATED_BY_CLIENTS,
     EVALUATED_BY_F1,
     LOCAL_LOSS,
+    MIX_MODELS,
     NUM_SAMPLES,
     NUM_SITES,
     ROUNDS,
@@ -232,3 +237,123 @@ def test_agreement_of_the_server_is_shortened_and_escaped_in_the_sites_log(tmp_p
     assert error.isprintable()
     assert "flsv\nflsv" not in caplog.text
     assert "x\nx" not in caplog.text
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def hostile_fields():
+    """Yield values of a message's fields that a program may write, but no server of flsv."""
+    values_by_name = {
+        "clients": [10**9, -1, "3", nested(900)],
+        "rounds": [10**9, 1e9, None],
+        "classes": [10**9, "2", [2]],
+        "round": [10**9, "0", {}],
+        "seed": [10**4000, -5, 1.5, nested(900)],
+        "seconds": ["1", None, nested(900)],
+        "continue_from": [5, [1], "x" * 10**5],
+        "name": [{"a": 1}, nested(900)],
+        "run": ["../../x", "1" * 10**5, 7],
+        "message": [nested(900), {"a": nested(900)}],
+        "function": [7, "os:system", nested(900)],
+        "arguments": [{"tensor": "0"}, {"list": [{"tensor": "0"}] * 10**4}, nested(900)],
+    }
+    for name, values in values_by_name.items():
+        for value in values:
+            yield {name: value}
+
+
+LONG_SHAPES = [(0, 10**9), (10**12, 0), (3, 0, 10**12)]
+KINDS_OF_REPLIES = ["handshake", "update", "tested", "result", "failed"]
+
+
+@pytest.fixture(scope="module")
+def asked_site(tmp_path_factory):
+    """A site whose app leaves the numbers of sites and rounds to the server."""
+    server = CuriousServer(tmp_path_factory.mktemp("site"), **EVALUATED_BY_ALL)
+    server.site._size_of_app = {}
+    return server
+
+
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("kind", ["handshake", "test", "query", "train"])
+def test_hostile_message_of_any_kind_is_answered_or_refused_at_once(asked_site, kind):
+    packed, models = pack(((torch.stack([model_that_picks(3)]),), {}))
+    tensors = {"start": model_that_picks(3), **models}
+    query = {"function": SCORE_MODELS, "arguments": packed}
+
+    for fields in hostile_fields():
+        reply = asked_site.send(kind, tensors, **{**query, **fields})
+        assert reply.kind in KINDS_OF_REPLIES
+        json.dumps(reply.plain)  # raises an error if it is nested too deep
+
+    for shape in LONG_SHAPES:
+        long_tensors = {name: torch.empty(shape) for name in tensors}
+        reply = asked_site.send(kind, long_tensors, **query)
+        assert "has an empty tensor" in reply.plain["error"]
+
+
+def test_coalitions_of_too_many_clients_are_refused_before_they_are_counted(asked_site):
+    trained = torch.zeros(1, 10**5, dtype=torch.bool)
+    packed, tensors = pack(((torch.zeros(1, 80), trained, torch.ones(10**5)), {}))
+    reply = asked_site.send("query", tensors, function=SCORE_COALITIONS, arguments=packed)
+    assert "coalitions of 100000 clients are to be scored" in reply.plain["error"]
+
+
+def test_number_of_clients_times_rounds_is_bounded(asked_site):
+    reply = asked_site.send("train", model=model_that_picks(3), clients=10**6, rounds=10**6)
+    assert "expected a whole number from 1 to 10)" in reply.plain["error"]
+
+
+def test_packet_and_its_value_are_not_larger_than_the_bytes_that_came():
+    with pytest.raises(ValueError, match="but fewer entries in memory"):
+        Packet("train", {}, {"start": torch.zeros(1).expand(10**9)})
+
+    packed, tensors = pack([torch.zeros(3)])
+    packed["list"] *= 2  # two names of one tensor
+    with pytest.raises(ValueError, match="has not been made by `pack`"):
+        unpack(packed, tensors)
+
+
+def test_number_of_runs_whose_states_a_site_keeps_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_memory, "MAX_STORED_RUNS", 2)
+    server = CuriousServer(tmp_path)  # has trained in a run
+    train = partial(server.send, "train", model=model_that_picks(3), continue_from=None)
+
+    assert train(run="2" * 16).kind == "update"
+    with warns("refuses a new run, since it keeps the states of 2 runs, and keeps at most 2"):
+        reply = train(run="3" * 16)
+
+    assert "it keeps the states of 2 runs" in reply.plain["error"]
+    assert train(round=1).kind == "update"  # of the first run
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "arguments", "changes_state"),
+    [
+        (BY_LOSS, LOCAL_LOSS, [model_that_picks(3)], False),
+        ({"personalizer": FedFomo()}, STARTED_FROM, [], False),
+        ({"personalizer": FedFomo()}, MIX_MODELS, [[model_that_picks(3)], 80], True),
+    ],
+    ids=["loss", "start", "mixture"],
+)
+def test_only_a_request_that_changes_the_state_of_a_site_saves_another(
+    tmp_path, options, function, arguments, changes_state
+):
+    server = CuriousServer(tmp_path, **options)
+    packed, tensors = pack((arguments, {}))
+    query = partial(server.send, "query", tensors, function=function, arguments=packed)
+
+    states = {query(seconds=seconds).plain["state"] for seconds in (1, 2)}
+
+    saved_states = SiteMemory(tmp_path, "1" * 16, client=0).load_all()
+    if changes_state:
+        assert len(states) == 2
+        assert saved_states.keys() == {server.last_visit, *states}
+    else:
+        assert states == {server.last_visit}
+        assert saved_states.keys() == states
