@@ -45,7 +45,7 @@ def read_yaml(folder):
 
 @cache
 def quickstart():
-    """By: flsv fit --config quickstart."""
+    """By: flsv fit --config quickstart, then python tools/quickstart_picture.py RUN, which draws them, too."""
     t = table("docs/results/quickstart.csv", by=["what", "client"])
     low = t.number["low"]
     high = t.number["high"]

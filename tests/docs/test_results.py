@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import quickstart_picture
 from docs.figures import NUMBER
+from pandas import read_csv
+from PIL import Image
 
 from docs import figures
 
@@ -52,11 +55,19 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path):
     if table.is_file():
         exact_numbers |= set(decimal_numbers(table.read_text().replace(",", " ")))
 
-    for name in re.findall(r"\]\(([\w./]+\.md)\)", top):
+    for name in re.findall(r"\]\(([\w./]+\.md)(?:#[\w-]+)?\)", top):
         exact_numbers |= set(decimal_numbers((path.parent / name).read_text()))
 
     for number in decimal_numbers(top):
         assert is_rounded(number, exact_numbers), number
+
+
+def test_first_picture_has_the_steps_of_the_quickstarts_numbers():
+    picture = Image.open(quickstart_picture.PICTURE)
+
+    numbers = read_csv(quickstart_picture.NUMBERS)
+
+    assert picture.text["Description"] == quickstart_picture.describe(numbers)
 
 
 #: A number, in digits or in words; names and formulas such as x2 and 2^n are none.
