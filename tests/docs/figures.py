@@ -83,6 +83,17 @@ def ordinary():
 
 
 @cache
+def kills():
+    """By: python tools/kill_trials.py."""
+    t = table("docs/results/kills.csv")
+    differ = t["that differ"].str.extract(r"(?P<count>\d+)(?: \((?P<why>.*)\))?")
+    number = differ["count"].astype(int)
+    alive = number[differ.why.str.contains("alive", na=False)].sum()
+    folder = number[differ.why.str.contains("folder", na=False)].sum()
+    return SimpleNamespace(**locals())
+
+
+@cache
 def usual():
     """By: tools/studies/usual.py of commit ec25f611."""
     t = table("docs/results/usual.csv")
@@ -359,6 +370,23 @@ def sentences_of_trust():
     yield "20 rounds or more"
 
 
+def sentences_of_reliability():
+    source = kills()
+    runs = source.t.trials.sum()
+    yield f"{runs} runs were killed {source.t.kills.sum()} times"
+    yield f"{runs - source.number.sum()} of them ended like a run that was never killed"
+    yield f"Of the others {source.folder}, of coalitions on two ranks, left a folder"
+    yield f"{source.alive}, a `flsv repeat`, was still alive"
+
+    # not measured: a limit of the trials
+    yield "after 30 seconds"
+
+    # not measured: what is read, and statuses
+    yield "whole numbers from 0"
+    yield "8-bit nor"
+    yield "status 130 or 143"
+
+
 def sentences_of_benchmark():
     source = federations()
     yield f"All coalitions of {len(source.t)} federations"
@@ -409,6 +437,9 @@ def sentences_of_results_performance():
     source = tests()
     yield f"takes {source.all_tests.quickstarts:.1f} quickstarts ({source.all_tests.seconds:.0f} s, with a quickstart of {source.quickstart:.0f} s"
     yield f"`make slow` takes {source.slow_tests.quickstarts:.0f} ({source.slow_tests.seconds:,.0f} s)"
+
+    source = ordinary()
+    yield f"[{source.t.times.min():.2f} to {source.t.times.max():.2f} times](retrain.md#what-it-costs)"
 
     # not measured: the hardware and the day
     yield "two cores without other work, 30 November 2026"
@@ -589,6 +620,7 @@ PAGES = {
     "docs/tutorials/hospitals.md": sentences_of_tutorials_hospitals,
     "docs/index.md": sentences_of_index,
     "docs/trust.md": sentences_of_trust,
+    "docs/reliability.md": sentences_of_reliability,
     "docs/benchmark.md": sentences_of_benchmark,
     "docs/results/performance.md": sentences_of_results_performance,
     "docs/explanation/metrics.md": sentences_of_explanation_metrics,
