@@ -241,9 +241,30 @@ def _payment_inputs(run: Run, metric: str) -> dict[str, Any]:
         "evaluated_by_clients": metric_info.get("evaluators") == "clients",
         "margin": _margin_of_best_alone(run, metric),
         "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
+        "validation_samples": _num_validation_samples(run, metric),
+        "perfect_score": _perfect_score_of_table(run, metric),
         **performance_inputs(run.record, metric),  # replaces the default above
         **inputs_of_events(run.record["events"], run.client_names),
     }
+
+
+def _num_validation_samples(run: Run, metric: str) -> int | None:
+    """Return the number of samples on which the server scored models for a metric, None if it is not known."""
+    is_by_server = run.metric_info(metric).get("evaluators") != "clients"
+    if metric not in run.performances or not is_by_server:
+        return None
+    return (run.record.get("validation") or {}).get("rows")
+
+
+def _perfect_score_of_table(run: Run, metric: str) -> str:
+    """Return the name of the score by which the model of all is perfect on a table, else ""."""
+    performance = run.performances.get(metric, {})
+    is_table = run.record.get("dictionary") is not None
+    final_score = performance.get("end")
+    if not is_table or final_score is None:
+        return ""
+    is_perfect = is_fraction(performance["by"]) and final_score >= 1
+    return titled(performance["by"]) if is_perfect else ""
 
 
 def _margin_of_best_alone(run: Run, metric: str) -> float:

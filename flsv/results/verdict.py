@@ -32,6 +32,10 @@ MAX_PROBABILITY_OF_NO_GAIN = 0.05
 MAX_MOVED_FRACTION = 0.18
 #: Fraction of a payment from which on it is said that values computed in 64 bits would move it.
 MIN_MOVED_BY_ROUNDING = 0.01
+#: Numbers of validation samples below which nothing, or nothing without a reservation, is paid by values.
+#: docs/results/validation_samples.csv has the experiments.
+MIN_VALIDATION_SAMPLES = 30
+MANY_VALIDATION_SAMPLES = 100
 #: Reasons that forbid payments, the most important first. All others are reservations.
 FORBIDDING_REASONS = (
     "rounds",
@@ -45,6 +49,7 @@ FORBIDDING_REASONS = (
     "evaluated_by_clients",
     "no_gain",
     "majority",
+    "too_few_samples",
     "wide",
 )
 #: Fields of :class:`PaymentInputs` that ``run.json`` holds for a metric's performance.
@@ -107,6 +112,10 @@ class PaymentInputs:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
+    #: The number of samples on which the server scored models, if it is known.
+    validation_samples: int | None = None
+    #: The name of a score of a table's rows in which the model of all is perfect.
+    perfect_score: str = ""
     #: Descriptions of validation samples that clients train on, of samples that several clients have, and of other
     #: strong data-quality warnings.
     validation_copies: str = ""
@@ -247,6 +256,8 @@ def _forbidding_details(
         "evaluated_by_clients": inputs.evaluated_by_clients and not inputs.accepts_partners,
         "no_gain": improvement == "none",
         "majority": improvement == "like majority" and percent(inputs.majority),
+        "too_few_samples": inputs.has_values
+        and _samples_in_words(inputs, 0, MIN_VALIDATION_SAMPLES),
         "wide": is_wide and percent(joint.moved),
     }
 
@@ -267,6 +278,9 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
         "data_warnings": inputs.data_warnings,
         "incidents": inputs.incidents,
         "one_class": has_one_class and percent(inputs.majority),
+        "perfect_score": inputs.has_values and inputs.perfect_score,
+        "few_samples": allows_shares
+        and _samples_in_words(inputs, MIN_VALIDATION_SAMPLES, MANY_VALIDATION_SAMPLES),
         "one_seed": has_trained_values and inputs.seeds == 1,
         "alone": is_alone and _distance_in_words(inputs),
         "halves": inputs.has_values and inputs.halved,
@@ -276,6 +290,14 @@ def _reservations(inputs: PaymentInputs, improvement: Improvement) -> dict[str, 
         "best_alone": best_alone >= inputs.together - inputs.margin,
         "small_gain": has_trained_values and is_small,
     }
+
+
+def _samples_in_words(inputs: PaymentInputs, fewest: int, limit: int) -> str:
+    """Return the number of validation samples as text if it is from ``fewest`` to below ``limit``, else ""."""
+    number = inputs.validation_samples
+    if number is None or not fewest <= number < limit:
+        return ""
+    return "1 validation sample" if number == 1 else f"{number} validation samples"
 
 
 def _distance_in_words(inputs: PaymentInputs) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import Callback
+from pandas import read_csv
 
 from flsv.core.state import OF_VALUES
 from flsv.federation import FederatedLoop
@@ -18,7 +19,7 @@ from flsv.payment import Budget, write_report
 from flsv.results import open_run, preferred_basis
 from flsv.results.terminal import print_contributions
 from flsv.results.text import MESSAGES
-from flsv.results.verdict import Verdict
+from flsv.results.verdict import MIN_VALIDATION_SAMPLES, Verdict
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page, words_in
@@ -165,6 +166,19 @@ REASONS: dict[str, tuple[MakeRun, set[str]]] = {
         lambda folder: add_intervals(trained(folder, 0.2, 0.2, 0.2, 0.2), "sv", 0.2),
         {"one_seed", "wide"},
     ),
+    "too few samples": (
+        lambda folder: change_record(trained(folder), validation={"of": "val", "rows": 29}),
+        {"too_few_samples", "one_seed"},
+    ),
+    "few samples": (
+        lambda folder: change_record(trained(folder), validation={"of": "val", "rows": 99}),
+        {"few_samples", "one_seed"},
+    ),
+    "perfect on a table": (
+        lambda folder: change_record(trained(folder, end=1.0), dictionary={"columns": {}}),
+        {"perfect_score", "one_seed"},
+    ),
+    "perfect on images": (lambda folder: trained(folder, end=1.0), {"one_seed"}),
     "retrained": (make_retrained, set()),
     "retrained once": (
         lambda folder: make_retrained(folder, seeds=[5]),
@@ -199,6 +213,17 @@ def test_verdict_has_exactly_the_reasons_against_payment(kind, tmp_path):
     basis = preferred_basis(open_run(make(tmp_path)))
     assert basis is not None
     assert set(basis.verdict().reasons) == expected_reasons
+
+
+def test_fewest_validation_samples_are_those_from_which_intervals_hold_in_each_federation():
+    results = Path(__file__).parents[2] / "docs" / "results" / "validation_samples.csv"
+    table = read_csv(results).query("federation != 'mean'").set_index("samples")
+
+    least_held = table["of these held"].groupby(level=0).min()
+    assert least_held[least_held >= 0.9].index.min() == MIN_VALIDATION_SAMPLES
+    for reason, num_samples in [("too_few_samples", 20), ("few_samples", 30), ("few_samples", 100)]:
+        to_others = table["to others, %"][num_samples].round().astype(int)
+        assert f"{to_others.min()} to {to_others.max()} %" in MESSAGES["against"][reason]
 
 
 @pytest.mark.parametrize(
