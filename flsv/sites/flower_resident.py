@@ -161,11 +161,17 @@ def _reply_through(
 
 def _key_file(folder: Path) -> Path:
     """Return the file with a site's key, which only the site's user can read. The first call writes it."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "socket.key"
     open_private = partial(os.open, mode=0o600)
-    with suppress(FileExistsError), open(path, "xb", opener=open_private) as file:
-        file.write(secrets.token_bytes(32))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), open(path, "xb", opener=open_private) as file:
+            file.write(secrets.token_bytes(32))
+    except OSError as error:
+        _log.exception("The site's folder %s cannot be used.", folder)
+        raise RuntimeError(
+            f"nothing can be written into the site's folder: {error.strerror}"
+        ) from error
     return path
 
 

@@ -45,6 +45,10 @@ _CAUSE_BY_NUMBER = {
     errno.EDQUOT: "no space is left on its disk",
     errno.EMFILE: "it has too many open files",
     errno.ENFILE: "it has too many open files",
+    errno.EROFS: "its disk is read-only",
+    errno.EISDIR: "a folder is in the place of a file",
+    errno.ENOTDIR: "a file is in the place of a folder",
+    errno.EEXIST: "a file is in the place of a folder",
 }
 _PLAIN_TYPES = (str, int, float, bool, type(None))
 #: Dtypes that hold numbers. Operations on tensors of any other dtype raise errors.

@@ -31,7 +31,7 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         'finished'
     """
     # A killed process leaves "running". An operator's "stopped" stays, although the server ends later.
-    lock = FolderLock(folder / "checkpoints")  # the run locks the folder itself later
+    lock = FolderLock(folder, ".status.lock")  # the run locks the folder itself later
     write_status = partial(_write_status, folder, run, datetime.now(UTC))
     last_explanation: str | None = None
 

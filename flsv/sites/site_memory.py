@@ -133,14 +133,14 @@ def own_secret(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     with FileLock(f"{path}.lock"):  # another process may draw one at the same time
-        if not path.is_file():
+        if not path.exists():
             with replacing(path, private=True) as file:
                 file.write(secrets.token_hex(32).encode())
         secret = path.read_text()
     if not re.fullmatch(r"[0-9a-f]{64}", secret):
+        problem = "does not contain a secret of 64 hexadecimal digits. Delete it, and the site draws a new one"
         raise ConfigurationError(
-            f"{path} does not contain a secret of 64 hexadecimal digits. Delete the file, and the site will draw a new "
-            "secret."
+            f"{path} {problem}.", without_data=f"its file {path.name!r} {problem}"
         )
     return secret
 

@@ -85,7 +85,8 @@ def locked_json(
         how_to_write: advice, after "Write it again ", for a file that cannot be read.
 
     Raises:
-        Refused: the file is a link, cannot be parsed, or is not valid. The text, which the server gets, has no path.
+        Refused: the file is a link or a folder, cannot be parsed, or is not valid. The text, which the server gets, has
+            no path.
     """
     with FileLock(f"{path}.lock"):
         try:
@@ -109,6 +110,8 @@ def _read_valid(
         raise ValueError(f"{path} is a link")
     if not path.exists():
         return dict(empty)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder")
     content = json.loads(path.read_text(encoding="utf-8"))
     if not is_valid(content):
         raise ValueError(f"{path} holds {content!r:.200}")
@@ -196,7 +199,7 @@ LOCK_TIMEOUT_S = 1.0
 
 
 class FolderLock:
-    """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
+    """Lock on ``.lock`` in a folder, or on the file ``name``, until :meth:`release` or the end of the process.
 
     A folder that did not exist, and in which nothing was written, is removed.
 
@@ -212,12 +215,13 @@ class FolderLock:
         >>> FolderLock(folder).release()
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = ".lock") -> None:
         check_writable(folder)
         self._folder = folder
+        self._path = folder / name
         self._new_folders = folders_to_make(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / ".lock", timeout=LOCK_TIMEOUT_S, thread_local=False)
+        self._lock = FileLock(self._path, timeout=LOCK_TIMEOUT_S, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout:
@@ -234,9 +238,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the folder for other runs. A second call does nothing."""
-        lock_file = self._folder / ".lock"
         is_first_release = self._lock.is_locked
-        if is_first_release and self._new_folders and [*self._folder.glob("*")] == [lock_file]:
-            lock_file.unlink()
+        if is_first_release and self._new_folders and [*self._folder.glob("*")] == [self._path]:
+            self._path.unlink()
             remove_empty(self._new_folders)
         self._lock.release()

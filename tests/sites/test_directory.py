@@ -443,6 +443,14 @@ def test_status_json_of_a_run_says_what_the_server_waits_for(tmp_path):
     assert read_status(tmp_path) == ("finished", "Osaka was away")
 
 
+def test_server_of_a_fresh_run_leaves_its_folder_of_checkpoints_empty(tmp_path):
+    with run_status(tmp_path):
+        # Otherwise Lightning would warn that it is not empty.
+        assert not (tmp_path / "checkpoints").exists()
+        with refused("another run is writing"), run_status(tmp_path):
+            pass
+
+
 def test_finished_run_is_reported_in_status_json_and_the_terminal(tmp_path, capsys):
     with run_status(tmp_path):
         pass

@@ -1,5 +1,6 @@
 """Sites that do not respond, or send what is of no use: which sites are excluded, and what stays as it was."""
 
+import errno
 import shutil
 from functools import cache, partial
 
@@ -14,9 +15,10 @@ from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.personalization import IFCA, FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.sites import Packet
-from flsv.sites.messages import pack
+from flsv.sites.messages import failure_packet, pack
 from flsv.training.algorithms import SCAFFOLD
-from helpers import warns
+from helpers import refused, warns
+from helpers.curious_server import EVALUATED, CuriousServer, model_that_picks
 from helpers.sites import (
     BOSTON_ADDRESS,
     LYON_ADDRESS,
@@ -329,3 +331,45 @@ def test_site_that_reports_no_index_of_a_cluster_is_left_out(tmp_path, number):
     honest_mean = (vectors_by_address[BOSTON_ADDRESS] + vectors_by_address[OSAKA_ADDRESS]) / 2
     (cluster_model,) = loop.strategies["personalizer"]._clusters
     torch.testing.assert_close(cluster_model, honest_mean)
+
+
+FOLDER_FOR_FILE = "a folder is in the place of a file"
+FILE_FOR_FOLDER = "a file is in the place of a folder"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_folder", "expected_error"),
+    [
+        ("handshake", "answers.json", True, "its answers.json cannot be read"),
+        ("train", "privacy.json", True, "its privacy.json cannot be read"),
+        ("test", "answers.lock", True, FOLDER_FOR_FILE),
+        ("test", "answers", False, FILE_FOR_FOLDER),
+        ("train", "runs", False, FILE_FOR_FOLDER),
+    ],
+)
+def test_site_names_what_is_wrong_with_its_folder(tmp_path, kind, name, is_folder, expected_error):
+    if is_folder:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).touch()
+    server = CuriousServer(tmp_path, greets=False, **EVALUATED)
+
+    reply = server.send(kind, model=model_that_picks(3))
+
+    assert expected_error in reply.plain["error"]
+
+
+def test_site_names_a_secret_that_is_none_without_its_path(tmp_path):
+    (tmp_path / "secret").touch()
+    with refused("does not contain a secret") as error:
+        CuriousServer(tmp_path)
+
+    text = failure_packet(error.value).plain["error"]
+    assert text.startswith("its file 'secret' does not contain a secret of 64")
+    assert str(tmp_path) not in text
+
+
+def test_site_names_a_disk_that_cannot_be_written():
+    error = OSError(errno.EROFS, "Read-only file system", "/data/Jane Doe")
+    text = failure_packet(error).plain["error"]
+    assert text == "its disk is read-only; the site's own log has the details"

@@ -164,6 +164,14 @@ def test_process_survives_an_error_and_what_is_no_message(site):
     assert last_reply["seen"] == ["a", "raise", "b"]
 
 
+def test_folder_that_cannot_be_used_is_named_without_its_path(site):
+    (site.folder / "site").touch()
+
+    *_, last_line = site.send("a")["error"].splitlines()
+
+    assert last_line == "RuntimeError: nothing can be written into the site's folder: File exists"
+
+
 def test_process_answers_only_who_has_the_key_of_its_socket(site):
     process = site.send("a")["process"]
     key_file = site.folder / "site" / "socket.key"
