@@ -52,7 +52,7 @@ from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_
 from flsv.results.reading import CHANGED, Run, open_run
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
-from flsv.retraining.coalition_fit import metrics_in_use
+from flsv.retraining.coalition_fit import metrics_in_use, only_watches_clients
 from flsv.retraining.coalition_store import EARLIER_FOLDER
 from flsv.retraining.price import max_fits_of_retraining
 from flsv.scores.class_scores import CLASS_SCORES
@@ -223,8 +223,12 @@ def _set_metrics(
     game: Mapping[str, Any],
     performances: Mapping[str, str],
 ) -> None:
-    """Let a run have only the metrics that its strategies read, and those of the game."""
+    """Let a run have only the metrics that its strategies read, and those of the game. A client algorithm that only
+    watches has no metric then, and is left out.
+    """
     federation = config["federation"]
+    if only_watches_clients(loop):
+        federation["client_algorithm"] = None
     metrics = {}
     for name in metrics_in_use(loop):
         metrics[name] = federation["metrics"][name]
@@ -302,7 +306,9 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
+    """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy. Those of trained coalitions
+    precede others.
+    """
     # By metric name. The loop has read those of contribution metrics.
     performances = {}
     for metric_name, metric in loop.metrics.items():
@@ -310,6 +316,9 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
         if measure is not None:
             performances[metric_name] = measure
     performances |= loop.contribution_metrics.performances
+    trained_names = loop.contribution_metrics.trained_names
+    if trained_names:
+        performances = {name: performances[name] for name in trained_names}
 
     repeated = map(_performance_and_mode, performances.values())
     names_and_modes = list(dict.fromkeys(repeated))

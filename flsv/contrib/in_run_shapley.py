@@ -254,6 +254,7 @@ class InRunValues(ClientAlgorithm):
     """
 
     reads_order = True
+    only_watches = True
     sends = (VALIDATION_GRADIENT,)
     reports = (IN_RUN_VALUES,)
 

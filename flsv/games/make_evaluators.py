@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Advice at the end of errors about modules whose outputs cannot be scored.
 LOGGED_VALUE_ADVICE = (
-    " Or choose a value that validation_step logs as the performance, such as performance='val_loss', mode='min'. This "
-    "works with batches and outputs of any form."
+    " Or choose a value that validation_step logs as the performance, such as performance='val_loss', mode='min', or "
+    "as the loss (loss='val_loss'). This works with batches and outputs of any form."
 )
 
 

@@ -19,7 +19,7 @@ from flsv.games.members import Members, members_of
 from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS, coalition_masks
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
-from flsv.retraining.coalition_fit import metrics_in_use
+from flsv.retraining.coalition_fit import metrics_in_use, only_watches_clients
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.coalitions_at_once import CoalitionsAtOnce
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
@@ -467,13 +467,18 @@ def _stores_outputs(metric: ShadowShapley, masks: Tensor, outputs: Tensor) -> bo
 
 
 def _settings_of_training(run: MeasuredRun) -> dict[str, str]:
-    """Return the run's settings on which training depends: all except those of metrics that no strategy reads."""
+    """Return the run's settings on which training depends: all except those of metrics that no strategy reads, and of
+    a client algorithm that only watches.
+    """
     loop = find_loop(callbacks_of(run.trainer))
     names_in_use = [f"federation.metrics.{name}" for name in metrics_in_use(loop)]
+    unused_prefixes = ["federation.metrics."]
+    if only_watches_clients(loop):
+        unused_prefixes.append("federation.client_algorithm")
     settings = {}
     for name, text in run.settings.items():
-        is_metric = name.startswith("federation.metrics.")
-        if not is_metric or name in names_in_use:
+        is_used = not name.startswith(tuple(unused_prefixes)) or name in names_in_use
+        if is_used:
             settings[name] = text
     return settings
 

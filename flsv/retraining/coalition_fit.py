@@ -24,6 +24,7 @@ from flsv._lightning.private import set_root
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
+from flsv.core.needs import fields_of
 from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
@@ -43,6 +44,27 @@ def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
     """Return the metrics that a loop's strategies read. The strategy with the role ``without`` does not count."""
     names = {strategy.metric for role, strategy in loop.strategies.items() if role != without}
     return {name: metric for name, metric in loop.metrics.items() if name in names}
+
+
+def only_watches_clients(loop: Any) -> bool:
+    """Return whether clients train the same models without a loop's client algorithm: it only watches them, and no
+    strategy reads a metric of its reports.
+    """
+    algorithm = loop.config.client_algorithm
+    if algorithm is None or not algorithm.only_watches:
+        return False
+    attributes_in_use: set[Any] = set()
+    for metric in metrics_in_use(loop).values():
+        attributes_in_use.update(fields_of(metric).values())
+    return attributes_in_use.isdisjoint(algorithm.reports)
+
+
+def arguments_that_train(loop: Any, without: str = "") -> dict[str, Any]:
+    """Return the arguments ``metrics`` and ``client_algorithm`` with which a copy of a loop trains the same models. The
+    metric that the strategy with the role ``without`` reads does not count.
+    """
+    algorithm = None if only_watches_clients(loop) else loop.config.client_algorithm
+    return {"metrics": metrics_in_use(loop, without), "client_algorithm": algorithm}
 
 
 class CoalitionScoring(L.Callback):
@@ -277,7 +299,7 @@ def _set_up_loop(loop: Any, job: TrainingJob) -> None:
         sampler=coalition_sampler(loop.config.sampler, job.members),
         seed=job.seed,
         # The metric that the run's sampler reads is not needed, because the sampler is replaced.
-        metrics=metrics_in_use(loop, without="sampler"),
+        **arguments_that_train(loop, without="sampler"),
         reporting=Reporting(table=False, figures=0, files=False),
         evaluation=ClientEvaluation(),
     )

@@ -22,6 +22,7 @@ from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
     callbacks_that_train,
+    only_watches_clients,
     prepare_coalition_fit,
 )
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
@@ -109,13 +110,16 @@ def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
             return f"{type(callback).__name__} takes part in training."
     if isinstance(module, ClassifierClient) and module.is_balanced:
         return "classes have other weights in each coalition."
-    return _why_not_on_server(find_loop(callbacks_of(trainer)).config)
+    return _why_not_on_server(find_loop(callbacks_of(trainer)))
 
 
-def _why_not_on_server(config: Any) -> str:
+def _why_not_on_server(loop: Any) -> str:
+    config = loop.config
     if config.uploads:
         return f"{config.uploads[0]!r} has a state for each client and coalition."
-    for strategy in config.strategies.values():
+    for role, strategy in config.strategies.items():
+        if role == "client_algorithm" and only_watches_clients(loop):
+            continue  # coalitions are trained without it
         if strategy.sends or strategy.reports:
             return f"{strategy!r} sends or reports tensors."
     if metric_of_aggregator(config):

@@ -20,8 +20,8 @@ from flsv.data import FederatedDataModule
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import (
+    arguments_that_train,
     callbacks_that_train,
-    metrics_in_use,
     write_into,
 )
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
@@ -180,9 +180,11 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
         write_into(folder, trainer)
         loop: Any = find_loop(callbacks_of(trainer))
+        arguments = arguments_that_train(loop)
+        arguments["metrics"]["value"] = game
         loop.set_arguments(
+            **arguments,
             seed=seed,
-            metrics={**metrics_in_use(loop), "value": game},
             reporting=Reporting(table=False, figures=0, files=False),
         )
         fit_quietly(trainer, module, data)

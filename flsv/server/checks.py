@@ -260,6 +260,10 @@ def check_classes(
         return
     if metrics.class_metrics:
         instead = "remove these metrics (in your own metric with values [n], set per_class = False)"
+        first_metric = metrics.metrics[metrics.class_metrics[0]]
+        if hasattr(first_metric, "loss"):
+            class_name = type(first_metric).__name__
+            instead = f"name a loss that validation_step logs: {class_name}(loss='val_loss')"
         raise need_classes(
             f"metrics {metrics.class_metrics} need classes", data.no_classes, instead
         )

@@ -125,6 +125,12 @@ class CoalitionsAtSites(Strategy):
             "initial": self._initial_model,
         }
 
+    def bind_evaluator(self, games: Any) -> None:
+        # What coalitions' strategies send to sites may depend on evaluations, such as of a gradient.
+        for coalition in self._coalitions:
+            for strategy in coalition.server.strategies:
+                strategy.bind_evaluator(games)
+
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         self._run = state
         return {}

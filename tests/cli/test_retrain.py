@@ -268,6 +268,22 @@ class MakesAFolderWhenUnpickled:
         return os.mkdir, ("hostile",)
 
 
+@pytest.mark.slow
+def test_retrain_of_a_run_with_values_of_samples_trains_without_them(tmp_path, monkeypatch):
+    config = write_config_of_two_rounds(tmp_path / "federation.yaml", {"in_run": "InRunShapley"})
+    algorithm = "--federation.client_algorithm=InRunValues"
+    run = fit_by_command(tmp_path, config, algorithm, "--federation.metrics.value=ShadowShapley")
+    trained = record_fits(monkeypatch)
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["retrain", str(run), "--seeds", "1"]) == 0
+
+    assert "not compared" not in printed.getvalue()  # with the run's last checkpoint
+    assert trained == {ALL_CLIENTS}  # the run has trained the others
+    basis = basis_by_retraining(open_run(run))
+    assert basis.estimates["value"].notna().all()
+
+
 @pytest.fixture
 def checkpoint_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

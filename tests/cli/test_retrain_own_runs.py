@@ -16,6 +16,7 @@ from flsv.metrics import (
     GradientShapley,
     LeaveOneOut,
     PartialFederatedShapley,
+    ShadowShapley,
 )
 from flsv.payment import write_report
 from flsv.results import open_run
@@ -82,6 +83,7 @@ def performance_of_metrics(metrics):
         ([BY_LOGGED_LOSS], ("val_loss", "min")),
         ([BY_BALANCED_ACCURACY], ("balanced_accuracy", None)),
         ([GradientShapley(), GradientAgreement()], ("negative_loss", None)),
+        ([BY_LOSS, ShadowShapley()], ("accuracy", None)),
     ],
 )
 def test_retrain_measures_by_the_performance_of_the_runs_metrics(metrics, expected_performance):

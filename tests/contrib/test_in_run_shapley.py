@@ -1,5 +1,6 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
+import math
 from types import SimpleNamespace
 
 import lightning as L
@@ -9,13 +10,15 @@ import torch.nn.functional as F
 from contrib.in_run import fit_in_run, in_run_values_by_hand, make_in_run_data, make_in_run_loop
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import Reporting
+from flsv.aggregation import FedAvg
 from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, ContributionMetric
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, ShadowShapley
+from flsv.retraining.price import PriceList
 from flsv.testing import parametrize_with_checks
 from helpers import refused
 from helpers.data import CLASSES, toy_sets
@@ -23,6 +26,7 @@ from helpers.fits import KeepsRounds, fit, state_vector
 from helpers.loops_by_hand import SEED, make_network_without_norm
 from helpers.models import Plain, adam, make_sgd, network
 from helpers.runs import read_rows
+from zoo.tasks import Regression
 
 
 @pytest.mark.fast_rows
@@ -130,6 +134,49 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
         assert values == sample_values[client].tolist()
 
 
+class WeighsByValues(KeepsRounds):
+    """Training depends on the in-run values."""
+
+    metric = "in_run"
+
+    def weights(self, round, contributions):
+        values = torch.zeros(3)
+        if "in_run" in contributions:
+            values = contributions["in_run"].sum(1)
+        return values[round.client_ids].softmax(0).double()
+
+
+def values_of_coalitions(folder, aggregator, **arguments):
+    metrics = {"shadow": ShadowShapley(coalitions="all"), **arguments.pop("metrics", {})}
+    loop = FederatedLoop(aggregator, metrics, seed=SEED, **arguments)
+    fit(loop, folder, Plain(make_network_without_norm()), make_in_run_data(), rounds=2)
+    assert loop.run.coalition_differences == []
+    return loop.values["shadow"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [True, False])
+def test_coalitions_are_trained_without_values_of_samples(tmp_path, monkeypatch, at_once):
+    price = 0.0 if at_once else math.inf
+    monkeypatch.setattr(PriceList, "at_once", lambda self, masks: price)
+    in_run = {"metrics": {"in_run": InRunShapley()}, "client_algorithm": InRunValues()}
+
+    values = values_of_coalitions(tmp_path / "in_run", FedAvg(), **in_run)
+    expected = values_of_coalitions(tmp_path / "alone", FedAvg())
+
+    assert torch.equal(values.value, expected.value)
+    assert values.evidence == expected.evidence
+
+
+@pytest.mark.slow
+def test_coalitions_have_values_of_samples_where_the_aggregate_depends_on_them(tmp_path):
+    in_run = {"metrics": {"in_run": InRunShapley()}, "client_algorithm": InRunValues()}
+
+    values = values_of_coalitions(tmp_path, WeighsByValues(), **in_run)
+
+    assert values.value.isfinite().all()
+
+
 class Penalty(Plain):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) + sum(
@@ -141,6 +188,11 @@ class SoftLabels(Plain):
     def on_before_batch_transfer(self, batch, dataloader_idx):
         training = self._trainer is not None and self.trainer.training
         return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.1 / CLASSES) if training else batch
+
+
+def make_numbers():
+    samples = TensorDataset(torch.randn(20, 3), torch.randn(20))
+    return FederatedDataModule(samples, SizePartitioner([3, 1]), batch_size=8)
 
 
 REFUSED = {
@@ -174,6 +226,11 @@ REFUSED = {
         lambda: SoftLabels(make_network_without_norm()),
         r"batches \(x, y\) with the class of every sample",
     ),
+    "numbers": (
+        make_in_run_loop,
+        Regression,
+        r"have no classes: .*; or name a loss that .* logs: InRunShapley\(loss='val_loss'\)",
+    ),
     "vmap": (
         lambda: make_in_run_loop(engine="vmap"),
         lambda: Plain(make_network_without_norm()),
@@ -187,9 +244,10 @@ def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path, name):
     make, module_of, says = REFUSED[name]
     loop = make()
     module = module_of()
+    data = make_numbers() if name == "numbers" else make_in_run_data()
 
     with refused(says):
-        fit(loop, tmp_path, module, make_in_run_data(), rounds=1)
+        fit(loop, tmp_path, module, data, rounds=1)
 
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())

@@ -112,6 +112,11 @@ def make_evaluation_loop():
     return make_fedavg_loop(metrics=metrics)
 
 
+def make_in_run_and_shadow_loop():
+    metrics = {"in_run": InRunShapley(), "shadow": ShadowShapley(coalitions="singles")}
+    return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2))
+
+
 #: Loops, and what else the federation has.
 CASES = {
     "kept momentum, two of three": (
@@ -230,6 +235,7 @@ def test_site_with_another_number_of_epochs_than_the_server_is_refused(tmp_path)
             {"make_module": make_momentum_module},
         ),
         (make_evaluation_loop, {"client_val": 0.4}),
+        (make_in_run_and_shadow_loop, {"make_module": make_momentum_module}),
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make, options):

@@ -327,9 +327,12 @@ class ClientAlgorithm(Strategy):
     Attributes:
         uses: the name of the client's own model (:meth:`ClientContext.own_model`) with which it predicts and is tested.
             None: the model of the personalizer or the server, see :func:`used_model`.
+        only_watches: whether clients train the same models to the bit without the algorithm. Coalitions of clients
+            (:class:`flsv.metrics.ShadowShapley`) are then trained without it.
     """
 
     uses: ClassVar[str | None] = None
+    only_watches: ClassVar[bool] = False
 
     def check_fit(self, trainer: Any, config: Any) -> None:
         """Check a fit before its first round, at the server.
