@@ -41,7 +41,6 @@ from flsv.training.training_step import is_type_error, note_on_types
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.stop_signals import begin_to_stop
-from flsv.utilities.wings import from_wing
 
 if TYPE_CHECKING:
     from flsv.retraining.trained_coalitions import TrainedCoalitions
@@ -242,8 +241,9 @@ class LightningFit(Rounds):
         if engine == "sequential":
             engine_of_strategy = getattr(self.trainer.strategy, "federated_engine", None)
             return engine_of_strategy or Engine
-        engine_of_wing: Callable[..., Engine] = from_wing("engines", engine)
-        return engine_of_wing
+        from flsv.vmap.engine import VmapProcess  # few runs need it
+
+        return VmapProcess
 
     def begin_training(self, module: L.LightningModule) -> None:
         """Prepare the engine, the reports and the trainer's hooks for the first round."""

@@ -36,8 +36,8 @@ from flsv.server.coalition_server import (
     only_averages,
 )
 from flsv.utilities.errors import NotBatched, reason_of
-from flsv.utilities.wings import from_wing
 from flsv.values.coalition_files import ScoredModel
+from flsv.vmap.coalition_rows import CoalitionRows
 
 
 def fit_at_once(
@@ -76,9 +76,8 @@ def fit_at_once(
             make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
         )
         loop = find_loop(callbacks_of(trainer))
-        engine_class = from_wing("rows", "coalitions")
-        loop.set_arguments(engine=engine_class)
-        engine_class.guard_first_hooks(module, data)
+        loop.set_arguments(engine=CoalitionRows)
+        CoalitionRows.guard_first_hooks(module, data)
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
 
@@ -96,11 +95,17 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
     num_elements = loop.space.size
     if num_elements > MAX_ELEMENTS_OF_MODEL:
         return RowTrial(f"the model has {num_elements} numbers.")
-    engine_class = from_wing("rows", "coalitions")
     try:
-        return engine_class.trial(trainer, loop)
+        kind, dry_run = CoalitionRows.trial(trainer, loop)
     except Exception as error:  # whatever it is, coalitions are trained one by one
         return RowTrial(reason_of(error))
+    return RowTrial(
+        "",
+        dry_run.megaflops,
+        num_elements=num_elements,
+        joins_clients=not kind.shares_batch,
+        enlarges_rounding=dry_run.enlarges_rounding,
+    )
 
 
 def why_not_at_once(trainer: L.Trainer, module: Any) -> str:

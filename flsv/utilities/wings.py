@@ -3,8 +3,8 @@
 A wing is a package that only some programs need, such as ``flsv.tables``. It says in its file ``wing.yaml`` what it
 brings, by kind and name:
 
-    engines:
-      vmap: flsv.vmap.engine:VmapProcess
+    readers:
+      tables: flsv.tables.source
 
 The core asks for a kind and a name. It finds what the wings that are installed bring.
 """
@@ -29,8 +29,8 @@ def brought(kind: str) -> dict[str, Any]:
     """Return what all wings bring of a kind, by name.
 
     Example:
-        >>> brought("engines")
-        {'vmap': 'flsv.vmap.engine:VmapProcess'}
+        >>> brought("readers")
+        {'tables': 'flsv.tables.source'}
     """
     objects = {}
     for path in sorted(PACKAGE.glob("*/wing.yaml")):

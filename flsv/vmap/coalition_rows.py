@@ -19,7 +19,6 @@ from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core import Instruction
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
-from flsv.retraining.price import RowTrial
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import ClientBatches
@@ -81,8 +80,9 @@ class CoalitionRows(VmapProcess):
         self._last_model: Tensor | None = None
 
     @classmethod
-    def trial(cls, trainer: L.Trainer, loop: Any) -> RowTrial:
-        """Try rows in a copy of a run before its first round.
+    def trial(cls, trainer: L.Trainer, loop: Any) -> tuple[type[RowTraining], DryRunOfRows]:
+        """Try rows in a copy of a run before its first round. Return the kind of training that rows get, and what its
+        dry run has found out.
 
         Raises:
             ConfigurationError: models cannot be trained as rows.
@@ -94,14 +94,7 @@ class CoalitionRows(VmapProcess):
             raise NotBatched(f"{reason}.")
         space = loop.space
         shared_names = {*space.constant_names, *space.non_finite_names}
-        kind, found = _try_kinds(trainer, space, loop.state.seed, shared_names)
-        return RowTrial(
-            "",
-            found.megaflops,
-            num_elements=space.size,
-            joins_clients=not kind.shares_batch,
-            enlarges_rounding=found.enlarges_rounding,
-        )
+        return _try_kinds(trainer, space, loop.state.seed, shared_names)
 
     @staticmethod
     def guard_first_hooks(module: L.LightningModule, data: Any) -> None:

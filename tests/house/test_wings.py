@@ -42,6 +42,36 @@ def test_core_imports_no_wing(graph):
     assert wrong == []
 
 
+def modules_of_exported_names():
+    """The module of each name that a package loads when it is asked for, ``{(package, name): module}``."""
+    modules = {}
+    for path in PACKAGE.rglob("__init__.pyi"):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                for imported in node.names:
+                    modules[package, imported.name] = f"{package}.{node.module}"
+    return modules
+
+
+@pytest.mark.slow
+def test_core_imports_nothing_of_a_wing_from_a_package():
+    modules = modules_of_exported_names()
+    wrong = []
+    for path, module in modules_of_files():
+        if wing_of_module(module) is not None:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            for imported in node.names:
+                imported_module = modules.get((node.module, imported.name))
+                if imported_module is not None and wing_of_module(imported_module) is not None:
+                    wrong.append(f"{module} -> {imported_module}")
+
+    assert wrong == []
+
+
 def named_modules(source):
     """The modules of flsv that texts of code name, as in "flsv.privacy:warn_of_noise". Docstrings are no code."""
     tree = ast.parse(source)
@@ -128,6 +158,7 @@ TESTS_OF_CORE = (
     "tests/federation/test_without_classes.py",
     "tests/games/test_coalition.py",
     "tests/results/test_run_table.py",
+    "tests/retraining/test_at_once.py",
     "tests/retraining/test_whole_fits.py",
     "tests/training/test_counters.py",
     "tests/values/test_query.py",
@@ -153,7 +184,6 @@ def core_alone(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_core_passes_its_tests_without_the_folders_of_wings(core_alone):
     environment = {**os.environ, "PYTHONPATH": f"{core_alone}{os.pathsep}{core_alone / 'tests'}"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS_OF_CORE]
