@@ -7,7 +7,8 @@ contribution.
 Contributions vary with the seed of a run. This command runs the federation N
 times, on the same clients with the same data, and writes repeat.csv: for every
 metric and client the mean over the runs, the standard deviation, and an
-interval of the mean. Averaging over runs that differ at random is the idea of
+interval of the mean. All runs train the coalitions that the first one has
+chosen, so that their values are comparable. Averaging over runs that differ at random is the idea of
 FedRandom (arXiv 2602.05693). flsv report of the folder of these runs shows the
 means. Finished runs are kept: start a stopped command again to continue.
 """

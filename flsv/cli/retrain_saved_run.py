@@ -9,7 +9,8 @@ its only metric, which trains coalitions of the clients after each run: all of
 them if they can be trained at once, which is exact for these trainings. If not,
 it trains each client alone and all but one (2 n for n clients), and from their
 outputs predicts those of all other coalitions (from their scores if there are
-no outputs). --trainings all trains all in any case. The first repetition must
+no outputs). The first repetition chooses, and the others train the same
+coalitions. --trainings all trains all in any case. The first repetition must
 come to the weights of the run's last checkpoint, and data that differ from the
 run's are refused. Finished trainings are kept: start a stopped command again to
 continue, or name other coalitions.

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,7 @@ from flsv.cli.config_texts import write_config
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import SECTIONS
+from flsv.metrics.coalitions.design import arguments_of_design
 from flsv.results import Run, open_run
 from flsv.results.basis import seed_summary
 from flsv.results.folder import RUNS, RUNS_SETTINGS, run_folder
@@ -54,21 +56,35 @@ def runs_with_seeds(
         say(f"{out} has {num_finished} runs. The means are over all of them.")
         seeds = range(seeds[0], seeds[0] + num_finished)
     runs: list[Run] = []
-    with config_with_seeds(config, seeds[0]) as arguments:
-        for seed in seeds:
-            name = f"seed_{seed}"
-            if name in folder_by_name:
-                run = open_run(out / folder_by_name[name])
-            else:
-                say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
+    for seed in seeds:
+        name = f"seed_{seed}"
+        if name in folder_by_name:
+            run = open_run(out / folder_by_name[name])
+        else:
+            say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
+            config_of_seed = _with_design_of(runs[0], config) if runs else config
+            with config_with_seeds(config_of_seed, seeds[0]) as arguments:
                 # Only a list tells of which settings a stopped run in the folder is.
                 run = _fit_with_seed(arguments, seed, out / name, shows_bars, resumes=has_settings)
-                folder_by_name[name] = os.path.relpath(run.folder, out)
-                save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folder_by_name.items()])
+            folder_by_name[name] = os.path.relpath(run.folder, out)
+            save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folder_by_name.items()])
 
-            runs.append(run)
-            _check_same_samples(run, runs[0])
+        runs.append(run)
+        _check_same_samples(run, runs[0])
     return runs
+
+
+def _with_design_of(first_run: Run, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration whose metrics name the coalitions that those of the first run have chosen, so that the
+    values of all seeds are comparable.
+    """
+    config = deepcopy(dict(config))
+    metrics = config["federation"]["metrics"] or {}
+    for name, metric in metrics.items():
+        arguments = metric.get("init_args", {})
+        if arguments.get("coalitions") == "auto":
+            arguments |= arguments_of_design(first_run.performances.get(name, {}))
+    return config
 
 
 def _check_same_samples(run: Run, first_run: Run) -> None:

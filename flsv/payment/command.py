@@ -97,10 +97,13 @@ def _report_with_budget(options: Namespace, run: Path, budget: Budget) -> None:
 
 
 def _compare(runs: Sequence[Path], page: Path) -> None:
-    from flsv.payment.compare import cells, compare_runs, write_comparison
-    from flsv.results.terminal import print_table
+    from flsv.payment.compare import cells, compare_runs, note_on_designs, write_comparison
+    from flsv.results.terminal import print_lines, print_table
 
     comparison = compare_runs(runs)
     write_comparison(comparison, page)
     print_table("Runs side by side", comparison["what"], cells(comparison), corner="")
+    note = note_on_designs(comparison)
+    if note:
+        print_lines([note])
     print(f"Report: {display_path(page)}, {display_path(page.with_suffix('.csv'))}")

@@ -21,6 +21,7 @@ from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values
 from flsv.results.text import (
     MESSAGES,
+    design_in_words,
     is_fraction,
     joined,
     nearest_to_retraining_first,
@@ -212,6 +213,7 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
     errors = _errors_by_metric(run, metric, estimates)
     performance = run.performances.get(metric, {})
+    trained_coalitions = design_in_words(run.design(metric))
     inputs = PaymentInputs(
         values=estimates["value"].tolist(),
         errors=errors,
@@ -220,8 +222,8 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
     return Basis(
         metric,
         title,
-        origin=_listed(_seeds(run), _rounds(run)),
-        origin_for_one=_rounds(run),
+        origin=_listed(trained_coalitions, _seeds(run), _rounds(run)),
+        origin_for_one=_listed(trained_coalitions, _rounds(run)),
         estimates=_with_joint_intervals(estimates, errors),
         inputs=inputs,
         client_names=run.client_names,
@@ -316,6 +318,7 @@ def _summary_by_metric(run: Run, metric: str) -> DataFrame:
             "low": basis.estimates["low"],
             "high": basis.estimates["high"],
             "share": NAN,
+            "design": run.design(metric),
         }
     )
     only_ranks = run.performances.get(metric, {}).get("ranks_only")
@@ -390,9 +393,6 @@ def basis_by_retraining(run: Run) -> Basis:
     """Return the values of the runs by which ``flsv retrain`` has trained a run's coalitions."""
     assert run.retrained is not None
     basis = basis_by_metric(run.retrained, RETRAINED_METRIC)
-    performance = run.retrained.performances.get(RETRAINED_METRIC, {})
-    design = performance.get("trainings") or ""
-    trained_coalitions = MESSAGES["trainings"].get(design, "")
     inputs_of_run = inputs_of_events(run.record["events"], run.client_names)
     # Incidents stay those of the repetitions, in which a site may have sent what it did not send in the run.
     payment_inputs = replace(
@@ -407,8 +407,7 @@ def basis_by_retraining(run: Run) -> Basis:
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
-        origin=_listed(trained_coalitions, basis.origin, run.changed_settings),
-        origin_for_one=_listed(trained_coalitions, basis.origin_for_one),
+        origin=_listed(basis.origin, run.changed_settings),
         inputs=payment_inputs,
     )
 

@@ -34,6 +34,7 @@ from flsv.results.run_table import (
     select_rows,
     tidy,
 )
+from flsv.results.text import design_in_words, design_of
 from flsv.utilities.display import client_label
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.over_seeds import mean_with_interval
@@ -112,6 +113,10 @@ class Run:
     def performances(self) -> Mapping[str, dict[str, Any]]:
         """Return for each metric the performance whose gain its values divide among the clients."""
         return self.record.get("paid_in", {})
+
+    def design(self, metric: str) -> str:
+        """Return a name of the set of coalitions that were trained for a metric's values, "" if none were."""
+        return design_of(self.performances.get(metric, {}))
 
     def columns_are_classes(self, metric: str) -> bool:
         """Return whether the columns of a metric's values are classes, not, for example, other clients."""
@@ -365,6 +370,14 @@ def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
             f"it has {repetition.record['rounds']} rounds, and not {run.record['rounds']}"
         )
 
+    for metric in run.performances:
+        design = run.design(metric)
+        repeated_design = repetition.design(metric)
+        if design and repeated_design and design != repeated_design:
+            differences.append(
+                f"its {metric} trained {design_in_words(repeated_design)}, and not {design_in_words(design)}"
+            )
+
     repeated = Identity(_options_of(repetition), samples={})
     reported = Identity(_options_of(run), samples={})
     return differences + repeated.other_settings(reported, "is {}, and not {}")
@@ -375,4 +388,8 @@ def _options_of(run: Run) -> dict[str, str]:
     path = run.folder / CONFIG
     if not path.is_file():
         return {}
-    return option_texts(yaml.safe_load(path.read_text(encoding="utf-8")))
+    texts = option_texts(yaml.safe_load(path.read_text(encoding="utf-8")))
+    for metric in run.performances:
+        for name in ("coalitions", "halvings"):  # the design, which is compared by what was trained
+            texts.pop(f"federation.metrics.{metric}.init_args.{name}", None)
+    return texts

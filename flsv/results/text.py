@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from flsv.utilities.display import CLIENTS_PREFIX
+from flsv.utilities.plain_values import digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -109,6 +110,32 @@ def with_intervals(
         else:
             cells.append(value)
     return cells
+
+
+def design_of(evidence: Mapping[str, Any]) -> str:
+    """Return a name of the set of coalitions that were trained for values with this evidence, "" if none were.
+
+    Example:
+        >>> design_of({"trainings": "halves", "halvings": 2}), design_of({"source": "none"})
+        ('halves (halvings: 2)', '')
+    """
+    design = evidence.get("trainings")
+    if not design:
+        coalitions = evidence.get("listed")
+        return f"listed ({digest(coalitions).hex()[:6]})" if coalitions else ""
+    halvings = evidence.get("halvings")
+    return f"{design} (halvings: {halvings})" if halvings else design
+
+
+def design_in_words(design: str) -> str:
+    """Describe the coalitions of a design, as :func:`design_of` names it.
+
+    Example:
+        >>> design_in_words("singles"), design_in_words("listed (0c51a9)")
+        ('each client alone', 'listed coalitions (0c51a9)')
+    """
+    name, _, details = design.partition(" ")
+    return f"{MESSAGES['trainings'].get(name, '')} {details}".strip()
 
 
 def ends_of(

@@ -413,7 +413,9 @@ def open_store(
     measures_with_outputs: set[str] = set()
     for choice in filter(None, choices):
         masks = coalition_masks(choice.design, run.data.num_clients)
-        measures_with_outputs |= _measures_with_outputs(run, metrics, masks, outputs)
+        measures_with_outputs |= _measures_with_outputs(
+            run, metrics, masks, outputs, is_limited=not choice.is_at_once
+        )
     return CoalitionStore(
         run.folder,
         list(measures_of(metrics.values())),
@@ -424,16 +426,24 @@ def open_store(
 
 
 def _measures_with_outputs(
-    run: MeasuredRun, metrics: Mapping[str, ShadowShapley], masks: Tensor, outputs: Outputs
+    run: MeasuredRun,
+    metrics: Mapping[str, ShadowShapley],
+    masks: Tensor,
+    outputs: Outputs,
+    is_limited: bool,
 ) -> set[str]:
-    """Return the names of the measures of which the outputs of coalitions ``masks [K, n]`` are stored."""
+    """Return the names of the measures of which the outputs of coalitions ``masks [K, n]`` are stored. If all are
+    trained, ``is_limited`` excludes outputs that are large.
+    """
     names: set[str] = set()
     if not favors_nobody(masks):  # values are computed from outputs for no other coalitions
         return names
     for metric in metrics.values():
         name = outputs_name(metric.measure)
         has_outputs = name in outputs and run.games.output_measure(metric.measure) is not None
-        if has_outputs and _stores_outputs(metric, masks, outputs[name]):
+        if not has_outputs:
+            continue
+        if not is_limited or _stores_outputs(metric, masks, outputs[name]):
             names.add(name)
     return names
 

@@ -17,6 +17,7 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import Reporting
 from flsv.core import Values
 from flsv.data import FederatedDataModule
+from flsv.metrics.coalitions.design import arguments_of_design
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import (
@@ -72,8 +73,8 @@ def retrain(
             retrain``. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, or ``"halves"``, which
-            are chosen by the outputs of the clients alone with the first seed. ``"auto"``: the most accurate that cost
-            no more than ``"both"``, one by one.
+            are chosen by the outputs of the clients alone with each seed. ``"auto"``: the most accurate that cost no
+            more than ``"both"``, one by one, with the first seed. The other seeds train the same.
         metric: the performance of a model: ``"accuracy"``, ``"negative_loss"``, ``"auroc"`` or another name of
             :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
@@ -130,6 +131,9 @@ def retrain(
         with _seeded(seed):  # a function that creates the module draws its weights with this seed
             run_copy = CopyOfRun(trainer, module, data)
         games.append(_fit(run_copy, make_game(), seed))
+        if coalitions == "auto":  # then the other seeds train what the first one has chosen
+            design = arguments_of_design(games[0].latest_values.evidence or {})
+            make_game = partial(make_game, **design)
     return _table_of_values(games, data)
 
 

@@ -107,12 +107,17 @@ class Game:
         """
         is_partly_trained = not self.are_all_trained
         is_alone = self.masks.sum(1) == 1
+        num_coalitions, num_clients = self.masks.shape
         design = name_of_design(self.masks)
+        is_halved = is_partly_trained and has_halvings(self.masks)
+        num_halves = num_coalitions - num_clients - 2  # besides the clients alone
         return {
             "source": source,
             "trainings": design,
+            "listed": [] if design else [list(members) for members in self.coalitions],
             "alone_only": is_partly_trained and are_singles_only(self.masks),
-            "halved": is_partly_trained and has_halvings(self.masks),
+            "halved": is_halved,
+            "halvings": num_halves // 2 if is_halved else 0,
             # The others' scores are then estimated from too few.
             "ranks_only": source == "scores" and design in ("singles", "leave-one-out"),
             "alone": [] if self.per_class else utilities[is_alone].tolist(),

@@ -15,7 +15,9 @@ from flsv.cli import main, runs_with_seeds as repeat
 from flsv.results import open_run, read_run
 from flsv.results.basis import basis_of
 from flsv.results.text import MESSAGES
-from helpers.runs import fit_by_command, write_config, write_table
+from helpers import refused
+from helpers.retrained import choose_differently_with_each_seed, make_trained
+from helpers.runs import fit_by_command, make_game, write_config, write_table
 
 
 @pytest.mark.slow
@@ -171,6 +173,48 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert "samples of" in capsys.readouterr().err
     assert (out / "repeat.csv").read_bytes() == means
     assert not (out / "seed_2").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retrains", [False, True])
+def test_all_seeds_train_the_coalitions_that_the_first_one_has_chosen(
+    tmp_path, monkeypatch, retrains
+):
+    federation = {"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}}
+    config = write_config(tmp_path / "federation.yaml", federation=federation)
+    out = tmp_path / "out"
+    command = ["repeat", f"--config={config}", f"--out={out}", "-q"]
+    if retrains:
+        without_metrics = {**federation, "metrics": {}}
+        config = write_config(tmp_path / "federation.yaml", federation=without_metrics)
+        run = fit_by_command(tmp_path / "fit", config)
+        out = run / "retrained"
+        command = ["retrain", str(run), "-q"]
+    choose_differently_with_each_seed(monkeypatch)
+
+    if retrains:
+        assert main([*command, "--seeds=1"]) == 0
+        assert main([*command, "--seeds=2"]) == 0
+    else:
+        assert main([command[0], "2", *command[1:]]) == 0
+
+    repetitions = open_run(out)
+    assert [run.design("value") for run in repetitions.runs] == ["all", "all"]
+    assert set(read_csv(out / "repeat.csv")["design"]) == {"all"}
+    assert "all coalitions" in basis_of(repetitions, "value").origin
+
+
+def test_runs_by_several_designs_have_no_means(tmp_path):
+    designs = ("all", "singles")
+    for seed, design in enumerate(designs):
+        run = make_game(
+            tmp_path / f"seed_{seed}", {"value": [0.3, 0.2]}, settings={"federation_seed": seed}
+        )
+        make_trained(run, trainings=design)
+    (tmp_path / "runs.csv").write_text("run,folder\n0,seed_0\n1,seed_1\n")
+
+    with refused("its value trained each client alone, and not all coalitions"):
+        open_run(tmp_path)
 
 
 @pytest.mark.slow

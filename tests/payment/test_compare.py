@@ -7,9 +7,10 @@ from scipy import stats
 
 from flsv.cli import main
 from flsv.payment.compare import compare_runs
+from flsv.results.text import design_in_words, design_of
 from helpers import refused
 from helpers.pages import text_of_page
-from helpers.retrained import add_retrained_runs
+from helpers.retrained import add_retrained_runs, make_trained
 from helpers.runs import change_record, make_game, make_repeated_runs, make_run
 
 #: A row per seed, a column per client.
@@ -144,6 +145,54 @@ def test_values_by_retraining_are_compared_where_there_are_any(tmp_path):
     assert row["value"] == pytest.approx(-0.05)
 
 
+ALL = {"trainings": "all"}
+SINGLES = {"trainings": "singles"}
+
+
+@pytest.mark.parametrize("are_retrained", [False, True])
+@pytest.mark.parametrize(
+    ("design", "other_design", "commands"),
+    [
+        (ALL, SINGLES, "flsv retrain a --trainings singles --seeds"),
+        (ALL, {"trainings": "halves", "halvings": 2}, "--trainings halves --halvings 2 --seeds"),
+        (
+            {"trainings": "", "listed": [[0, 1]]},
+            {"trainings": "", "listed": [[0, 2]]},
+            "--trainings both",
+        ),
+    ],
+)
+def test_values_by_other_designs_are_named_and_not_subtracted(
+    tmp_path, monkeypatch, capsys, design, other_design, commands, are_retrained
+):
+    monkeypatch.chdir(tmp_path)
+    for name, facts in (("a", design), ("b", other_design), ("c", design)):
+        run = make_game(tmp_path / name, {"value": [0.3, 0.2, 0.1]})
+        if are_retrained:
+            add_retrained_runs(run, [0.3, 0.2, 0.1], **facts)
+        else:
+            make_trained(run, **facts)
+        (run / "config.yaml").touch()
+
+    assert main(["report", "a", "b"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    page = text_of_page(tmp_path / "a" / "compare.html")
+    table = pandas.read_csv(tmp_path / "a" / "compare.csv", keep_default_na=False)
+    values = table[table["client"] != ""]
+    assert set(values["difference"][values["run"] == "b"]) == {""}
+    assert set(values["design"]) == {design_of(design), design_of(other_design)}
+    for text in (printed, page):
+        for design_of_run in (design, other_design):
+            assert design_in_words(design_of(design_of_run)) in text
+        assert commands in text
+        assert "flsv report a b" in text
+
+    assert main(["report", "a", "c"]) == 0
+    assert "not subtracted" not in capsys.readouterr().out
+    table = pandas.read_csv(tmp_path / "a" / "compare.csv")
+    assert (table["difference"] == 0).all()
+
+
 def test_command_prints_and_writes_one_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_two_repeats(tmp_path)
@@ -153,7 +202,7 @@ def test_command_prints_and_writes_one_table(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     page = text_of_page(tmp_path / "a" / "compare.html")
     table = pandas.read_csv(tmp_path / "a" / "compare.csv")
-    columns = ["what", "client", "run", "mean", "difference", "low", "high"]
+    columns = ["what", "client", "run", "design", "mean", "difference", "low", "high"]
     assert list(table) == columns
     for text in (printed, page):
         assert "0.0200 [0.0031 to 0.0369]" in text  # Boston's

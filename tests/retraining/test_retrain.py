@@ -26,6 +26,7 @@ from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_
 from helpers.data import FEATURES, toy_data
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
+from helpers.retrained import choose_differently_with_each_seed
 from zoo.optimizers import LowersRateOnPlateau, StepsByHand
 from zoo.program import Base, make_mlp
 
@@ -59,6 +60,17 @@ def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
 
     values = torch.tensor(table["value"])
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_all_seeds_train_the_coalitions_that_the_first_one_has_chosen(tmp_path, monkeypatch):
+    module = Base(make_mlp)
+    expected = retrain(make_trainer(tmp_path), module, coalitions="both", seeds=2)
+    choose_differently_with_each_seed(monkeypatch)
+
+    table = retrain(make_trainer(tmp_path), module, coalitions="auto", seeds=2)
+
+    assert_frame_equal(table, expected)
 
 
 def macro_auroc(logits, labels):

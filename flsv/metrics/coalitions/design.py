@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,16 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         if mask not in masks:
             masks.append(mask)
     return torch.tensor(masks)  # bool [K, n]
+
+
+def arguments_of_design(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``ShadowShapley`` that name the coalitions of values with this evidence. Empty if no
+    coalitions were trained, or if their set has no name.
+    """
+    design = evidence.get("trainings")
+    if not design:
+        return {}
+    return {"coalitions": design, "halvings": evidence.get("halvings") or None}
 
 
 def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
