@@ -6,7 +6,7 @@ Both can also be trained alone. In a federation they are treated like a user's o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal
@@ -231,19 +231,31 @@ class ClassifierClient(ReadyClient):
     @contextmanager
     def weighing_for_all(self) -> Iterator[None]:
         """Weigh classes by all clients' samples, so that the losses of coalitions' models can be compared."""
-        datamodule = datamodule_of(self)
-        if not self.is_balanced or self.class_weights is None:
+        if not self.is_balanced:
             yield
             return
 
         weights_in_training = self.class_weights
-        with datamodule.counting(members=None):  # every client
-            weights_of_all = balanced_weights(datamodule, len(weights_in_training))
-        self.class_weights = weights_of_all.to(weights_in_training)
+        self.class_weights = self._weights_of(members=None)  # of every client
         try:
             yield
         finally:
             self.class_weights = weights_in_training
+
+    def constants_of(self, coalitions: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Return the tensors of the module that training reads and that differ between K coalitions of clients, as
+        ``{name: tensor [K, ...]}``: the class weights if they are balanced.
+        """
+        if not self.is_balanced:
+            return {}
+        return {"class_weights": torch.stack(list(map(self._weights_of, coalitions)))}
+
+    def _weights_of(self, members: Sequence[int] | None) -> Tensor:
+        """Compute balanced class weights ``[M]`` by the samples of some clients, of None by those of all."""
+        datamodule = datamodule_of(self)
+        assert self.class_weights is not None
+        with datamodule.counting(members):
+            return balanced_weights(datamodule, len(self.class_weights)).to(self.class_weights)
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         """Build the network, or check an existing one's output, and create the scores."""

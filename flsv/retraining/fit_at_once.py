@@ -35,6 +35,7 @@ from flsv.server.coalition_server import (
     metric_of_aggregator,
     only_averages,
 )
+from flsv.training.algorithms.base import ClientAlgorithm, is_proximal
 from flsv.utilities.errors import NotBatched, reason_of
 from flsv.values.coalition_files import ScoredModel
 from flsv.vmap.coalition_rows import CoalitionRows
@@ -113,8 +114,6 @@ def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
     for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
         if not is_loop(callback):
             return f"{type(callback).__name__} takes part in training."
-    if isinstance(module, ClassifierClient) and module.is_balanced:
-        return "classes have other weights in each coalition."
     return _why_not_on_server(find_loop(callbacks_of(trainer)))
 
 
@@ -125,6 +124,8 @@ def _why_not_on_server(loop: Any) -> str:
     for role, strategy in config.strategies.items():
         if role == "client_algorithm" and only_watches_clients(loop):
             continue  # coalitions are trained without it
+        if isinstance(strategy, ClientAlgorithm) and is_proximal(strategy):
+            continue  # it sends nothing, since all clients start from the model of their coalition
         if strategy.sends or strategy.reports:
             return f"{strategy!r} sends or reports tensors."
     if metric_of_aggregator(config):
@@ -162,6 +163,9 @@ class ScoringAtOnce(CoalitionScoring):
         kind = AveragedCoalitions if only_averages(federation) else ServedCoalitions
         self._servers = kind(masks, federation)
         loop.run.engine.coalitions = self._servers
+        module = trainer.lightning_module
+        if isinstance(module, ClassifierClient):
+            loop.run.engine.constants = module.constants_of(self._members_by_row)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         super()._end_round(trainer)

@@ -34,6 +34,7 @@ from flsv.sampling.uniform import FixedCohort
 from flsv.server.checks import check_names
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
+from flsv.training.algorithms.base import ClientAlgorithm, is_proximal
 
 #: A norm far from those whose squares float32 cannot hold.
 _LARGE_NORM = 1e15
@@ -238,7 +239,11 @@ def metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[
 
 def only_averages(federation: FederationInfo) -> bool:
     """Return whether a coalition's server does nothing but average models, by :class:`AveragedCoalitions`."""
-    has_other_strategies = bool(federation.strategies.keys() - {"aggregator", "sampler"})
+    roles = set(federation.strategies)
+    algorithm = federation.strategies.get("client_algorithm")
+    if isinstance(algorithm, ClientAlgorithm) and is_proximal(algorithm):
+        roles.remove("client_algorithm")  # it does nothing at the server
+    has_other_strategies = bool(roles - {"aggregator", "sampler"})
     filter_classes = {type(update_filter) for update_filter in federation.filters}
     has_other_filters = bool(filter_classes - {OutlierFilter})
     is_average = type(federation.strategies["aggregator"]) is FedAvg

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flsv._lightning.patches import PatchedAttributes
 from flsv.core import Instruction, opened
-from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.training.algorithms.base import ClientAlgorithm, ClientContext, overrides
 from flsv.training.swapped_optimizer import parameters_of
 from flsv.training.trainer_state import TrainerState
 from flsv.training.training_step import training_loss
@@ -161,7 +161,7 @@ class GradientSteps(ClientSteps):
 
     def __init__(self, trainer: L.Trainer, *options: Any) -> None:
         super().__init__(trainer, *options)
-        self._changes_gradients = _overrides(self._algorithm, "gradients")
+        self._changes_gradients = _changes_gradients(self._algorithm)
         # Whether the algorithm has seen the gradients of the present step.
         self._has_shown_gradients = False
         if self._changes_gradients:
@@ -324,11 +324,11 @@ def uses_gradients(algorithm: ClientAlgorithm | None) -> bool:
     """Return whether a client algorithm changes gradients."""
     if algorithm is None:
         return False
-    return _overrides(algorithm, "gradients") or _overrides(algorithm, "frozen_parameters")
+    return _changes_gradients(algorithm) or overrides(algorithm, "frozen_parameters")
 
 
-def _overrides(algorithm: ClientAlgorithm, method: str) -> bool:
-    return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)
+def _changes_gradients(algorithm: ClientAlgorithm) -> bool:
+    return overrides(algorithm, "gradients") or overrides(algorithm, "add_proximal_gradients")
 
 
 class AddedLoss:

@@ -16,11 +16,13 @@ from torchmetrics import Metric
 
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.several_processes import TrainingCounts, add_counts
+from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Instruction
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
-from flsv.training.algorithms import ClientContext
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
+from flsv.training.algorithms.base import is_proximal
 from flsv.training.client_batches import ClientBatches
 from flsv.training.module_snapshot import DATA_PATH, ModuleSnapshot
 from flsv.training.shared_objects import (
@@ -76,8 +78,18 @@ class CoalitionRows(VmapProcess):
             raise NotBatched(f"{self.space.private_names[0]!r} stays at the clients.")
         #: The coalitions that train beside the run. They are set before the first round.
         self.coalitions: Coalitions | None = None
+        #: Tensors of the module that training does not change and that differ between the coalitions, ``[K, ...]`` by
+        #: name, such as class weights.
+        self.constants: Mapping[str, Tensor] = {}
         # The run's model after its last round. None before the first round.
         self._last_model: Tensor | None = None
+
+    @staticmethod
+    def _refused_algorithm(config: FederationConfig) -> ClientAlgorithm | None:
+        algorithm = config.client_algorithm
+        if algorithm is not None and is_proximal(algorithm):
+            return None
+        return algorithm
 
     @classmethod
     def trial(cls, trainer: L.Trainer, loop: Any) -> tuple[type[RowTraining], DryRunOfRows]:
@@ -88,12 +100,13 @@ class CoalitionRows(VmapProcess):
             ConfigurationError: models cannot be trained as rows.
         """
         config = loop.config
-        algorithm = config.client_algorithm
+        algorithm = cls._refused_algorithm(config)
         reason = not_batched_without_callbacks(trainer, algorithm, config.optimizer_state)
         if reason is not None:
             raise NotBatched(f"{reason}.")
         space = loop.space
         shared_names = {*space.constant_names, *space.non_finite_names}
+        # Proximal gradients are those of single models. The comparison with the run is of them, too.
         return _try_kinds(trainer, space, loop.state.seed, shared_names)
 
     @staticmethod
@@ -124,6 +137,7 @@ class CoalitionRows(VmapProcess):
             self.trainer.optimizers[0],
             clip_function(self.trainer),
             self._unused_names,
+            self.config.client_algorithm,
         )
 
     @property
@@ -191,8 +205,11 @@ class CoalitionRows(VmapProcess):
         """Train the models of clients in all coalitions that have drawn them, and add them to these coalitions."""
         begun_clients = [self._begin_rows(client, coalitions) for client in clients]
         states = self._rows(torch.cat([client.starts for client in begun_clients]))
+        constants = self._constants_of_rows(begun_clients)
+        for name, tensor in constants.items():
+            states[name] = tensor.clone()
         states, losses = self._train_rows(states, begun_clients)
-        self._check_others(states)
+        self._check_others(states, constants)
         first = 0
         for client in begun_clients:
             rows = slice(first, first + len(client.starts))
@@ -302,6 +319,19 @@ class CoalitionRows(VmapProcess):
                 states[name] = tensor.expand(len(starts), *tensor.shape).clone()
         return states
 
+    def _constants_of_rows(self, clients: Sequence[_Rows]) -> State:
+        """Return the stacked constants of clients' rows, where the run has those of the module."""
+        constants = {}
+        for name, of_coalitions in self.constants.items():
+            of_run = self._stacked_tensors[name][None]
+            parts = []
+            for client in clients:
+                if client.is_of_run:
+                    parts.append(of_run)
+                parts.append(of_coalitions[client.rows].to(of_run))
+            constants[name] = torch.cat(parts)
+        return constants
+
     def _vectors(self, states: State) -> Tensor:
         """Return the models ``[m, P]`` of stacked tensors."""
         parts = [
@@ -310,11 +340,15 @@ class CoalitionRows(VmapProcess):
         ]
         return torch.cat([part.to(self.space.dtype) for part in parts], dim=1)
 
-    def _check_others(self, states: State) -> None:
+    def _check_others(self, states: State, constants: State) -> None:
         """Raise NotBatched if training changes a tensor that is not part of a coalition's model."""
         counters = _counters(self._module)
         for name in set(states).difference(self.space.names, counters):
-            if not torch.equal(states[name][0], self._stacked_tensors[name]):
+            if name in constants:
+                is_unchanged = torch.equal(states[name], constants[name])
+            else:
+                is_unchanged = torch.equal(states[name][0], self._stacked_tensors[name])
+            if not is_unchanged:
                 raise NotBatched(f"training changes {name!r}, which is not shared.")
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
+from flsv.configuration.federation_config import FederationConfig
 from flsv.engines.idle_engine import IdleEngine
 from flsv.games.module_copies import named_tensors
-from flsv.training.algorithms import ClientContext
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -92,7 +93,7 @@ class VmapProcess(IdleEngine):
 
     def __init__(self, *options: Any, chunk: Count | None = None) -> None:
         trainer, _, _, _, config, *_ = options  # the arguments of Engine
-        reason = not_batched(trainer, config.client_algorithm, config.optimizer_state)
+        reason = not_batched(trainer, self._refused_algorithm(config), config.optimizer_state)
         if reason is not None:
             raise ConfigurationError(
                 f'engine="vmap" trains many clients as one batched model, and {reason}, or engine="sequential".'
@@ -102,6 +103,11 @@ class VmapProcess(IdleEngine):
         self._clients_at_once = chunk or (CLIENTS_ON_GPU if is_on_gpu else CLIENTS_ON_CPU)
         self._current_client: int | None = None
         self._has_dry_run = False
+
+    @staticmethod
+    def _refused_algorithm(config: FederationConfig) -> ClientAlgorithm | None:
+        """Return a federation's client algorithm if rows cannot train by it."""
+        return config.client_algorithm
 
     @property
     def client(self) -> int | None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from flsv.training.algorithms import ClientAlgorithm
 from flsv.training.swapped_optimizer import initial_state
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
@@ -50,7 +51,7 @@ class RowTraining:
     # The module's training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
     # nothing in the module but buffers. The optimizer must be elementwise. Its class and options are used, and its
     # state is not changed. A parameter that a step's loss does not depend on takes no step, as without batching.
-    # `unused` names parameters of which this is expected in all steps.
+    # `unused` names parameters of which this is expected in all steps. A client algorithm adds proximal gradients.
 
     def __init__(
         self,
@@ -58,9 +59,11 @@ class RowTraining:
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
         unused: Collection[str] = (),
+        algorithm: ClientAlgorithm | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._clip = clip
+        self._algorithm = algorithm
         name_by_parameter = {}  # of trained parameters
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
@@ -100,6 +103,7 @@ class RowTraining:
         device = next(iter(states.values())).device
         num_batches = [len(batches_of_model) for batches_of_model in batches]  # descending
         losses = torch.zeros(len(batches), device=device)
+        initial_states = self._initial_states(states)
         optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states)
         for step in range(num_batches[0]):
             stop_if_signaled()
@@ -108,11 +112,28 @@ class RowTraining:
             active_states = {name: tensor[:num_active] for name, tensor in states.items()}
             active_batches = [batches_of_model[step] for batches_of_model in batches[:num_active]]
             gradients = self.compute_gradients(active_states, active_batches, losses[:num_active])
-            if self._clip is not None:
-                self._clip(gradients)
+            self._change_gradients(gradients, active_states, initial_states)
             optimizer.step(num_active, gradients)
         losses /= torch.tensor(num_batches, device=device)
         return losses
+
+    def _initial_states(self, states: State) -> State:
+        """Return copies of the trained parameters if a client algorithm reads them, else nothing."""
+        if self._algorithm is None:
+            return {}
+        return {name: states[name].clone() for name in self._trained_names}
+
+    def _change_gradients(self, gradients: State, states: State, initial_states: State) -> None:
+        """Change the gradients of the models ``states``, the first of ``initial_states``, before a step."""
+        if self._algorithm is not None:
+            num_models = len(next(iter(states.values())))
+            self._algorithm.add_proximal_gradients(
+                [states[name] for name in gradients],
+                [*gradients.values()],
+                [initial_states[name][:num_models] for name in gradients],
+            )
+        if self._clip is not None:
+            self._clip(gradients)
 
     def compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
         """Return the gradients of stacked models, without those of unused parameters. Add to ``losses``, and update
@@ -175,22 +196,23 @@ class SharedBatchTraining(RowTraining):
         for first in range(0, num_models, chunk):
             rows = slice(first, first + chunk)
             states_of_chunk = {name: tensor[rows] for name, tensor in states.items()}
+            initial_states = self._initial_states(states_of_chunk)
             optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states_of_chunk)
-            chunks.append((states_of_chunk, losses[rows], optimizer))
+            chunks.append((states_of_chunk, initial_states, losses[rows], optimizer))
         num_batches = 0
         for index, batch in zip(indices or count(), batches):
             stop_if_signaled()
             num_batches += 1
             self._step.set_batch_index(index)
             generator_states = global_rngs()
-            for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
+            for number, chunk_of_models in enumerate(chunks):
+                states_of_chunk, initial_states, losses_of_chunk, optimizer = chunk_of_models
                 if number > 0:
                     restore_global_rngs(generator_states)  # each chunk draws the same numbers
                 with context():
                     gradients, step_losses = self._step(states_of_chunk, batch)
                 losses_of_chunk += step_losses
-                if self._clip is not None:
-                    self._clip(gradients)
+                self._change_gradients(gradients, states_of_chunk, initial_states)
                 optimizer.step(len(losses_of_chunk), gradients)
         losses /= num_batches
         return states, losses

@@ -20,7 +20,7 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.retraining import after_the_run
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import SCAFFOLD, FedProx
+from flsv.training.algorithms import SCAFFOLD, ClientAlgorithm, FedProx
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit
@@ -197,10 +197,34 @@ class ReadsTexts(Classifier):
         self.log("val_loss", functional.cross_entropy(self(batch), batch[2]))
 
 
-def classifier_client():
-    network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+def classifier_client(middle=None, **options):
+    layer = middle or nn.ReLU()
+    network = nn.Sequential(nn.Linear(FEATURES, 8), layer, nn.Linear(8, CLASSES))
     make_optimizer = partial(torch.optim.SGD, lr=0.1)
-    return ClassifierClient(network, num_classes=CLASSES, optimizer=make_optimizer)
+    return ClassifierClient(network, num_classes=CLASSES, optimizer=make_optimizer, **options)
+
+
+balanced_client = partial(classifier_client, class_weights="balanced")
+
+
+class DecayedMoves(ClientAlgorithm):
+    """A user's algorithm, which pulls less, the further a parameter has moved."""
+
+    def add_proximal_gradients(self, parameters, gradients, initial_parameters):
+        for parameter, gradient, initial in zip(parameters, gradients, initial_parameters):
+            gradient.add_((parameter.detach() - initial).tanh(), alpha=0.3)
+
+
+class CountedMoves(DecayedMoves):
+    """One that keeps a number at the client, too."""
+
+    def begin_client(self, context):
+        context.state["rounds"] = context.state.get("rounds", torch.zeros(())) + 1
+
+    def gradients(self, context, parameters, gradients):
+        super().gradients(context, parameters, gradients)
+        for gradient in gradients:
+            gradient.div_(context.state["rounds"])
 
 
 class UsersData(L.LightningDataModule):
@@ -479,6 +503,18 @@ TRAINED_AT_ONCE = {
         "data": partial(toy_data, client_val=0.2),
         "metric": {"evaluators": "clients"},
     },
+    "proximal term": {"loop": {"client_algorithm": FedProx(0.5)}},
+    "proximal term of dropout, clipped": {
+        "make_module": WithDropout,
+        "loop": {"client_algorithm": FedProx(0.5), "local_epochs": 2, "aggregator": FedAdam()},
+        "gradient_clip_val": 0.1,
+    },
+    "decay of what a client moves": {"loop": {"client_algorithm": DecayedMoves()}},
+    "balanced classes": {"make_module": balanced_client},
+    "balanced classes with dropout": {
+        "make_module": partial(balanced_client, nn.Dropout(0.3)),
+        "loop": {"sampler": UniformSampler(2)},
+    },
     "steps instead of epochs": {"loop": {"local_epochs": "3 steps"}},
 }
 
@@ -495,7 +531,7 @@ TRAINED_ONE_BY_ONE = {
     "value of a tensor": {"make_module": ReadsValue},
     "manual optimization": {"make_module": ManualOptimization},
     "number of members": {"make_module": WeighsByMembers},
-    "proximal term": {"loop": {"client_algorithm": FedProx(0.1)}},
+    "proximal term by the client's round": {"loop": {"client_algorithm": CountedMoves()}},
     "control variates": {"loop": {"client_algorithm": SCAFFOLD()}},
     "callback that trains": {"callbacks": [ScalesGradients()]},
 }

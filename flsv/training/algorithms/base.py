@@ -373,12 +373,31 @@ class ClientAlgorithm(Strategy):
     def gradients(
         self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
-        """Change the gradients in place, before every optimizer step and before gradient clipping.
+        """Change the gradients in place, before every optimizer step and before gradient clipping. By default
+        :meth:`add_proximal_gradients` changes them.
 
         Args:
             context: the client's training.
             parameters: the parameters that are shared with the server and have a gradient.
             gradients: the parameters' gradients.
+        """
+        initial_parameters = context.unflatten(context.start, parameters)
+        self.add_proximal_gradients(parameters, gradients, initial_parameters)
+
+    def add_proximal_gradients(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        initial_parameters: list[Tensor],
+    ) -> None:
+        """Change the gradients in place, each entry by the same entries of the parameter, its gradient and its initial
+        value alone, without gradients of this. Such steps can be taken for many models at once, whose tensors are
+        stacked. So groups of clients train at once with an algorithm that overrides no other method of its training.
+
+        Args:
+            parameters: the parameters that are shared with the server and have a gradient.
+            gradients: the parameters' gradients.
+            initial_parameters: these parameters in the model that the client has started from.
         """
 
     def leave_client(self, context: ClientContext) -> None:
@@ -408,6 +427,24 @@ def used_model(
     if personalizer is None:
         return instruction.start  # the model that the client was sent
     return personalizer.receive(local, instruction)
+
+
+#: What a proximal algorithm may define, too. It sends nothing if clients start from the global model, as in coalitions.
+_ALLOWED_BESIDE_PROXIMAL = {"add_proximal_gradients", "gradients", "send", "sends", "check_fit"}
+
+
+def overrides(algorithm: ClientAlgorithm, name: str) -> bool:
+    """Return whether an algorithm's class defines the method or attribute ``name`` of :class:`ClientAlgorithm`."""
+    return getattr(type(algorithm), name) is not getattr(ClientAlgorithm, name)
+
+
+def is_proximal(algorithm: ClientAlgorithm) -> bool:
+    """Return whether an algorithm changes training by :meth:`ClientAlgorithm.add_proximal_gradients` alone."""
+    if not overrides(algorithm, "add_proximal_gradients"):
+        return False
+    names = [name for name in dir(ClientAlgorithm) if not name.startswith("_")]
+    overridden = {name for name in names if overrides(algorithm, name)}
+    return overridden <= _ALLOWED_BESIDE_PROXIMAL
 
 
 def is_plain_sgd(optimizers: Sequence[Any]) -> bool:

@@ -51,7 +51,14 @@ class FedProx(ClientAlgorithm):
         self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         anchor = context.instruction.tensors.get("anchor", context.start)
-        anchors = context.unflatten(anchor, parameters)
-        with torch.no_grad():
-            drift = torch._foreach_sub(parameters, anchors)
-            torch._foreach_add_(gradients, drift, alpha=self.mu)
+        self.add_proximal_gradients(parameters, gradients, context.unflatten(anchor, parameters))
+
+    @torch.no_grad()
+    def add_proximal_gradients(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        initial_parameters: list[Tensor],
+    ) -> None:
+        drift = torch._foreach_sub(parameters, initial_parameters)
+        torch._foreach_add_(gradients, drift, alpha=self.mu)
