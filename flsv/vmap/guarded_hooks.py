@@ -101,9 +101,11 @@ class Guard:
         """Guard a module's own hooks. Undo it by ``restore`` of the result."""
         changes = []
         for name in names:
-            if is_overridden(name, self._module, L.LightningModule):
-                hook = self._guarded_hook(getattr(self._module, name), denies_model)
-                changes.append((self._module, name, hook))
+            hook = getattr(self._module, name)
+            # What flsv's own modules read of the members, they declare by `constants_of`.
+            is_of_flsv = hook.__module__.startswith("flsv.")
+            if is_overridden(name, self._module, L.LightningModule) and not is_of_flsv:
+                changes.append((self._module, name, self._guarded_hook(hook, denies_model)))
         return PatchedAttributes(changes)
 
     def _guarded_hook(self, hook: Callable[..., Any], denies_model: bool) -> Callable[..., Any]:
