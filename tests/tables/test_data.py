@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from flsv.cli import main
+from flsv.results import open_run
+from flsv.retraining.price import PriceList
 from flsv.tables.command import notes_on_data
 from helpers import pages, warns
 from helpers.data import set_up_data
+from helpers.runs import fit_by_command
 
 DICTIONARY = {
     "excluded": ["insurer", "patient", "admitted"],
@@ -19,14 +23,19 @@ DICTIONARY = {
 }
 
 
+def read_tutorial(title):
+    """The text of a file that the tutorial shows."""
+    page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
+    blocks = pages.blocks_of_page(page.read_text())
+    (file,) = [block for block in blocks if block.title == title]
+    return file.text
+
+
 @pytest.fixture
 def clinics(tmp_path, monkeypatch):
     """The tables of the tutorial's clinics by name, whose script writes clinics/Boston.csv and others."""
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
-    blocks = pages.blocks_of_page(page.read_text())
-    (script,) = [block for block in blocks if block.title == "clinics.py"]
-    exec(script.text)
+    exec(read_tutorial("clinics.py"))
     return {name: pd.read_csv(f"clinics/{name}.csv") for name in CLINICS}
 
 
@@ -218,3 +227,21 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     )
     message = "1 of 60 rows have no value in the target 'ill' (labels) and are excluded."
     assert printed == f"warning: {file}: {message}\n"
+
+
+@pytest.mark.slow
+def test_tutorials_coalitions_train_at_once_with_their_own_class_weights(clinics, monkeypatch):
+    config = yaml.safe_load(read_tutorial("federation.yaml"))
+    config["federation"]["metrics"]["value"]["init_args"]["coalitions"] = "all"
+    config["trainer"]["max_epochs"] = 3
+    Path("federation.yaml").write_text(yaml.safe_dump(config))
+    values = []
+    for price in (0.0, float("inf")):  # of training at once
+        monkeypatch.setattr(PriceList, "at_once", lambda prices, masks, price=price: price)
+        run = open_run(fit_by_command(Path(f"price {price}"), "federation.yaml"))
+        is_at_once = "are trained at once" in "".join(run.record["coalitions"])
+        assert is_at_once == (price == 0), run.record["coalitions"]
+        values.append(run.final("value"))
+
+    at_once, one_by_one = values
+    assert at_once == pytest.approx(one_by_one, abs=1e-3)
