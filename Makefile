@@ -71,9 +71,10 @@ emulated: device ## the same, and a part of the tests with each Trainer on the e
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
 
 SLOW ?= slow
+ROWS ?=
 # Three at a time on two cores: slow tests wait for processes, ranks and clocks. No doctest is slow.
 slow: ## the slow tests
-	$(PYTHON) -m pytest -n 3 --dist loadfile --durations=40 -m "$(SLOW)" tests
+	$(PYTHON) -m pytest -n 3 --dist loadfile --durations=40 -m "$(SLOW)" $(ROWS) tests
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
@@ -188,6 +189,9 @@ timed-%:
 # The slow tests take longest, so they begin first, and all else is run beside them: a core is idle at the end only. A slow
 # test builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
+# Of tests that are marked by_turn each fifth row runs, after the next commit the next ones. The number of commits walks
+# through all of them; a commit's hash would leave some of them out for long.
+TURN ?= $(shell git rev-list --count HEAD 2> /dev/null || echo 0)
 ci: lint ## all of it
 	$(MAKE) --jobs=2 --output-sync=target $(addprefix timed-,slow networks readme device types layers workflows) \
-	  SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
+	  SLOW="slow and not long" ROWS="--turn $(TURN)" NVFLARE="nvflare and not long" FLOWER="flower and not long"

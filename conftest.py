@@ -6,6 +6,8 @@ import gc
 import pytest
 from lightning_utilities.core.imports import RequirementCache
 
+pytest_plugins = ["processor_seconds", "rows"]
+
 collect_ignore_glob = [
     "flsv/sites/templates/flower/*",
     "flsv/sites/templates/nvflare/*",

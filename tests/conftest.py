@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
@@ -35,28 +34,6 @@ def cached_entry_points(**selection):
 
 
 importlib.metadata.entry_points = cached_entry_points
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(collector, name, obj):
-    """Mark rows ``slow`` but those that ``fast_rows("a", "b*")`` names by their ids, or the first one."""
-    collected = yield
-    rows = collected if isinstance(collected, list) else []
-    marker = next((row.get_closest_marker("fast_rows") for row in rows), None)
-    if marker is None:
-        return collected
-
-    patterns = marker.args
-    fast_rows = [] if patterns else rows[:1]
-    for pattern in patterns:
-        matching_rows = [row for row in rows if fnmatchcase(row.callspec.id, pattern)]
-        assert matching_rows, f"{collector.nodeid}::{name} has no row {pattern!r}"
-        fast_rows += matching_rows
-
-    for row in rows:
-        if row not in fast_rows:
-            row.add_marker(pytest.mark.slow)
-    return collected
 
 
 def pytest_collection_finish():

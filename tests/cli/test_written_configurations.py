@@ -105,6 +105,7 @@ def config_of_arguments(parser, arguments):
     return yaml.safe_load(parser.dump(config, skip_none=False))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("DeviceStatsMonitor", "CSVLogger", "*WithoutArguments")
 @pytest.mark.parametrize("options", ROWS)
 def test_written_configuration_is_read_as_the_same_by_every_command(

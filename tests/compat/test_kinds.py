@@ -45,6 +45,7 @@ def pair(request, tmp_path_factory):
     return train_with_values(program_if_installed(name), tmp_path_factory.mktemp(name))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("hooks")
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
@@ -84,11 +85,13 @@ def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path
     assert {name: before_first_batch[name] for name in at_start} == at_start
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("hooks")
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*rows_with("retrained_by_hand"), *OF_LIBRARIES])
 def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
@@ -117,6 +120,7 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
     )
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("resumes"))
 def test_kind_of_module_resumes_bitwise(tmp_path, name):

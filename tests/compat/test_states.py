@@ -32,6 +32,7 @@ def first_update_of_client_2(program, folder, cohort):
     return recorder.rounds[0].client_vectors[-1]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("a teacher in a list", "a carried*", "a structure*", "a closure")
 @pytest.mark.parametrize("name", rows_with("update"))
 def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_path, name):
@@ -76,6 +77,7 @@ def score_by_logged_value():
     return {"value": PartialFederatedShapley(performance="val_loss", mode="min")}
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rows_with("scored", "left alone"))
 def test_scoring_by_a_logged_value_changes_no_training(tmp_path, name):

@@ -103,6 +103,7 @@ AS_BY_HAND = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("precision-64-true", "clipping-by-value")
 @pytest.mark.parametrize("option", AS_BY_HAND)
 def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
@@ -164,6 +165,7 @@ CHANGES_NOTHING = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("barebones")
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
 def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, option):

@@ -37,6 +37,7 @@ SMALLER = {
 CLIENTS = {"clinics": 4, "districts": 60, "reuters": 5, "schools": 65, "tales": 5}
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -312,6 +312,7 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     assert algorithm._loss is metric.measure
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @parametrize_with_checks(
     [InRunShapley()],

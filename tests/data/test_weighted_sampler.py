@@ -78,6 +78,7 @@ def train_by_hand(model_vector, batches):
     return space.read(model)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(("draws_per_sample", "replacement"), [(1, True), (2, True), (0.5, False)])
 @pytest.mark.parametrize("train", [TRAIN, READ_ONE_BY_ONE], ids=["in memory", "read one by one"])

@@ -171,6 +171,7 @@ def test_every_code_block_of_a_page_runs(page):
     assert num_blocks == text.count("```") // 2
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 # A callback holds the loop, in coalitions' fits, too.
 @pytest.mark.filterwarnings("error:.*there are no values")

@@ -8,6 +8,7 @@ import torch
 from engines import ranks
 from engines.federations_on_ranks import RANK_CASES
 from engines.ranks import AGENT, Group
+from rows import names_of_rows
 from torch.distributed.launcher.api import elastic_launch
 
 from flsv.engines.ranks import FederatedStrategy, meet
@@ -26,28 +27,37 @@ ON_THREE = (
     "two_clients",
     "rank_without_a_finite_update",
 )
+#: A table of contributions, and Lightning's own log.
+WRITTEN_ON_TWO = ("adam_with_five_steps_a_round", "pfedsv")
 
 
 @pytest.fixture(scope="module")
-def rank_runs(tmp_path_factory):
-    """A folder for each number of ranks, with a folder for each federation."""
+def rank_runs(request, tmp_path_factory):
+    """A folder for each number of ranks, with a folder for each federation that is compared."""
+    on_two = names_of_rows(request, test_two_ranks_equal_one_process_bitwise)
+    on_three = names_of_rows(request, test_three_ranks_equal_one_process_bitwise)
+    names_by_size = {2: {*on_two, *WRITTEN_ON_TWO}, 3: {*on_three, "scaffold"}}
+    names_by_size[1] = {*names_by_size[2], *names_by_size[3], "persistent_optimizers"}
+
     root = tmp_path_factory.mktemp("ranks")
     groups = []
-    for size, names in ((1, RANK_CASES), (2, RANK_CASES), (3, ON_THREE)):
+    for size, names in names_by_size.items():
         folder = root / str(size)
-        groups.append(Group(ranks.run_all, folder, names, size=size, folder=folder))
+        groups.append(Group(ranks.run_all, folder, sorted(names), size=size, folder=folder))
 
     for group in groups:
         group.done()
     return root
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANK_CASES)
 def test_two_ranks_equal_one_process_bitwise(rank_runs, name):
     assert find_differences(rank_runs / "1" / name, rank_runs / "2" / name) == []
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_THREE)
 def test_three_ranks_equal_one_process_bitwise(rank_runs, name):
@@ -73,17 +83,20 @@ def list_files_of_runs(folder):
     return sorted(names)
 
 
+def files_of_same_runs(files, others):
+    names = {file.split("/")[0] for file in others}
+    return [file for file in files if file.split("/")[0] in names]
+
+
 @pytest.mark.slow
 def test_only_rank_zero_writes(rank_runs):
     files_of_one = list_files_of_runs(rank_runs / "1")
     files_of_two = list_files_of_runs(rank_runs / "2")
     files_of_three = list_files_of_runs(rank_runs / "3")
 
-    assert files_of_two == files_of_one
-    assert files_of_three == [name for name in files_of_one if name.startswith(ON_THREE)]
-    assert {"adam_with_five_steps_a_round/version_0", "pfedsv/contributions.csv"} <= set(
-        files_of_two
-    )
+    assert files_of_two == files_of_same_runs(files_of_one, files_of_two)
+    assert files_of_three == files_of_same_runs(files_of_one, files_of_three)
+    assert {f"{WRITTEN_ON_TWO[0]}/version_0", "pfedsv/contributions.csv"} <= set(files_of_two)
     assert "scaffold/last.ckpt" in files_of_three
 
 

@@ -137,6 +137,7 @@ def weights_without_metrics(tmp_path_factory):
     return weights_with(tmp_path_factory.mktemp("without"))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", METRICS, ids=repr)
 def test_run_trains_as_without_the_metric(tmp_path, weights_without_metrics, metric):

@@ -273,6 +273,7 @@ def performance_and_values(request, tmp_path_factory):
     return performance, values
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("round_index", [None, 1], ids=["from the beginning", "from round 2"])
 @pytest.mark.parametrize("kind", UNCOPYABLE_PARTS)
@@ -287,6 +288,7 @@ def test_uncopyable_part_that_no_score_uses_changes_no_value(
     assert torch.equal(values_with_part, values)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize("kind", UNCOPYABLE_PARTS)

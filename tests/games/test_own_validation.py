@@ -140,6 +140,7 @@ def test_copy_that_logs_another_value_than_the_run_is_reported_once(
     assert "a copy logs val_loss" in events[0].text
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "performance"), [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")]

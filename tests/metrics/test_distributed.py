@@ -69,6 +69,7 @@ def results_by_process(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("name", MERGED)
 def test_metric_merged_over_two_processes_equals_that_of_one_process(results_by_process, name):
     expected = METRIC_CASES[name].results()

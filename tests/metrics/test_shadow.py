@@ -74,6 +74,7 @@ FEDERATIONS = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FEDERATIONS)

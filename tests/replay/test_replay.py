@@ -347,6 +347,7 @@ def make_loop(case):
     )
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("name", CASES)
 def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_path):

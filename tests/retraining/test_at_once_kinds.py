@@ -130,6 +130,7 @@ MEMORIES = [
 ]
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("make_module", MEMORIES)
 @pytest.mark.filterwarnings("ignore:.*training changes")
 @pytest.mark.filterwarnings("ignore:.*clients train otherwise")

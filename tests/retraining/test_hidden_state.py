@@ -140,11 +140,13 @@ def train_once():
     fit_with_values(Row(with_three_clients()))
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("name", rows_with("retrained", "right"))
 def test_coalitions_are_fits_of_their_members(name):
     assert fit_in_fork(name) == []
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("name", rows_with("retrained", "warned"))
 def test_coalitions_whose_clients_train_by_company_are_fits_of_their_members_with_a_warning(name):
     (consistency_warning,) = fit_in_fork(name)

@@ -129,6 +129,7 @@ FEDERATIONS = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:.*excluded from the round")
 @pytest.mark.parametrize(

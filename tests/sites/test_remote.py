@@ -179,6 +179,7 @@ def assert_sites_equal_one_process(tmp_path, make, **options):
     return remote, local
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("a schedule by a client's own steps")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:.*one after the other")

@@ -24,6 +24,7 @@ FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
 FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast()))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("Sampler*", "*-resumes", "*-learns", "*-trains_alone")
 @pytest.mark.parametrize(
     ("kind", "name", "part"),

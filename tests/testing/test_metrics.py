@@ -28,6 +28,7 @@ SHARED = (
 )
 
 
+@pytest.mark.by_turn
 @parametrize_checks([[*METRICS, *OF_THE_BENCHMARK]], SHARED)
 def test_every_metric_passes_the_checks_for_metrics(check):
     check()

@@ -6,6 +6,7 @@ from functools import partial
 from types import ModuleType
 from typing import NamedTuple
 
+import pytest
 import torch
 from testing.part_cases import (
     MORE,
@@ -197,6 +198,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.by_turn
 @parametrize_checks(PARTS, SHARED)
 def test_every_federation_component_passes_the_checks_for_its_kind(check):
     check()

@@ -219,6 +219,7 @@ def make_seeded_loop(**kwargs):
 # ---- tests
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)

@@ -164,6 +164,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):

@@ -194,6 +194,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("batch norm", "two clients at once")
 @pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
 @pytest.mark.parametrize("name", PAIRS)

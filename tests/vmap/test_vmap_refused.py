@@ -200,6 +200,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:.*round 1 is discarded.*")
 @pytest.mark.parametrize(
