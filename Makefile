@@ -134,8 +134,8 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 
-# What README's two commands install. Torch is large and takes minutes, so CI's other environments find it here: besides its
-# own packages, each has those of README's, but for what it wants in another version.
+# What README's two commands install, by pip, as a user does. CI's other environment finds torch here, which is larger than
+# all else together. The versions of its own packages are chosen together, those that Flower's pins allow.
 README_START = $$(grep '^pip install .* && flsv' README.md)
 README_TESTS = $$(grep '^pip install .* && pytest' README.md)
 .venv-readme/made readme: export PATH := $(CURDIR)/.venv-readme/bin:$(PATH)
@@ -146,26 +146,23 @@ README_TESTS = $$(grep '^pip install .* && pytest' README.md)
 	command="$(README_TESTS)"; bash -ec "$${command%% &&*}"
 	touch $@
 
-ON_README = rm -rf $(@D) && python3 -m venv $(@D) \
-	&& ls -d $(CURDIR)/.venv-readme/lib/python*/site-packages > "$$(ls -d $(@D)/lib/python*/site-packages)/readme.pth"
-
 .venv-ci/made: .venv-readme/made
-	$(ON_README)
-	.venv-ci/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
-	touch $@
-
-.venv-networks/made: .venv-readme/made
-	$(ON_README)
-	.venv-networks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower,nvflare]' 'flwr[simulation]'
+	rm -rf .venv-ci
+	python3 -m venv .venv-ci
+	printf 'torch\ntorchvision\n' > .venv-ci/of-readme.txt
+	.venv-ci/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13'
+	ls -d $(CURDIR)/.venv-readme/lib/python*/site-packages > "$$(ls -d .venv-ci/lib/python*/site-packages)/readme.pth"
+	UV_CONSTRAINT="$(PIP_CONSTRAINT)" .venv-ci/bin/python -m uv pip install --quiet --python .venv-ci/bin/python \
+	  --excludes .venv-ci/of-readme.txt -e '.[dev,docs,flower,nvflare]' 'flwr[simulation]'
 	touch $@
 
 NVFLARE ?= nvflare
-nvflare: .venv-networks/made ## the tests of NVIDIA FLARE, in the environment of Flower's
-	.venv-networks/bin/python -m pytest -m "$(NVFLARE)" tests/sites/nvflare
+nvflare: .venv-ci/made ## the tests of NVIDIA FLARE, in CI's environment
+	.venv-ci/bin/python -m pytest -m "$(NVFLARE)" tests/sites/nvflare
 
 FLOWER ?= flower
-flower: .venv-networks/made ## the tests of Flower, whose pins are its own, in an environment of their own
-	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m "$(FLOWER)" tests/sites/flower tests/outside/test_flower.py tests/sites/test_template.py
+flower: .venv-ci/made ## the tests of Flower, in CI's environment, which has its pins
+	.venv-ci/bin/python -m pytest -n 2 --dist loadfile -m "$(FLOWER)" tests/sites/flower tests/outside/test_flower.py tests/sites/test_template.py
 
 # A target without prerequisites, which make begins first: their tests mostly wait for each other.
 networks: ## flower and nvflare

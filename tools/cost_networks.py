@@ -2,7 +2,7 @@
 
 Each is made by ``flsv init`` and run by the commands of its guide, with certificates: ShapFed with CSSV of an MLP,
 scikit-learn's digits divided evenly among the sites, which share this machine's cores. The Python that runs this needs
-both networks (``make networks`` makes .venv-networks).
+both networks (``make networks`` makes .venv-ci).
 """
 
 from __future__ import annotations
