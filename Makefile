@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UV = $(PYTHON) -m uv pip
 
-.PHONY: help install check lint workflows format types layers size test test-part slow coverage notebooks docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part collected slow coverage notebooks docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,11 @@ device: ## federations on an emulated accelerator beside the CPU's
 emulated: device ## the same, and a part of the tests with each Trainer on the emulated accelerator
 	@if command -v g++ > /dev/null; then \
 	  FLSV_EMULATED=1 PYTHONPATH=tests $(PYTHON) -m pytest -p device.on_emulated $(ON_EMULATED); fi
+
+# Workers begin at the same time, and each would compile torch, flsv and the tests for itself: two thirds of what it takes
+# until its first test.
+collected: ## the tests, collected, so that what they import is compiled
+	@output=$$($(PYTHON) -m pytest -q --collect-only 2>&1) || { echo "$$output" | tail -n 60; exit 1; }
 
 SLOW ?= slow
 ROWS ?=
@@ -189,6 +194,6 @@ timed-%:
 # Of tests that are marked by_turn each fifth row runs, after the next commit the next ones. The number of commits walks
 # through all of them; a commit's hash would leave some of them out for long.
 TURN ?= $(shell git rev-list --count HEAD 2> /dev/null || echo 0)
-ci: lint ## all of it
+ci: lint collected ## all of it
 	$(MAKE) --jobs=2 --output-sync=target $(addprefix timed-,slow networks readme device types layers workflows) \
 	  SLOW="slow and not long" ROWS="--turn $(TURN)" NVFLARE="nvflare and not long" FLOWER="flower and not long"
