@@ -113,7 +113,11 @@ def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
     """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
     for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
         if not is_loop(callback):
-            return f"{type(callback).__name__} takes part in training."
+            name = type(callback).__name__
+            return (
+                f"{name} takes part in training. If it only watches, leave it out of the training of groups: "
+                f"ShadowShapley(excluded_callbacks=[{name!r}])."
+            )
     return _why_not_on_server(find_loop(callbacks_of(trainer)))
 
 

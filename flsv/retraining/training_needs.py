@@ -60,7 +60,7 @@ def reads_checkpoints(trainer: L.Trainer, module: L.LightningModule) -> bool:
 
 def only_watches_the_run(callback: L.Callback) -> bool:
     """Return whether a callback only observes or ends a run: it is one of :data:`WATCHERS`, and its class is one of
-    Lightning's or flsv's.
+    Lightning's or flsv's, or it does nothing, as in copies an excluded one.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping
@@ -69,7 +69,7 @@ def only_watches_the_run(callback: L.Callback) -> bool:
         >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
         (True, False)
     """
-    if getattr(callback, "only_watches", False):
+    if getattr(callback, "only_watches", False) or type(callback) is L.Callback:
         return True
     is_of_library = type(callback).__module__.startswith(("lightning.", "flsv."))
     return is_of_library and isinstance(callback, WATCHERS)

@@ -25,7 +25,7 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import meet
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, ShadowShapley
-from flsv.retraining import coalitions_at_once
+from flsv.retraining import price
 from flsv.retraining.price import PriceList
 from helpers.data import toy_data, toy_sets
 from helpers.fits import plain_trainer
@@ -197,7 +197,7 @@ def run_without_a_seed(folder):
 
 def train_groups_of_coalitions(folder):
     """Each rank trains groups of coalitions, those of a group at once."""
-    coalitions_at_once.MAX_ELEMENTS_OF_GROUP = 1
+    price.MAX_ELEMENTS_OF_GROUP = 1  # a group for each coalition
     PriceList.at_once = lambda prices, masks: 0.0
     loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="all")}, seed=3)
     fit(folder, RankCase(loop, Plain(), toy_data(), logs=True))

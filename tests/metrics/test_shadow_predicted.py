@@ -212,7 +212,7 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
     metrics = {}
     score_by_name = {}
     for number, (options, score) in enumerate(case.utilities):
-        metrics[f"shadow {number}"] = ShadowShapley(**options)
+        metrics[f"shadow {number}"] = ShadowShapley(coalitions="singles", **options)
         score_by_name[f"shadow {number}"] = partial(score, y=labels)
     fit(case.loop(metrics=metrics), tmp_path, module, case.make_data(), ROUNDS)
 
@@ -233,7 +233,10 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(case, tmp_path)
 @pytest.mark.slow
 def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     whole = assert_resumes(
-        lambda: make_shadow_loop(ShadowShapley()), tmp_path, Plain, make_three_clients
+        lambda: make_shadow_loop(ShadowShapley(coalitions="singles")),
+        tmp_path,
+        Plain,
+        make_three_clients,
     )
     curve = whole.history().query("metric == 'shadow'")
 
@@ -258,7 +261,7 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
 @pytest.mark.slow
 def test_run_resumed_with_other_frozen_weights_has_no_values(tmp_path):
     def run(rounds: int, seed_of_frozen: int, **options) -> Tensor:
-        metric = ShadowShapley(performance=MeanLogLikelihood(), every=1)
+        metric = ShadowShapley(coalitions="singles", performance=MeanLogLikelihood(), every=1)
         loop = FederatedLoop(
             metrics={"shadow": metric}, share="trainable", seed=SEED, reporting=SILENT
         )

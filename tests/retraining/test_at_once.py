@@ -633,3 +633,28 @@ def test_coalitions_in_parts_are_those_of_one_part(
 
     assert is_trained_at_once(parts), parts.lines
     torch.testing.assert_close(parts.utilities, whole.utilities, rtol=1e-4, atol=1e-5)
+
+
+class Prints(L.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.last_round = trainer.current_epoch
+        print(self.last_round)
+
+
+def test_values_with_a_callback_that_watches_are_those_without(monkeypatch, caplog, tmp_path):
+    without = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE)
+    one_by_one = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, callbacks=[Prints()])
+    excluded = fit_with_coalitions(
+        monkeypatch,
+        caplog,
+        tmp_path,
+        AT_ONCE,
+        callbacks=[Prints()],
+        metric={"performance": "negative_loss", "excluded_callbacks": ["Prints"]},
+    )
+
+    assert not is_trained_at_once(one_by_one)
+    assert any("excluded_callbacks=['Prints']" in line for line in one_by_one.lines)
+    torch.testing.assert_close(one_by_one.values, without.values, rtol=1e-3, atol=1e-5)
+    assert is_trained_at_once(excluded), excluded.lines
+    assert torch.equal(excluded.values, without.values)

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import Reporting
 from flsv.metrics import ShadowShapley
-from flsv.retraining import coalitions_at_once
+from flsv.retraining import coalitions_at_once, price
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.price import PriceList
 from flsv.values.coalition_files import read_settings
@@ -215,9 +215,7 @@ def test_interrupted_groups_that_train_at_once_are_resumed_to_the_same_values(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(PriceList, "at_once", lambda prices, masks: 0.0)
-    monkeypatch.setattr(
-        coalitions_at_once, "MAX_ELEMENTS_OF_GROUP", 1
-    )  # a group for each coalition
+    monkeypatch.setattr(price, "MAX_ELEMENTS_OF_GROUP", 1)  # a group for each coalition
     make_metric = partial(ShadowShapley, coalitions="all")
     expected_values = fit_and_return_values(tmp_path / "whole", Base(), metric=make_metric())
 

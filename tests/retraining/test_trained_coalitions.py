@@ -30,15 +30,16 @@ COST_OF_TWO = "models of 2 groups of clients are trained after the run (as long 
 @pytest.mark.parametrize(
     ("options", "expected_text"),
     [
-        ({}, COST_OF_SINGLES),
+        ({"max_fits": 1}, COST_OF_SINGLES),
+        ({}, COST_OF_ALL),
         ({"coalitions": "all"}, COST_OF_ALL),
         ({"coalitions": [[0], [1, 2]]}, COST_OF_TWO),
         (
-            {"performance": "val_acc", "mode": "max"},
+            {"coalitions": "singles", "performance": "val_acc", "mode": "max"},
             "choose a performance that is computed from outputs",
         ),
     ],
-    ids=["singles", "all", "few", "logged"],
+    ids=["singles", "by default", "all", "few", "logged"],
 )
 def test_plan_logs_the_cost_of_coalitions(options, expected_text, tmp_path, caplog):
     with caplog.at_level("INFO", "lightning.pytorch"):
