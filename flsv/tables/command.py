@@ -7,8 +7,10 @@ trained.
 Reads the section "data" of a configuration of flsv fit. Shows each client's
 samples and classes, how each column of a table is read, and the share of each
 client's values that are missing. Data warnings name columns that differ from
-the other clients', such as numbers in another unit, and samples that occur
-more than once. Notes name problems, such as a rare class. Nothing is trained,
+the other clients', such as numbers in another unit, samples that occur more
+than once, and validation samples that are training samples. Notes name
+problems: a rare class, rows that repeat another one of the same client, a
+column with one value, and one that alone tells the label. Nothing is trained,
 and other sections of the file are ignored, but every image file is opened.
 
 With --write, the data dictionary of the tables is inferred and written into
@@ -36,6 +38,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, conspicuous, copies_in, validation_copies_in
 from flsv.data.sources.names_and_paths import unreadable_images
 from flsv.results.terminal import filled, width
+from flsv.tables.checks import notes_on_table
 from flsv.tables.dictionary import Dictionary
 from flsv.tables.merger import merge
 from flsv.tables.source import OpenQuestions
@@ -139,7 +142,7 @@ def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
         _print_data_warnings(data_warnings)
     if data.positive_class is not None:
         print(describe_positive_class(data))
-    for note in notes_on_data(data):
+    for note in (*notes_on_data(data), *notes_on_table(data)):
         print(filled(note))
 
 

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from flsv.cli import main
+from flsv.data import IIDPartitioner
 from flsv.results import open_run
 from flsv.retraining.price import PriceList
+from flsv.tables.checks import notes_on_table
 from flsv.tables.command import notes_on_data
 from helpers import pages, warns
 from helpers.data import set_up_data
@@ -145,6 +147,51 @@ def test_data_notes_name_a_class_that_is_missing_at_a_client(clinics):
     assert "No training sample has the class yes at Lyon." in notes_on_data(data)
 
 
+def make_ward(seed, outcomes):
+    """Forty patients: three columns say nothing of their outcomes, one has one value, and one alone tells these."""
+    generator = np.random.default_rng(seed)
+    outcome = np.arange(40) % len(outcomes)
+    return pd.DataFrame(
+        {
+            "age": generator.normal(60, 9, 40).round(1),
+            "sex": generator.choice(["f", "m"], 40),
+            "lab": generator.normal(5, 1, 40).round(2),
+            "study": 7,
+            "ward left to": np.array(["home", "icu", "morgue"])[outcome],
+            "outcome": np.array(outcomes)[outcome],
+        }
+    )
+
+
+@pytest.mark.parametrize("outcomes", [["well", "ill"], ["well", "ill", "dead"]])
+def test_notes_on_a_table_name_rows_twice_columns_of_one_value_and_columns_that_tell_the_label(
+    outcomes,
+):
+    boston = make_ward(0, outcomes)
+    lyon = make_ward(1, outcomes).assign(sex="f")
+    osaka = make_ward(2, outcomes)
+    number_of_outcome = osaka["outcome"].map(outcomes.index)
+    osaka["lab"] = osaka["lab"] / 100 + number_of_outcome
+    clients = {"Boston": pd.concat([boston, boston[:3]]), "Lyon": lyon, "Osaka": osaka}
+
+    data = set_up_data(clients=clients, labels="outcome", server_val=0.0)
+
+    assert notes_on_table(data) == [
+        "Rows that repeat another one of the same client in all columns that are used: 3 of 43 at Boston.",
+        "Columns with one value: sex at Lyon, study.",
+        "Columns that alone tell the label: lab at Osaka, ward left to. Exclude those that are not known before the "
+        "label.",
+    ]
+
+
+def test_data_without_a_table_and_a_column_that_tells_few_rows_have_no_notes():
+    arrays = np.zeros((20, 2)), np.arange(20) % 2
+    few_rows = make_ward(0, ["well", "ill"])[:9].drop(columns="study")
+
+    assert notes_on_table(set_up_data(arrays, IIDPartitioner(2), server_val=0.0)) == []
+    assert notes_on_table(set_up_data(few_rows, IIDPartitioner(2), labels="outcome")) == []
+
+
 @pytest.mark.slow
 def test_questions_are_answered_in_the_written_dictionary(clinics, capsys):
     Path("federation.yaml").write_text(CONFIG_OF_CLINICS)
@@ -209,7 +256,9 @@ def test_data_command_warns_of_other_units_and_repeated_rows(options_of_hospital
     assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another", of_unit)
     assert re.search(r"\d+ of 81 validation samples are also training samples", of_validation)
     assert re.search(r"\d+ of \d+ occur more than once", of_rows)
-    assert "occur more than once" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "occur more than once" in printed
+    assert "Rows that repeat another one of the same client" in printed
 
 
 def test_warnings_to_users_are_printed_in_one_line(tmp_path):
