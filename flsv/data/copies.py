@@ -10,7 +10,7 @@ import numpy as np
 
 from flsv._lightning.evaluation import list_loaders
 from flsv.data.loaders import samples_of
-from flsv.data.sample_hashes import forms_of, hash_rows, hash_samples, is_table
+from flsv.data.sample_hashes import forms_of, hash_samples_and_inputs
 
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
@@ -137,26 +137,26 @@ def _validation_hashes(data: FederatedData) -> tuple[np.ndarray, np.ndarray | No
     division = data.division
     rows = data.server_val_indices.numpy()
     if len(rows) and division.sample_hashes is not None:
-        input_hashes = None if division.input_hashes is None else division.input_hashes[rows]
-        return division.sample_hashes[rows], input_hashes
+        hashes_of_rows = division.sample_hashes[rows]
+        if division.input_hashes is None:
+            return hashes_of_rows, None
+        return hashes_of_rows, division.input_hashes[rows]
 
-    hashes = []
-    hashes_of_inputs = []
+    hashes: list[np.ndarray] = []
+    input_hashes = []
     for loader in list_loaders(data.val_loaders):
         dataset, indices = samples_of(loader)
         if indices is None or forms_of(dataset) != forms_of(division.source.train):
             return None
-        if is_table(dataset):
-            hashes_of_loader, input_hashes = hash_rows(dataset, indices)
-            hashes_of_inputs.append(input_hashes)
-        else:
-            hashes_of_loader = hash_samples(dataset, indices)
+        hashes_of_loader, input_hashes_of_loader = hash_samples_and_inputs(dataset, indices)
         if hashes_of_loader is None:
             return None
         hashes.append(hashes_of_loader)
-    if len(hashes_of_inputs) < len(hashes):
+        if input_hashes_of_loader is not None:
+            input_hashes.append(input_hashes_of_loader)
+    if len(input_hashes) < len(hashes):
         return np.concatenate(hashes), None
-    return np.concatenate(hashes), np.concatenate(hashes_of_inputs)
+    return np.concatenate(hashes), np.concatenate(input_hashes)
 
 
 def find_validation_copies(

@@ -16,7 +16,7 @@ from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, WeightedDraws, has_default_collate, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
-from flsv.data.sample_hashes import hash_rows, hash_samples, is_table
+from flsv.data.sample_hashes import hash_samples_and_inputs
 from flsv.data.sources.source_data import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
@@ -71,11 +71,8 @@ class Division:
 
     @cached_property
     def _hashes(self) -> tuple[np.ndarray | None, np.ndarray | None]:
-        train: Any = self.source.train
         indices = torch.arange(len(self.classes.labels))
-        if is_table(train):
-            return hash_rows(train, indices)
-        return hash_samples(train, indices), None
+        return hash_samples_and_inputs(self.source.train, indices)
 
 
 def divide(

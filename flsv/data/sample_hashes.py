@@ -48,12 +48,21 @@ def hash_samples(dataset: Dataset[Any], indices: Tensor) -> np.ndarray | None:
     return np.frombuffer(b"".join(hashes), dtype=np.uint64)
 
 
-def hash_rows(dataset: TensorDataset, indices: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash of each sample ``(inputs, target)`` at ``indices``, and that of its inputs, uint64 ``[n]`` each.
+def hash_samples_and_inputs(
+    dataset: Dataset[Any], indices: Tensor
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the hashes of :func:`hash_samples`, and those of samples without their targets, uint64 ``[n]`` each.
 
-    The former are those of :func:`hash_samples`.
+    The latter are None unless samples are pairs of tensors, inputs and a target.
     """
-    inputs, targets = dataset.tensors
+    tensors = dataset.tensors if type(dataset) is TensorDataset else ()
+    if len(tensors) == 2 and _may_be_inputs(tensors[0]):
+        inputs, targets = tensors
+        return _hash_pairs(inputs, targets, indices)
+    return hash_samples(dataset, indices), None
+
+
+def _hash_pairs(inputs: Tensor, targets: Tensor, indices: Tensor) -> tuple[np.ndarray, np.ndarray]:
     hashes = []
     input_hashes = []
     for rows in indices.split(_ROWS_AT_ONCE):
@@ -67,15 +76,6 @@ def hash_rows(dataset: TensorDataset, indices: Tensor) -> tuple[np.ndarray, np.n
     return (
         np.frombuffer(b"".join(hashes), dtype=np.uint64),
         np.frombuffer(b"".join(input_hashes), dtype=np.uint64),
-    )
-
-
-def is_table(dataset: Any) -> bool:
-    """Return whether samples are pairs of tensors: inputs, and a target."""
-    return (
-        type(dataset) is TensorDataset
-        and len(dataset.tensors) == 2
-        and _may_be_inputs(dataset.tensors[0])
     )
 
 

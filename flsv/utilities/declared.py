@@ -71,7 +71,7 @@ def name_places(owner: type, **groups: type) -> None:
 
     ``groups`` has the class of each argument that is a group of options. Errors of these classes say it, too.
     """
-    place_by_argument = {}
+    place_by_argument: dict[str, str] = {}
     for group, group_class in groups.items():
         for name in inspect.signature(group_class).parameters:
             place = f"{owner.__name__}({group}={group_class.__name__}({name}=...))"

@@ -18,7 +18,7 @@ from flsv.data.copies import (
     find_validation_copies,
     validation_copies_in,
 )
-from flsv.data.sample_hashes import hash_rows, hash_samples
+from flsv.data.sample_hashes import hash_samples, hash_samples_and_inputs
 from helpers.data import set_up_data
 from helpers.fits import fit
 from helpers.models import Plainest
@@ -129,7 +129,7 @@ def test_pairs_of_tensors_have_the_hashes_of_samples_and_of_their_inputs():
     inputs = TensorDataset(pairs.tensors[0])
     indices = torch.tensor([39, 3, 20])
 
-    hashes, input_hashes = hash_rows(pairs, indices)
+    hashes, input_hashes = hash_samples_and_inputs(pairs, indices)
 
     np.testing.assert_array_equal(hashes, hash_samples(pairs, indices))
     np.testing.assert_array_equal(input_hashes, hash_samples(inputs, indices))
