@@ -164,10 +164,11 @@ def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
     try:
         trainer.fit(module, data)
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
+        interrupt = error.__context__
+        if isinstance(interrupt, KeyboardInterrupt):
             # Lightning ignores further interrupts after the first one.
             signal.signal(signal.SIGINT, handler)
-            raise KeyboardInterrupt from None
+            raise interrupt from None  # of SIGTERM it is a Terminated
         stop_if_signaled()  # Lightning has ended the fit since it has received SIGTERM, too
         raise
 

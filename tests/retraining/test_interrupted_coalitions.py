@@ -15,11 +15,15 @@ from flsv import Reporting
 from flsv.metrics import ShadowShapley
 from flsv.retraining import coalitions_at_once, price
 from flsv.retraining.coalition_store import CoalitionStore
+from flsv.retraining.copied_fits import fit_quietly
 from flsv.retraining.price import PriceList
+from flsv.utilities.stop_signals import Terminated
 from flsv.values.coalition_files import read_settings
 from helpers import warns
+from helpers.data import toy_data
+from helpers.fits import StopInRound, make_loop_of_three_clients, trainer_for
 from helpers.forked import Forked
-from helpers.models import loop_of
+from helpers.models import Plain, loop_of
 from helpers.retrained import record_fits, stored_coalitions
 from zoo.optimizers import StepsByHand
 from zoo.program import Base, fit_valued
@@ -193,6 +197,17 @@ def test_lost_files_of_coalitions_are_trained_again_to_the_bit(tmp_path):
 
     assert torch.equal(resumed_values, values)
     assert table_path.read_text() == table
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Terminated])
+def test_error_of_a_signal_in_a_copys_fit_stays_the_same(tmp_path, error):
+    stop = StopInRound(round_index=0, batch=0, error=error)
+    trainer = trainer_for(make_loop_of_three_clients(), tmp_path, callbacks=[stop])
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit_quietly(trainer, Plain(), toy_data())
+
+    assert type(raised.value) is error
 
 
 def interrupt_the_second_fit(monkeypatch):
