@@ -6,9 +6,10 @@ import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,6 +21,12 @@ _NAME_IN_MESSAGE = re.compile(r"'([\w.]+)'|: (?:--)?([\w.]+)")
 _KEY_IN_MESSAGE = re.compile(r'key "([\w.]+)"')
 _CHOICES_IN_MESSAGE = re.compile(r"Literal\[(.+)\]")
 _PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(.+)")
+_PROBLEM_OF_CALLABLE = re.compile(
+    r"callable class: (Option '\S+' is not accepted|unrecognized arguments: .+)\. "
+    r"Got value: Namespace\(class_path='([\w.]+)'"
+)
+#: A class, and an argument that it does not accept.
+_UNKNOWN_ARGUMENT = re.compile(r": ([\w.]+): (?:Option '|unrecognized arguments: --)([\w.]+)")
 #: The expected value: an instance of a class, one of some texts, or the name of a class instead of the wrong name.
 _EXPECTED_IN_MESSAGE = re.compile(
     r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
@@ -51,6 +58,7 @@ class OptionError(ConfigurationError):
     Args:
         message: what jsonargparse says.
         names: the dotted names of all options, and the classes that may be named without their packages.
+        default_classes: ``{option: class path}`` of the classes to which options below ``option.init_args`` belong.
     """
 
     # The default allows errors of other processes to be unpickled: pickle sets the names afterwards.
@@ -58,9 +66,11 @@ class OptionError(ConfigurationError):
         self,
         message: str,
         names: Collection[str] = (),
+        default_classes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.names = names
+        self.default_classes = dict(default_classes)
 
 
 def explain(
@@ -84,8 +94,15 @@ def explain(
     texts = [path.read_text("utf-8") for path in files]
     problem = _problem_in(message)
     misspelt_word = suggestion = ""
-    if problem.may_be_misspelt:
-        misspelt_word, suggestion = _suggestion(message, error.names, texts=[*words, *texts])
+    names = _accepted_names(error, words, configs=[yaml.safe_load(text) for text in texts])
+    unknown_argument = _UNKNOWN_ARGUMENT.match(problem.text)
+    if unknown_argument is not None:
+        class_path, argument = unknown_argument.groups()
+        misspelt_word, suggestion = _suggestion_of_class(
+            problem.option, class_path, argument, names
+        )
+    elif problem.may_be_misspelt:
+        misspelt_word, suggestion = _suggestion(message, names, texts=[*words, *texts])
     wrong_word = misspelt_word or _last_part(problem.option)
 
     if _stands_in(words, wrong_word):
@@ -107,7 +124,8 @@ class _Problem(NamedTuple):
 def _text_for_command_line(problem: _Problem, suggestion: str) -> str:
     # On the command line options begin with dashes, and leave init_args out.
     suggestion = suggestion.replace(".init_args.", ".")
-    suggestion = re.sub(r"(mean|or) (?=\w+\.)", r"\1 --", suggestion)
+    option_begins = r"\w" if problem.text.startswith("unrecognized arguments") else r"\w+\."
+    suggestion = re.sub(rf"(mean|or) (?={option_begins})", r"\1 --", suggestion)
     dashes = "--" if problem.option else ""
     return f"{dashes}{problem.option}{problem.text}{suggestion}"
 
@@ -139,11 +157,14 @@ def _problem_in(message: str) -> _Problem:
 
 
 def _problems_in_classes(message: str) -> list[str]:
-    return [
+    problems = [
         f": {class_path}: {problem}."
         for class_path, problem in _PROBLEM_IN_MESSAGE.findall(message)
         if "Parser key" not in problem
     ]
+    for problem, class_path in _PROBLEM_OF_CALLABLE.findall(message):
+        problems.append(f": {class_path}: {problem}.")
+    return problems
 
 
 def _problem_with_value(option: str, message: str, value_match: re.Match[str]) -> _Problem:
@@ -199,6 +220,81 @@ def _options_called(
         argument = _last_part(option.removeprefix("--")).replace("-", "_")
         if option.startswith("--") and argument == name:
             yield option
+
+
+def _suggestion_of_class(
+    option: str, class_path: str, argument: str, option_names: Collection[str]
+) -> tuple[str, str]:
+    """Return the wrong word in an argument that a class does not accept, and the options that may be meant, or "".
+
+    The argument may be part of the ``option``, as on the command line.
+    """
+    accepted_arguments = _arguments_of(class_path)
+    unknown_argument = argument
+    for prefix in _prefixes(argument):
+        if prefix not in accepted_arguments:
+            unknown_argument = prefix
+            break
+
+    section = option.removesuffix(f".{argument}")
+    name_by_last_part = {}
+    for name in option_names:  # also below a default class of an argument
+        if name.startswith(f"{section}.init_args."):
+            name_by_last_part[_last_part(name)] = name
+    for name in accepted_arguments:
+        name_by_last_part[_last_part(name)] = f"{section}.{name}"
+
+    wrong_word = _last_part(unknown_argument)
+    similar_parts = similar_names(wrong_word, name_by_last_part)
+    if not similar_parts:
+        return wrong_word, ""
+    full_names = [name_by_last_part[part] for part in similar_parts]
+    return wrong_word, f"\nDid you mean {' or '.join(full_names)}?"
+
+
+def _arguments_of(class_path: str) -> list[str]:
+    """Return the arguments of a class with which jsonargparse calls it, and those of data classes among them."""
+    # Here, since most commands need no parser.
+    from jsonargparse import ArgumentParser
+
+    imported_class = _imported(class_path)
+    if not isinstance(imported_class, type):
+        return []
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(imported_class, fail_untyped=False)
+    defaults = parser.get_defaults(skip_validation=True)
+    # Those of a default class below this one need not be those of the class that is set.
+    names = [name for name, _value in defaults.items() if ".init_args." not in name]
+    return sorted({prefix for name in names for prefix in _prefixes(name)})
+
+
+def _accepted_names(error: OptionError, words: Sequence[str], configs: Sequence[Any]) -> list[str]:
+    """Return the names of options without those of default classes in whose place another class is named."""
+    replaced = []
+    for option, default_class in error.default_classes.items():
+        named_class = _named_class(option, words, configs)
+        if named_class and _last_part(named_class) != _last_part(default_class):
+            replaced.append(option)
+    prefixes = tuple(f"{option}.init_args." for option in replaced)
+    return [name for name in error.names if not name.startswith(prefixes)]
+
+
+def _named_class(option: str, words: Sequence[str], configs: Sequence[Any]) -> str | None:
+    """Return the class that a command line, or else the last of some configurations, names for an option."""
+    typed_option = f"--{option.replace('.init_args.', '.')}"
+    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
+        name, equals_sign, value = word.partition("=")
+        if name.removesuffix(".class_path") == typed_option:
+            return value if equals_sign else next_word
+    for config in reversed(configs):
+        section = config
+        for key in option.split("."):
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section = section.get("class_path")
+        if isinstance(section, str):
+            return section
+    return None
 
 
 def _suggestion(

@@ -30,7 +30,7 @@ from flsv.cli.config_texts import keep_texts, read_config, write_config
 from flsv.cli.configs import check_file, find_config
 from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
-from flsv.utilities.errors import check_lightning
+from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.seeding import kept_global_seed
 from flsv.utilities.wings import brought
 
@@ -274,10 +274,19 @@ class OptionParser(ArgumentParser):
         is_on_trial = not self.exit_on_error
         if is_on_trial:
             return super().error(message, ex)
+        if message.startswith(f"unrecognized arguments: --{_METRICS}+"):
+            raise ConfigurationError(
+                f"--{_METRICS}+: metrics have names. Add one with --{_METRICS}.NAME, as in --{_METRICS}.loo "
+                "LeaveOneOut."
+            ) from ex
         known_names = list(_public_names())
+        default_classes = {}
         for parser in [self, *subparsers_of(self)]:
-            known_names += parser.get_defaults(skip_validation=True).keys()
-        raise OptionError(message, known_names) from ex
+            for name, value in parser.get_defaults(skip_validation=True).items():
+                known_names.append(name)
+                if name.endswith(".class_path"):
+                    default_classes[name.removesuffix(".class_path")] = value
+        raise OptionError(message, known_names, default_classes) from ex
 
 
 def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:

@@ -38,6 +38,17 @@ WRONG_COMMANDS = [
     ("fit --data.source lacks.Data", "lacks cannot be imported"),
     ("fit --model zoo.configured.OfOtherPackage", "write `import lightning.pytorch as pl`"),
     (f"{FIT} --model.netwrk mlp", "Did you mean --model.network or"),
+    # Only what the parser accepts is suggested: an option of the class, or of a class that the default one has.
+    (f"{FIT} --model.lrr 0.1", "'lrr' is not accepted.\nDid you mean --model.optimizer.lr?\n"),
+    (f"{FIT} --model own.WithRate --model.lrr 0.1", "not accepted.\nDid you mean --model.lr?\n"),
+    (f"{FIT} --model own.WithRate --model.optimizer.lr 0.1", "arguments: --optimizer.lr=0.1.\n"),
+    (f"{FIT} --model own.WithRate --netwrk mlp", "unrecognized arguments: --netwrk mlp\n"),
+    (
+        f"{FIT} --model.optimizer.lrr 1",
+        "SGD: Option 'lrr' is not accepted.\nDid you mean --model.opt",
+    ),
+    (f"{FIT} --data.optimizer.lr 3", "Did you mean --optimizer or --fed"),
+    (f"{FIT} --federation.metrics+ LeaveOneOut", "Add one with --federation.metrics.NAME, as in"),
     (f"{FIT} --model.network mpl", "Unknown network 'mpl'. Did you mean mlp?"),
     (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),
     (
@@ -78,7 +89,15 @@ WRONG_COMMANDS = [
 ]
 
 
-@pytest.mark.fast_rows("report*", "init*", "fti*", "fit --model*", "*EarlyStoping*")
+OWN_MODULE = """
+import lightning as L
+class WithRate(L.LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+"""
+
+
+@pytest.mark.fast_rows("report*", "init*", "fti*", "fit --model*", "*EarlyStoping*", "*model.lrr*")
 @pytest.mark.parametrize(("line", "message"), WRONG_COMMANDS)
 def test_wrong_command_is_refused_with_the_nearest_word_or_what_is_expected(
     line, message, capsys, tmp_path, monkeypatch
@@ -87,12 +106,16 @@ def test_wrong_command_is_refused_with_the_nearest_word_or_what_is_expected(
     monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
     Path("lacks.py").write_text("import nowhere")
+    Path("own.py").write_text(OWN_MODULE)
     Path("my_runs").mkdir()
     run = Path("lightning_logs/version_0")
     run.mkdir(parents=True)
     (run / "run.json").write_text("{}")
 
-    assert message in read_error(capsys, *line.split())
+    error = read_error(capsys, *line.split())
+    assert message in error
+    if message.endswith("\n"):
+        assert error.endswith(message)  # without a suggestion
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
