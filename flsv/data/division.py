@@ -440,7 +440,16 @@ def _without_unknown(
         if client in clients_with_unknown:
             known_samples["train"] = client_split["train"]
         clients.append(known_samples)
-    known_splits = replace(splits, server_val=server_val, clients=tuple(clients))
+    num_unknown = [
+        len(client_split["train"]) - len(known_samples["train"])
+        for client_split, known_samples in zip(splits.clients, clients)
+    ]
+    known_splits = replace(
+        splits,
+        server_val=server_val,
+        clients=tuple(clients),
+        left_out={**splits.left_out, "unknown classes": torch.tensor(num_unknown)},
+    )
     _check_samples_left(known_splits, splits, unknown_classes)
     return known_splits
 
@@ -483,6 +492,8 @@ def without_flagged(division: Division, unflagged_by_client: Sequence[Tensor]) -
             )
         client_splits.append({**client_split, "train": unflagged_samples})
 
-    splits = replace(splits, clients=tuple(client_splits))
+    num_flagged = [int((~is_unflagged).sum()) for is_unflagged in unflagged_by_client]
+    left_out = {**splits.left_out, "drop_flagged": torch.tensor(num_flagged)}
+    splits = replace(splits, clients=tuple(client_splits), left_out=left_out)
     check_full_batches(splits, division.source)
     return replace(division, splits=splits)

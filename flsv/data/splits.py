@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -248,11 +249,22 @@ class FederatedSplits:
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
     names: tuple[str, ...]
+    #: The number of each client's samples, int64 ``[n]``, that are in none of its splits, by the option that is the
+    #: reason. Samples without an owner before the partition are not counted.
+    left_out: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def train(self) -> list[Tensor]:
         """Each client's training samples, int64 ``[n]``."""
         return [client["train"] for client in self.clients]
+
+    @property
+    def num_left_out(self) -> dict[str, list[int]]:
+        """Number of each client's samples that it does not train on, by the option that is the reason."""
+        counts = {name: number.tolist() for name, number in self.left_out.items()}
+        for part in ("val", "test"):
+            counts[f"client_{part}"] = [len(client.get(part, ())) for client in self.clients]
+        return {name: numbers for name, numbers in counts.items() if any(numbers)}
 
     @property
     def held_out(self) -> Tensor:
@@ -295,14 +307,18 @@ def split_federation(
     parts = partitioner(labels[training_pool], num_classes, groups_of_pool)
     samples_by_client = [training_pool[part] for part in parts]
     names = tuple(map(str, range(len(parts))))
+    left_out = {}
     if kept_groups is not None:
         groups_by_client = [kept_groups[samples] for samples in samples_by_client]
         names = _names_of_clients(groups_by_client, group_names) or names
+        count = partial(_count_by_client, kept_groups, groups_by_client)
+        left_out["max_samples"] = count(pool) - count(samples_used)
+        left_out["server_val"] = count(server_val)
 
     clients = []
     for client, samples in enumerate(samples_by_client, partitioner.first_client):
         clients.append(division.split_client(client, samples, names))
-    splits = FederatedSplits(server_val, tuple(clients), names)
+    splits = FederatedSplits(server_val, tuple(clients), names, left_out)
     division.check_groups(splits)
     return splits
 
@@ -319,6 +335,13 @@ def _check_none_lost(lost_names: Sequence[str], max_samples: int | None, is_erro
     if is_error:
         raise ConfigurationError(message)
     rank_zero_warn(message)
+
+
+def _count_by_client(groups: Tensor, groups_by_client: Sequence[Tensor], samples: Tensor) -> Tensor:
+    """Count the ``samples`` that are of each client's groups, int64 ``[n]``."""
+    num_by_group = torch.bincount(groups[samples], minlength=int(groups.max()) + 1)
+    numbers = [num_by_group[client_groups.unique()].sum() for client_groups in groups_by_client]
+    return torch.stack(numbers)
 
 
 def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ not join. Spreads, ranks, extremes and means per class or round would reveal mor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pandas import Series
@@ -27,11 +27,12 @@ from flsv.payment.sections import (
     notes_on_values,
     packages,
     sentences_on_intervals,
+    sentences_on_untrained,
 )
 from flsv.payment.shares import Shares, findings
 from flsv.results.basis import Basis
 from flsv.results.reading import Run
-from flsv.results.text import MESSAGES, NO_NUMBER, format_number, with_intervals
+from flsv.results.text import MESSAGES, NO_NUMBER, format_number, titled, with_intervals
 from flsv.results.verdict import Verdict
 
 #: With fewer clients, no number computed from all of them is shown to one of them.
@@ -73,6 +74,8 @@ def _front_for_one(
         misses_value = math.isnan(basis.values[client])
         front.append(_values_for_one(run, client, basis, shares))
         front += notes_on_values(basis, shares, misses_value)
+        front.append(_choices(run, basis))
+        front += sentences_on_untrained(run, basis)
 
     finding = findings(run, for_one_client=True)[client]
     front.append(_participation(run, client, finding))
@@ -143,6 +146,9 @@ def _participation(run: Run, client: int, finding: str) -> Table | None:
         "rounds with your update": f"{num_rounds[client]} of {run.rounds}",
         "your training samples": str(num_samples[client]),
     }
+    left_out = _left_out_of_training(run, client)
+    if left_out:
+        texts["your samples left out of training"] = left_out
     if _may_see_means(run, num_samples):  # from a fraction the sum follows
         fraction = num_samples[client] / max(sum(num_samples), 1)
         texts["of all training samples"] = f"{100 * fraction:.0f} %"
@@ -151,9 +157,50 @@ def _participation(run: Run, client: int, finding: str) -> Table | None:
     return table_of_texts(texts)
 
 
+def _left_out_of_training(run: Run, client: int) -> str:
+    """Return how many of a client's samples it did not train on, with the reasons, "" if there are none."""
+    reasons: Mapping[str, str] = MESSAGES["left_out"]
+    texts = []
+    for option, numbers in run.record.get("left_out", {}).items():
+        if numbers[client]:
+            texts.append(f"{numbers[client]} {reasons[option]}")
+    return ", ".join(texts)
+
+
+def _choices(run: Run, basis: Basis) -> str:
+    """Return a sentence that says who chose the score and the validation samples, "" without a score."""
+    if not basis.by:
+        return ""
+    sentences: Mapping[str, str] = MESSAGES["chosen"]
+    if basis.inputs.evaluated_by_clients:
+        return sentences["by clients"].format(score=titled(basis.by))
+    validation = run.record["validation"]
+    if not validation:
+        return sentences["score"].format(score=titled(basis.by))
+    samples = validation["of"]
+    values_as_if_each_had_one = [0.0] * run.num_clients
+    # From the number of a part of all samples, the number of all follows.
+    if validation["rows"] is not None and _may_see_means(run, values_as_if_each_had_one):
+        samples = f"{validation['rows']:,} samples, {samples}"
+    return sentences["score and samples"].format(score=titled(basis.by), samples=samples)
+
+
+def _columns_used(run: Run) -> dict[str, str]:
+    """Return the columns of the participants' tables that models read, predict and do not read, by title."""
+    dictionary = run.record.get("dictionary")
+    if dictionary is None:
+        return {}
+    texts = {"columns used": ", ".join(dictionary["columns"])}
+    if dictionary.get("target"):
+        texts["column to predict"] = dictionary["target"]
+    if dictionary.get("excluded"):
+        texts["columns not used"] = ", ".join(dictionary["excluded"])
+    return texts
+
+
 def _settings_for_one(run: Run, client: int, shows_means: bool) -> Table | None:
     """Return a table of the classes of strategies and metrics, without arguments, which may name other clients."""
-    texts = {**run.record["algorithm"]}
+    texts = {**_columns_used(run), **run.record["algorithm"]}
     for metric in run.metrics:
         texts[metric] = run.metric_info(metric)["class"]
     if shows_means:

@@ -32,6 +32,7 @@ from flsv.payment.sections import (
     notes_on_values,
     packages,
     sentences_on_intervals,
+    sentences_on_untrained,
 )
 from flsv.payment.shares import (
     Budget,
@@ -211,6 +212,7 @@ def _sentences_on_values(run: Run, basis: Basis | None) -> list[str]:
     return [
         *steps,
         *_sentences_on_performance(run, basis),
+        *([] if basis is None else sentences_on_untrained(run, basis)),
         *_sentences_on_missing_values(run, basis),
         "With other partners or other validation samples the values would be different.",
     ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from pandas import DataFrame
 
 from flsv.payment.html import Table, heatmap_table
 from flsv.payment.shares import Shares
-from flsv.results.basis import RETRAINED, Basis, basis_by_metric
+from flsv.results.basis import RETRAINED, Basis, bases_by_other_scores, basis_by_metric
 from flsv.results.reading import Run
-from flsv.results.text import MESSAGES, format_number, joined
+from flsv.results.text import MESSAGES, format_number, joined, titled
 from flsv.utilities.csv_files import NAN
 
 
@@ -36,10 +37,26 @@ def notes_on_values(
 def bases_beside(run: Run, basis: Basis | None) -> list[Basis]:
     """Return the values by each metric that the page's main table does not show."""
     bases = []
+    if basis is not None and basis.key == RETRAINED:
+        bases += bases_by_other_scores(run)
     for metric in run.metrics:
         if basis is None or metric != basis.key:
             bases.append(basis_by_metric(run, metric))
     return bases
+
+
+def sentences_on_untrained(run: Run, basis: Basis) -> list[str]:
+    """Return a sentence on how much the untrained models' score moves the values, none if it is not known."""
+    deviation = basis.untrained_deviation
+    if math.isnan(deviation):
+        return []
+    return [
+        MESSAGES["untrained"].format(
+            score=titled(basis.by),
+            deviation=format_number(deviation, digits=2),
+            of_value=format_number(deviation / run.num_clients, digits=2),
+        )
+    ]
 
 
 def sentences_on_intervals(bases: Iterable[Basis]) -> list[str]:

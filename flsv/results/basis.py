@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import pandas
@@ -39,6 +39,7 @@ from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.errors import ConfigurationError
+from flsv.values.coalition_files import COALITIONS_FOLDER, read_untrained
 
 #: Name of the values by retraining.
 RETRAINED = "retrained"
@@ -72,6 +73,8 @@ class Basis:
     #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
     initial_score: float = NAN
     final_score: float = NAN
+    #: The standard deviation of the score between untrained models with different initial weights, NaN if not known.
+    untrained_deviation: float = NAN
 
     @property
     def values(self) -> Sequence[float]:
@@ -229,7 +232,21 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
         client_names=run.client_names,
         initial_score=_number(performance.get("start")),
         final_score=_number(performance.get("end")),
+        untrained_deviation=_untrained_deviation(run, performance.get("by", "")),
     )
+
+
+def _untrained_deviation(run: Run, score: str) -> float:
+    """Return the standard deviation of a score between untrained models, the mean over runs. NaN if it is unknown."""
+    name, _, _ = score.partition(" of ")
+    deviations = []
+    for one_run in run.runs:
+        utilities_by_measure = read_untrained(one_run.folder / COALITIONS_FOLDER)
+        for measure, utilities in utilities_by_measure.items():
+            measured_score, _, _ = measure.partition(" (")  # without the mode of a logged value
+            if measured_score == name and utilities.shape[1] == 1:
+                deviations.append(float(utilities.std()))
+    return fmean(deviations) if deviations else NAN
 
 
 def _payment_inputs(run: Run, metric: str) -> dict[str, Any]:
@@ -410,6 +427,18 @@ def basis_by_retraining(run: Run) -> Basis:
         origin=_listed(basis.origin, run.changed_settings),
         inputs=payment_inputs,
     )
+
+
+def bases_by_other_scores(run: Run) -> list[Basis]:
+    """Return the values by retraining for each score but that of :func:`basis_by_retraining`."""
+    if run.retrained is None:
+        return []
+    bases = []
+    for metric in run.retrained.metrics:
+        if metric != RETRAINED_METRIC:
+            basis = basis_by_metric(run.retrained, metric)
+            bases.append(replace(basis, key=f"{RETRAINED} ({titled(basis.by)})"))
+    return bases
 
 
 def _listed(*descriptions: str) -> str:

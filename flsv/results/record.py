@@ -124,6 +124,7 @@ def _entries_of_data(data: FederatedDataModule) -> dict[str, Any]:
         "clients": list(data.client_names),
         "classes": class_names,
         "samples": data.num_samples.tolist(),
+        "left_out": data.division.splits.num_left_out,
         "class_counts": class_counts,
         "validation": data.validation(),
         "dictionary": None if data.dictionary is None else data.dictionary.to_plain(),

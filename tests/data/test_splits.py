@@ -70,6 +70,15 @@ def test_numbers_of_samples_are_held_out():
         assert len(client["test"]) == 5
     assert data.validation() == {"of": "10 samples of the partners' data", "rows": 10}
 
+    left_out = data.division.splits.num_left_out
+    assert left_out["client_val"] == [7] * len(TABLES)
+    assert left_out["client_test"] == [5] * len(TABLES)
+    assert sum(left_out["server_val"]) == 10
+    num_trained = data.num_samples.tolist()
+    for client in range(len(TABLES)):
+        num_left_out = sum(numbers[client] for numbers in left_out.values())
+        assert num_trained[client] + num_left_out == VISITS
+
 
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_samples_with_a_columns_value_are_held_out(split):

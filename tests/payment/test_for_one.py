@@ -272,6 +272,39 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
     assert "coalition" not in text.partition("How to read")[0]
 
 
+@pytest.mark.parametrize(("clients", "rows"), [(5, "40 samples, "), (3, "")])
+def test_report_for_one_client_answers_what_a_participant_asks(tmp_path, clients, rows):
+    """Which columns, which of my samples, which score, on what, by what else, and from where."""
+    values = [0.1] * clients
+    run = make_game(tmp_path, {"sv": values})
+    add_retrained_runs(run, values, {"balanced_accuracy": [0.2] * clients}, seeds=[0])
+    facts = {
+        "dictionary": {
+            "target": "outcome",
+            "columns": {"age": {}, "smoker": {}},
+            "excluded": {"clinic": "the clients"},
+        },
+        "left_out": {"server_val": [0, 12, *values[2:]], "client_test": [0, 5, *values[2:]]},
+        "validation": {"of": "10 % of the partners' data", "rows": 40},
+    }
+    seed_folder = run / "retrained" / "seed_0"
+    for folder in (run, seed_folder):
+        change_record(folder, **facts)
+    (seed_folder / "coalitions").mkdir()
+    (seed_folder / "coalitions" / "untrained.csv").write_text("accuracy\n0.1\n0.2\n0.3\n")
+
+    text = text_of_page(write_report(run, client=1))
+
+    assert "| columns used | age, smoker |" in text
+    assert "| column to predict | outcome |" in text
+    assert "| columns not used | clinic |" in text
+    assert "12 in the server's validation set, 5 in your test set" in text
+    assert f"chose the score (accuracy) and the validation samples ({rows}10 % of the" in text
+    assert "| retrained (balanced accuracy) | 0.200" in text
+    assert "a standard deviation of 0.10" in text
+    assert f"each value by {0.1 / clients:.2g}" in text
+
+
 def test_report_for_one_client_mentions_copied_samples_without_names_of_others(tmp_path):
     lyon = NAMES.index("Lyon")
     graz = NAMES.index("Graz")

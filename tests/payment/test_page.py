@@ -106,9 +106,10 @@ def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path):
     _, _, appendix = text_of_page(write_report(folder)).partition("\nAppendix\n")
 
     sentences = appendix.replace("\n", " ")
-    assert "| partner | sv |" in appendix
+    assert "| partner | retrained (loss) | sv |" in appendix
+    assert f"retrained (loss): {MESSAGES['intervals']['seeds']}" in sentences
     assert f"sv: {MESSAGES['intervals']['seeds_and_samples']}" in sentences
-    assert sentences.count("In square brackets") == 1
+    assert sentences.count("In square brackets") == 2
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
