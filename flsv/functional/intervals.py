@@ -13,11 +13,12 @@ positive values, the standard error of the value of client i is
   coalition's utility is part of every value, and its deviation shifts each value by s_0 / n. This part matters most in
   regressions and where little is gained. If s_0 is not known, 0.045 G replaces both parts.
 - r: the standard deviation of a value over the last three rounds, as root mean square over the clients. It is largest
-  where a sampler draws the clients.
+  where a sampler draws the clients, or a model still learns. 0 where only the last round has values.
 
 The constants were chosen on the benchmark's tuning set: 32 federations of up to seven clients, in which all coalitions
-were trained with three to five seeds. For 92 % of its clients the intervals contain the mean of the other seeds,
-allowing for its own error. Prefer the interval from several seeds, which measures your own federation.
+were trained with three to five seeds. For 92 % of its clients the intervals without r contain the mean of the other
+seeds, allowing for its own error. docs/results/retrain.md says what they contain with and without r while models still
+learn. Prefer the interval from several seeds, which measures your own federation.
 """
 
 from __future__ import annotations

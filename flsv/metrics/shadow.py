@@ -103,11 +103,12 @@ class ShadowShapley(MeasuredMetric):
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
-            up to ten times in a run, among them the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"negative_loss"``, five times for any other performance. Ten are reduced, at least to the last three
-            rounds, until scoring the trained models takes no more than a quarter of the samples on which these train,
-            see :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
+        every: compute values every ``every`` rounds and at the end, which is after each of the last three rounds for
+            ``"accuracy"``, ``"balanced_accuracy"`` and ``"negative_loss"``, and after the last for any other
+            performance. Between them the previous values stand. None: up to ten times in a run for these three, five
+            times for any other performance. Ten are reduced, at least to the last three rounds, until scoring the
+            trained models takes no more than a quarter of the samples on which these train, see
+            :func:`flsv.metrics.coalitions.design.num_valued_rounds`. With ``evaluators="clients"`` ten are not
             reduced.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation, see
             :mod:`flsv.retraining.price`. None: two runs for coalitions that are trained at once. If none can be, each
@@ -233,12 +234,26 @@ class ShadowShapley(MeasuredMetric):
         has_default_rounds = self.every is None and self.measure.is_of_classifier
         if has_default_rounds and self._num_rounds is not None:
             return round_index in spread_rounds(range(self._num_rounds), self.max_valued_rounds)
-        return (round_index + 1) % self._rounds_per_value == 0
+        is_one_of_last = (
+            self._values_last_rounds
+            and self._num_rounds is not None
+            and round_index >= self._num_rounds - NUM_RECENT_ROUNDS
+        )
+        return is_one_of_last or (round_index + 1) % self._rounds_per_value == 0
+
+    @property
+    def _values_last_rounds(self) -> bool:
+        """Return whether the last three rounds have values, for any ``every``, so that the intervals of a fit and of a
+        retraining are the same. Where a score is expensive, they do only if all rounds have values.
+        """
+        if self.measure.is_of_classifier or self._rounds_per_value == 1:
+            return True
+        return self._num_rounds is not None and self._num_rounds <= EVALUATIONS_PER_RUN
 
     def rounds_to_value(self, num_rounds: int) -> list[int]:
         """Return the rounds after which a run of ``num_rounds`` rounds has values, ascending."""
         # The last rounds have values if these are averaged.
-        num_last = NUM_RECENT_ROUNDS if self.averages and self._rounds_per_value == 1 else 1
+        num_last = NUM_RECENT_ROUNDS if self.averages and self._values_last_rounds else 1
         first_of_last = num_rounds - num_last
         return [
             index for index in range(num_rounds) if index >= first_of_last or self.is_due(index)
@@ -318,7 +333,7 @@ class ShadowShapley(MeasuredMetric):
             weights=weights,
             of_outputs=of_outputs,
             outputs=outputs_name(self.measure),
-            averages=self.averages and self._rounds_per_value == 1,
+            averages=self.averages and self._values_last_rounds,
             per_class=self.per_class,
         )
 

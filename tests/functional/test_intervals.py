@@ -1,9 +1,12 @@
 """Intervals of one seed, by hand and on the tables of the tuning set."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from pandas import read_csv
 
 from benchmark import federation, names, truth_table
 from flsv.functional.intervals import (
@@ -56,6 +59,20 @@ def test_error_of_predictions_is_a_part_of_their_root_mean_square_disagreement()
 
     expected = STDERR_PER_DISAGREEMENT * 5.0  # the root of (1 + 49) / 2
     assert stderr.tolist() == pytest.approx([expected, expected])
+
+
+def test_what_intervals_of_one_seed_hold_is_what_their_page_says():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    held = read_csv(results / "one_seed_intervals.csv").set_index(["federation", "rounds", "rule"])
+    percent = (100 * held["held"]).round().astype(int)
+    classes = percent["mean of classes"]
+    numbers = percent["mean of numbers"]
+
+    text = " ".join((results / "retrain.md").read_text().split())
+    assert f"{classes[4, 'spread']} % of the other seeds' means after 4 rounds" in text
+    assert f"(without this part {classes[4, 'no spread']} %)" in text
+    assert f"{classes[20, 'spread']} % after 20" in text
+    assert f"{numbers[4, 'spread']} and {numbers[20, 'spread']} %" in text
 
 
 QUANTILE = 1.645  # of the normal distribution, for intervals of 90 %

@@ -132,10 +132,15 @@ def test_error_of_shadow_values_is_that_of_untrained_models_and_recent_rounds(tm
         ({}, 10),
         ({"performance": "val_loss", "mode": "min"}, 5),
         ({"every": 1}, 30),
-        ({"every": 7}, 30 // 7 + 1),
+        (
+            {"every": 7},
+            30 // 7 + 2,
+        ),  # round 27 is both the fourth seventh one, and one of the last three
+        ({"every": 1000}, 3),
+        ({"every": 1000, "performance": "val_loss", "mode": "min"}, 1),
     ],
 )
-def test_shadow_values_are_of_the_last_round_and_some_before_it(options, num_valued_rounds):
+def test_shadow_values_are_of_the_last_rounds_and_some_before_them(options, num_valued_rounds):
     metric = ShadowShapley(num_clients=2, **options)
     metric.check_rounds(30)
 

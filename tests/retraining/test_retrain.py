@@ -21,6 +21,7 @@ from flsv.functional import few_coalitions_shapley
 from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
+from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.data import FEATURES, toy_data
@@ -71,6 +72,28 @@ def test_all_seeds_train_the_coalitions_that_the_first_one_has_chosen(tmp_path, 
     table = retrain(make_trainer(tmp_path), module, coalitions="auto", seeds=2)
 
     assert_frame_equal(table, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
+def test_retrain_with_one_seed_has_the_values_and_intervals_of_the_fit(tmp_path, sampler):
+    """Intervals have a part for the spread of the last rounds' values."""
+    rounds = 4
+    module = Base(make_mlp)
+    metric = ShadowShapley(coalitions="all", performance="negative_loss")
+    loop = make_shadow_loop(metric, sampler=sampler)
+    trainer_for(loop, tmp_path / "fit", rounds).fit(module, make_three_clients())
+
+    trainer = make_trainer(tmp_path / "retrained", sampler, rounds)
+    table = retrain(trainer, Base(make_mlp), coalitions="all")
+
+    values = loop.values["shadow"]
+    for column, numbers in [
+        ("value", values.value),
+        ("low_over_seeds", values.low),
+        ("high_over_seeds", values.high),
+    ]:
+        torch.testing.assert_close(torch.tensor(table[column]), numbers, rtol=0, atol=1e-6)
 
 
 def macro_auroc(logits, labels):
