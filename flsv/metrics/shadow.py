@@ -53,21 +53,22 @@ class ShadowShapley(MeasuredMetric):
 
     U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
     N the set of all n clients. By default all coalitions are trained if they can be trained at once for about two runs,
-    as those of a few clients and small networks can. Then the values are exact. Otherwise few coalitions are
-    trained, by default each client alone. The *outputs* of all others on the validation samples are predicted from
+    as those of a few clients and small networks can, or if this takes no longer than half a minute or so, at once or
+    one by one. Then the values are exact. Otherwise few coalitions are trained, by default each client alone. The *outputs* of all others on the validation samples are predicted from
     those of the trained ones, and scored, see :mod:`flsv.functional.shapley.predicted_outputs`.
 
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
-    all clients is trained once more for the first round, and for the second if the run has 20 rounds or more. If its
-    model differs from the run's own model, a warning and the verdict say so. Sites train coalitions beside the run, and
+    all clients is trained once more for the first two rounds. If its model differs from the run's own model, a warning
+    and the verdict say so. Sites train coalitions beside the run, and
     values are computed after it.
 
     **At once.** Where it is cheaper, one fit trains all coalitions, as rows of stacked tensors. Their models are those
     of single fits up to rounding. Each run proves this: the coalition of all clients must come to the run's own
     models. The clients with the fewest and the most samples, which train alone as well, must come to those of their own
-    fits. Otherwise a line says why, and the coalitions are trained one by one.
+    fits. Otherwise a line says why, and the coalitions are trained one by one. Where training enlarges rounding errors,
+    coalitions train in 64 bits, too, and intervals include by how much the values differ.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, one by one,
     ``"both"`` that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. At once they cost less if the network is small
@@ -112,7 +113,8 @@ class ShadowShapley(MeasuredMetric):
             reduced.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation, see
             :mod:`flsv.retraining.price`. None: two runs for coalitions that are trained at once. If none can be, each
-            client is trained alone.
+            client is trained alone. But for 1, all coalitions may cost 10,000 steps of a small model, some 15 to 30
+            seconds. 1 trains each client alone.
         evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
             ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
         excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends
