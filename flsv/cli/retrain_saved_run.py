@@ -44,13 +44,18 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.cli.runs_with_seeds import config_with_seeds, runs_with_seeds, saved_summary
+from flsv.cli.runs_with_seeds import (
+    config_with_seeds,
+    listed_folders,
+    runs_with_seeds,
+    saved_summary,
+)
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_config_of
-from flsv.results.reading import CHANGED, Run, open_run
+from flsv.results.reading import CHANGED, Run, open_run, other_options_of_repetition
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use, only_watches_clients
@@ -62,6 +67,7 @@ from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import VERSION_PREFIX
 from flsv.values.coalition_files import copy_coalitions
 
 #: Default number of seeds.
@@ -90,10 +96,10 @@ def retrain(
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
-    saved_config = yaml.safe_load(find_config_of(run).read_text())
+    config_of_run = yaml.safe_load(find_config_of(run).read_text())
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
-    cli, run_identity, changes = _saved_federation(run, saved_config, record, options)
+    cli, run_identity, changes = _saved_federation(run, config_of_run, record, options)
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
     performance = metric
@@ -122,7 +128,7 @@ def retrain(
         **_settings_of_game(game, performances),
     }
     identity = Identity(settings, run_identity.samples)
-    _remove_runs_of_other_coalitions(out, identity)
+    _remove_other_runs(out, identity, config, seed)
     is_same_training = not changes and num_rounds == record.get("rounds_done")
     if is_same_training:
         _copy_trainings(run, out / f"seed_{seed}")
@@ -284,16 +290,21 @@ def checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
     return str(path.absolute()), ""
 
 
-def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
-    """Remove finished runs that differ only in coalitions and scores. Their trainings stay."""
+def _remove_other_runs(out: Path, identity: Identity, config: Mapping[str, Any], seed: int) -> None:
+    """Remove finished runs that differ only in coalitions and scores, or whose configuration an earlier version has
+    written with other options. Their trainings stay.
+    """
     settings_file = out / RUNS_SETTINGS
     if not settings_file.is_file():
         return
     stored_settings = json.loads(settings_file.read_text())
     differences = stored_settings.items() ^ identity.flat().items()
-    names_of_different = {name for name, _text in differences}
-    if names_of_different != {COALITIONS_ASKED_FOR}:
+    names = {name for name, _text in differences}
+    names_of_different = {name for name in names if not name.startswith(VERSION_PREFIX)}
+    if names_of_different - {COALITIONS_ASKED_FOR}:
         return  # other differences are refused
+    if not names_of_different and not _have_other_options(out, config, seed):
+        return
     for folder in out.glob("seed_*"):
         copy_coalitions(folder, folder / EARLIER_FOLDER)
         for path in folder.iterdir():
@@ -304,6 +315,19 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
             else:
                 path.unlink()
     settings_file.unlink()
+
+
+def _have_other_options(out: Path, config: Mapping[str, Any], seed: int) -> bool:
+    """Return whether the configuration of a finished run below ``out`` differs from ``config``, with its unset seeds
+    set to ``seed``.
+    """
+    with config_with_seeds(config, seed) as (_option, file):
+        planned_config = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    for folder in listed_folders(out).values():
+        config_of_run = yaml.safe_load(find_config_of(out / folder).read_text(encoding="utf-8"))
+        if other_options_of_repetition(planned_config, config_of_run):
+            return True
+    return False
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

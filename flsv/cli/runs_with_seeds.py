@@ -109,7 +109,7 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """
     path = out / RUNS_SETTINGS
     has_checkpoints = any(out.rglob(LAST_CHECKPOINTS))
-    has_begun = path.is_file() and (has_checkpoints or _listed_folders(out))
+    has_begun = path.is_file() and (has_checkpoints or listed_folders(out))
     if not has_begun:
         out.mkdir(parents=True, exist_ok=True)
         save_csv(out / RUNS, [RUN_LIST_COLUMNS])
@@ -125,10 +125,11 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
             "the folder away, or choose another folder."
         )
     warn_of_versions(str(out), stored_package_versions(stored_settings))
-    return _listed_folders(out)
+    return listed_folders(out)
 
 
-def _listed_folders(out: Path) -> dict[str, str]:
+def listed_folders(out: Path) -> dict[str, str]:
+    """Return the folder below ``out`` of each finished run, by the run's name."""
     rows = read_rows(out / RUNS, {"run": str, "folder": str})
     return {row["run"]: row["folder"] for row in rows}
 

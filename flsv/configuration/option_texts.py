@@ -55,11 +55,42 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
+    return {name: text for name, text in _all_option_texts(config).items() if text != "None"}
+
+
+def other_options(
+    config: Mapping[str, Any], reference: Mapping[str, Any], template: str
+) -> list[str]:
+    """Describe by ``template`` each option that determines results, and that differs from ``reference``.
+
+    An option that one of the two does not name, as a version that did not know it, has its default there.
+
+    Example:
+        >>> earlier = {"trainer": {"max_epochs": 3}}
+        >>> other_options({"trainer": {"max_epochs": 2, "min_epochs": 1}}, earlier, "is {}, and not {}")
+        ['trainer.max_epochs is 2, and not 3']
+    """
+    options = _all_option_texts(config)
+    reference_options = _all_option_texts(reference)
+    differences = []
+    for name in {**reference_options, **options}:
+        is_class = name.endswith("class_path")
+        if not is_class and (name not in options or name not in reference_options):
+            continue
+        text = options.get(name, "None")
+        reference_text = reference_options.get(name, "None")
+        if text != reference_text:
+            differences.append(f"{name} {template.format(text, reference_text)}")
+    return differences
+
+
+def _all_option_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``{dotted name: text}`` of the options that determine results, also of those that are None."""
     texts = {}
     present_sections = [section for section in SECTIONS if config.get(section)]
     for section in present_sections:
         for name, value in _leaves(config[section], section):
-            if value is None or _is_idle(name, section):
+            if _is_idle(name, section):
                 continue
             if section == "data" and isinstance(value, str):
                 # The folder does not matter, since hashes of the samples are compared.

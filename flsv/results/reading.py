@@ -13,8 +13,7 @@ import torch
 import yaml
 from pandas import DataFrame
 
-from flsv.configuration.identity import Identity
-from flsv.configuration.option_texts import option_texts
+from flsv.configuration.option_texts import other_options
 from flsv.results.folder import (
     CONFIG,
     CONTRIBUTIONS,
@@ -377,19 +376,25 @@ def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
             differences.append(
                 f"its {metric} trained {design_in_words(repeated_design)}, and not {design_in_words(design)}"
             )
-
-    repeated = Identity(_options_of(repetition), samples={})
-    reported = Identity(_options_of(run), samples={})
-    return differences + repeated.other_settings(reported, "is {}, and not {}")
+    return differences + other_options_of_repetition(_config(repetition), _config(run))
 
 
-def _options_of(run: Run) -> dict[str, str]:
-    """Return the options in a run's ``config.yaml`` that determine its results, or none without this file."""
+def other_options_of_repetition(config: dict[str, Any], reference: dict[str, Any]) -> list[str]:
+    """Describe each option that determines results and that differs between two configurations, without the designs of
+    coalitions, which are compared by what was trained.
+    """
+    for one in (config, reference):
+        metrics = one.get("federation", {}).get("metrics") or {}
+        for metric in metrics.values():
+            for name in ("coalitions", "halvings", "max_fits"):
+                (metric.get("init_args") or {}).pop(name, None)
+    return other_options(config, reference, "is {}, and not {}")
+
+
+def _config(run: Run) -> dict[str, Any]:
+    """Return a run's configuration, or an empty one without its file."""
     path = run.folder / CONFIG
     if not path.is_file():
         return {}
-    texts = option_texts(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for metric in run.performances:
-        for name in ("coalitions", "halvings"):  # the design, which is compared by what was trained
-            texts.pop(f"federation.metrics.{metric}.init_args.{name}", None)
-    return texts
+    config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return config

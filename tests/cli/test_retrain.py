@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+import yaml
 from torch.testing import assert_close
 
 from flsv.cli import main
@@ -43,6 +44,24 @@ def trained_run(tmp_path_factory):
     config = write_config_of_two_rounds(folder / "federation.yaml", metrics)
     aggregator = "--federation.aggregator={class_path: ShapFedWA, init_args: {metric: cssv}}"
     return fit_by_command(folder, config, aggregator)
+
+
+#: Stands for the value of an option that a configuration does not name.
+ABSENT = object()
+
+
+def record_seeds(monkeypatch):
+    """The seeds with which coalitions are trained from now on."""
+    seeds = set()
+    train = CopiedFits.train
+
+    def record_and_train(fits, jobs):
+        # All clients are trained to be compared with the run.
+        seeds.update(job.seed for job in jobs if job.members != ALL_CLIENTS)
+        return train(fits, jobs)
+
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)
+    return seeds
 
 
 def copy_run(run, folder):
@@ -162,6 +181,33 @@ def test_retrain_by_another_score_trains_no_coalition_again(retrained_twice, tmp
     # The run's first rounds are trained to be compared with the run.
     assert trained == {ALL_CLIENTS}
     assert [row["share"] for row in retrained_rows(run)] == shares_beside_accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value"), [("max_fits", 1.0), ("per_class", ABSENT), ("mode", "max")]
+)
+def test_retraining_that_another_version_has_begun_is_continued(
+    retrained_twice, tmp_path, monkeypatch, option, value
+):
+    run = copy_run(retrained_twice[0], tmp_path)
+    for path in (run / "retrained").rglob("config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        arguments = config["federation"]["metrics"]["value"]["init_args"]
+        del arguments[option]
+        if value is not ABSENT:
+            arguments[option] = value
+        path.write_text(yaml.safe_dump(config))
+    tables = [*(run / "retrained").rglob("contributions.csv")]
+    times_before = [path.stat().st_mtime_ns for path in tables]
+    trained_seeds = record_seeds(monkeypatch)
+
+    retrain(run, rounds=1, seeds=3)
+
+    assert {row["runs"] for row in retrained_rows(run)} == {"3"}
+    assert trained_seeds == {SEED + 2}
+    are_kept = [path.stat().st_mtime_ns for path in tables] == times_before
+    assert are_kept == (option != "mode")
 
 
 # ---- coalitions of one client

@@ -88,7 +88,7 @@ RATE = "model: {init_args: {optimizer: {init_args: {lr: %s}}}}"
     [
         (RATE % 0.1, RATE % 0.3, r"model\S*\.lr is 0.3, and not 0.1"),
         ("data: {batch_size: 8}", "data: {batch_size: 9}", "data.batch_size is 9"),
-        ("", "trainer: {max_epochs: 4}", "trainer.max_epochs is 4"),
+        ("trainer: {max_epochs: null}", "trainer: {max_epochs: 4}", "trainer.max_epochs is 4"),
     ],
 )
 def test_listed_runs_of_another_experiment_are_refused(tmp_path, config, other_config, difference):
