@@ -48,7 +48,9 @@ class ClientSteps(L.Callback):
         algorithm: Any,  # a ClientAlgorithm or None
     ) -> None:
         self.context: ClientContext | None = None
-        self._parameters = set(state.module.parameters())
+        # Optimizers of copies of the module have its constant parameters, too.
+        constants = state.space.constants(state.module).values()
+        self._parameters = set(state.module.parameters()).difference(constants)
         self._generators = state.generators
         self._optimizers = state.optimizers
         self._epoch_loop: Any = trainer.fit_loop.epoch_loop  # a ClientEpochLoop

@@ -101,9 +101,9 @@ class CoalitionRows(VmapProcess):
         """
         config = loop.config
         algorithm = cls._refused_algorithm(config)
-        reason = not_batched_without_callbacks(trainer, algorithm, config.optimizer_state)
-        if reason is not None:
-            raise NotBatched(f"{reason}.")
+        obstacle = not_batched_without_callbacks(trainer, algorithm, config.optimizer_state)
+        if obstacle is not None:
+            raise NotBatched(f"{obstacle.reason}.")
         space = loop.space
         shared_names = {*space.constant_names, *space.non_finite_names}
         # Proximal gradients are those of single models. The comparison with the run is of them, too.

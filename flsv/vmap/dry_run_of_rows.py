@@ -222,7 +222,9 @@ def _trial_of_rows(
 ) -> Iterator[tuple[L.LightningModule, L.Trainer]]:
     """Context with copies of the module and its trainer, at the end of which the program is as before."""
     with restored_program(), isolated_rngs(seed, "trial of rows"):
-        module, trial_trainer = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+        # In 64 bits the copy has constants of its own.
+        copies = ModuleCopies(trainer.lightning_module, None if in_double else space)
+        module, trial_trainer = copies.load_with_trainer()
         _use_initial_rates(trial_trainer.optimizers[0])
         if in_double:
             compute_in_double(trial_trainer)

@@ -93,10 +93,12 @@ class VmapProcess(IdleEngine):
 
     def __init__(self, *options: Any, chunk: Count | None = None) -> None:
         trainer, _, _, _, config, *_ = options  # the arguments of Engine
-        reason = not_batched(trainer, self._refused_algorithm(config), config.optimizer_state)
-        if reason is not None:
+        obstacle = not_batched(trainer, self._refused_algorithm(config), config.optimizer_state)
+        if obstacle is not None:
+            remedy = f"{obstacle.remedy}, or set" if obstacle.remedy else "Set"
             raise ConfigurationError(
-                f'engine="vmap" trains many clients as one batched model, and {reason}, or engine="sequential".'
+                f'engine="vmap" trains many clients as one batched model, and {obstacle.reason}. {remedy} '
+                'engine="sequential".'
             )
         super().__init__(*options)
         is_on_gpu = self._module.device.type == "cuda"
@@ -219,72 +221,111 @@ class VmapProcess(IdleEngine):
         self._current_client = None
 
 
-def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
-    """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a dry run."""
+class Obstacle(NamedTuple):
+    """Why models cannot be trained batched, and a remedy other than another engine, if there is one."""
+
+    reason: str
+    remedy: str = ""
+
+
+def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> Obstacle | None:
+    """Return why a fit's models cannot be trained batched. None: no reason is known before a dry run."""
     obstacle = not_batched_without_callbacks(trainer, algorithm, optimizer_state)
     return obstacle or _obstacle_in_callbacks(trainer)
 
 
 def not_batched_without_callbacks(
     trainer: L.Trainer, algorithm: Any, optimizer_state: str
-) -> str | None:
+) -> Obstacle | None:
     """Return what :func:`not_batched` does for a fit whose callbacks take no part in training."""
     module = trainer.lightning_module
     name = type(module).__name__
     if algorithm is not None:
-        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out"
+        # An aggregator may need it, so it cannot always be left out.
+        return Obstacle(f"client_algorithm={algorithm!r} changes the training of one client")
     if optimizer_state != "reset":
-        return 'optimizer_state="persist" gives every client the moments that it left. Use optimizer_state="reset"'
+        return Obstacle(
+            'optimizer_state="persist" gives every client the moments that it left',
+            'Use optimizer_state="reset"',
+        )
     if not module.automatic_optimization:
-        return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization"
+        return Obstacle(
+            f"{name} steps its optimizers itself (automatic_optimization = False)",
+            "Use automatic optimization",
+        )
     if len(trainer.optimizers) != 1:
-        return f"{name} has {len(trainer.optimizers)} optimizers. Use one"
+        return Obstacle(
+            f"{name} has {len(trainer.optimizers)} optimizers",
+            "Use one",
+        )
     return _obstacle_in_steps(trainer, trainer.optimizers[0]) or _obstacle_in_module(module)
 
 
-def _obstacle_in_steps(trainer: L.Trainer, optimizer: Any) -> str | None:
-    """Return what in a trainer's steps prevents batched training, with a remedy, or None."""
+def _obstacle_in_steps(trainer: L.Trainer, optimizer: Any) -> Obstacle | None:
+    """Return what in a trainer's steps prevents batched training, or None."""
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
         supported = ", ".join(ELEMENTWISE)
-        return (
-            f"{kind.__name__} is not known to allow one step of many models. Use one of {supported}"
+        return Obstacle(
+            f"{kind.__name__} is not known to allow one step of many models",
+            f"Use one of {supported}",
         )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return f"{kind.__name__} has hooks around its steps, which would see no client's step. Leave them out"
+        return Obstacle(
+            f"{kind.__name__} has hooks around its steps, which would see no client's step",
+            "Leave them out",
+        )
     accumulates = trainer.accumulate_grad_batches != 1
     for callback in callbacks_of(trainer):
         accumulates |= isinstance(callback, GradientAccumulationScheduler)
     if accumulates:
-        return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
+        return Obstacle(
+            "gradients are accumulated over batches",
+            "Leave accumulate_grad_batches at 1",
+        )
     if trainer.precision not in PRECISIONS:
-        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
+        return Obstacle(
+            f"precision={trainer.precision!r} scales or rounds within a step",
+            f"Use one of {', '.join(PRECISIONS)}",
+        )
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step":
             name = type(config.scheduler).__name__
-            return f"{name} steps after every batch of a client. Use interval='epoch' (a round)"
+            return Obstacle(
+                f"{name} steps after every batch of a client",
+                "Use interval='epoch' (a round)",
+            )
     return None
 
 
-def _obstacle_in_module(module: L.LightningModule) -> str | None:
-    """Return what in a module prevents batched training, with a remedy, or None."""
+def _obstacle_in_module(module: L.LightningModule) -> Obstacle | None:
+    """Return what in a module prevents batched training, or None."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-            return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
+            return Obstacle(
+                f"{name}, an embedding with max_norm, changes its weight in its forward pass",
+                "Leave max_norm out",
+            )
     hooks = [hook for hook in MODULE_HOOKS if is_overridden(hook, module, L.LightningModule)]
     if hooks:
         name = type(module).__name__
-        return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
+        return Obstacle(
+            f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps",
+            "Leave it out",
+        )
     return None
 
 
-def _obstacle_in_callbacks(trainer: L.Trainer) -> str | None:
-    """Return which callback prevents batched training, with a remedy, or None."""
+def _obstacle_in_callbacks(trainer: L.Trainer) -> Obstacle | None:
+    """Return which callback prevents batched training, or None."""
     for callback in callbacks_of(trainer):
         hooks = [hook for hook in STEP_HOOKS if not _is_harmless(callback, hook)]
         if hooks:
             name = type(callback).__name__
-            return f"{name} defines {', '.join(hooks)}, which would see no client's batches. Leave it out"
+            return Obstacle(
+                f"{name} defines {', '.join(hooks)}, which would see no client's batches",
+                "Leave it out",
+            )
     return None
 
 

@@ -158,11 +158,14 @@ TESTS_OF_CORE = (
     "tests/federation/test_without_classes.py",
     "tests/games/test_coalition.py",
     "tests/results/test_run_table.py",
-    "tests/retraining/test_at_once.py",
     "tests/retraining/test_whole_fits.py",
     "tests/training/test_counters.py",
     "tests/values/test_query.py",
 )
+
+
+#: A slow one, of the default of ShadowShapley.
+TEST_AT_ONCE = "test_coalitions_at_once_are_those_that_train_one_by_one"
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +187,17 @@ def core_alone(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_core_passes_its_tests_without_the_folders_of_wings(core_alone):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        TESTS_OF_CORE,
+        ("-m", "slow", f"tests/retraining/test_at_once.py::{TEST_AT_ONCE}", "-k", "regression"),
+    ],
+    ids=["fast tests", "coalitions at once"],
+)
+def test_core_passes_its_tests_without_the_folders_of_wings(core_alone, arguments):
     environment = {**os.environ, "PYTHONPATH": f"{core_alone}{os.pathsep}{core_alone / 'tests'}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS_OF_CORE]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     completed = subprocess.run(
         command, cwd=core_alone, env=environment, capture_output=True, text=True, check=False
     )

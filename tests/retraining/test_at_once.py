@@ -20,7 +20,7 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.retraining import after_the_run
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import SCAFFOLD, ClientAlgorithm, FedProx
+from flsv.training.algorithms import SCAFFOLD, ClientAlgorithm, FedDyn, FedDynServer, FedProx
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit
@@ -138,6 +138,25 @@ class ThawsBackbone(Classifier):
     def on_train_epoch_start(self):
         if self.current_epoch == 2:
             self.network[0].requires_grad_(True)
+
+
+class FrozenBackbone(Classifier):
+    """Its optimizer has the frozen parameters, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.network[0].requires_grad_(False)
+
+
+class FrozenInDouble(WithZeroGradients):
+    """It is compared in 64 bits, in which the run's frozen parameters are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+
+    def forward(self, inputs):
+        return self.network(self.embedding(inputs))
 
 
 class Regression(Classifier):
@@ -503,6 +522,10 @@ TRAINED_AT_ONCE = {
         "loop": {"local_epochs": "3 steps"},
         "rounds": 4,
     },
+    "frozen backbone that is not shared": {
+        "make_module": FrozenBackbone,
+        "loop": {"share": "trainable"},
+    },
     "texts, drawn cohorts": {
         "make_module": ReadsTexts,
         "data": partial(users_data, UsersTexts),
@@ -580,6 +603,22 @@ def test_coalitions_that_cannot_share_a_fit_train_one_by_one(name, monkeypatch, 
     if name in WITH_REFERENCE:
         one_by_one = fit_with_coalitions(monkeypatch, caplog, tmp_path, ONE_BY_ONE, **options)
         torch.testing.assert_close(refused.utilities, one_by_one.utilities, rtol=0, atol=0)
+
+
+def test_frozen_parameters_are_the_runs_after_a_comparison_in_64_bits(
+    monkeypatch, caplog, tmp_path
+):
+    options = {"make_module": FrozenInDouble, "loop": {"share": "trainable"}, "rounds": 2}
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
+
+    assert result.values.isfinite().all()
+
+
+def test_a_line_says_which_algorithm_prevents_training_at_once(monkeypatch, caplog, tmp_path):
+    loop = {"client_algorithm": FedDyn(), "aggregator": FedDynServer()}
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, loop=loop, rounds=1)
+
+    assert any(line.endswith("changes the training of one client.") for line in result.lines)
 
 
 def test_rounding_errors_that_training_enlarges_are_told(monkeypatch, caplog, capsys, tmp_path):

@@ -183,7 +183,7 @@ REFUSED = [
     (by_step, {}, {}, "StepLR steps after every batch"),
     (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
     (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments"),
-    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
+    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the training"),
     (
         Plainest,
         {},
