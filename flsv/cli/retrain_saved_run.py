@@ -112,7 +112,7 @@ def retrain(
         "coalitions": coalitions,
         "max_fits": max_fits,
         "evaluators": evaluators or _evaluators_of(cli.loop),
-        "every": num_rounds,  # only the last round is valued
+        "every": num_rounds,  # only the last rounds are valued
         "halvings": halvings,
         "mode": mode,
     }

@@ -42,7 +42,7 @@ from flsv.values.query import mean_over_seeds
 
 #: Default number of seeds.
 NUM_SEEDS = 3
-#: A number of rounds that no run reaches, so that values are only computed after the last round.
+#: A number of rounds that no run reaches, so that values are only computed at the end of a run.
 NEVER = 10**9
 
 
