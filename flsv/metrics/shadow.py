@@ -54,8 +54,9 @@ class ShadowShapley(MeasuredMetric):
     U(S) is the performance u, on the server's validation set, of the model that only the clients in S have trained, and
     N the set of all n clients. By default all coalitions are trained if they can be trained at once for about two runs,
     as those of a few clients and small networks can, or if this takes no longer than half a minute or so, at once or
-    one by one. Then the values are exact. Otherwise few coalitions are trained, by default each client alone. The *outputs* of all others on the validation samples are predicted from
-    those of the trained ones, and scored, see :mod:`flsv.functional.shapley.predicted_outputs`.
+    one by one. Then the values are exact. Otherwise few coalitions are trained, by default each client alone. The
+    *outputs* of all others on the validation samples are predicted from those of the trained ones, and scored, see
+    :mod:`flsv.functional.shapley.predicted_outputs`.
 
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same

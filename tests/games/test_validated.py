@@ -179,8 +179,14 @@ def assert_gradient_has_slopes_by_differences(trainer, module):
         assert slope == pytest.approx(expected_slope, rel=2e-2, abs=2e-4)
 
 
+class WithUnusedLayer(Autoencoder):
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Linear(2, 2)
+
+
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
+@pytest.mark.parametrize("kind", [WithUnusedLayer, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(kind, tmp_path):
     fit_and_call_after_the_round(tmp_path, kind, assert_gradient_has_slopes_by_differences)
 

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError
 
 from flsv import ClassifierClient, FederatedLoop, Reporting
-from flsv.aggregation import FedAdam, FedAvg, TrimmedMean
+from flsv.aggregation import Aggregator, FedAdam, FedAvg, TrimmedMean
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.retraining import after_the_run
+from flsv.retraining.coalitions_at_once import CoalitionsAtOnce
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, ClientAlgorithm, FedDyn, FedDynServer, FedProx
@@ -217,6 +218,13 @@ class ReadsTexts(Classifier):
         self.log("val_loss", functional.cross_entropy(self(batch), batch[2]))
 
 
+class WeighsByLoss(Aggregator):
+    needs = ("losses",)
+
+    def weights(self, round, contributions):
+        return round.losses / round.losses.sum()
+
+
 def classifier_client(middle=None, **options):
     layer = middle or nn.ReLU()
     network = nn.Sequential(nn.Linear(FEATURES, 8), layer, nn.Linear(8, CLASSES))
@@ -397,6 +405,31 @@ class ScalesGradients(L.Callback):
             parameter.grad *= 0.5
 
 
+class ScheduleThatChangesModel(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [LambdaLR(optimizer, self.change_model)]
+
+    def change_model(self, epoch):
+        if epoch:
+            self.network[0].weight.data.mul_(0.9)
+        return 1.0
+
+
+ARRAYS = []
+
+
+class ChangesModelInArray(Classifier):
+    """NumPy changes its weights, which no mode of torch sees."""
+
+    def on_train_start(self):
+        ARRAYS[:] = [self.network[0].weight.detach().numpy()]
+
+    def on_train_epoch_start(self):
+        if self.current_epoch:
+            ARRAYS[0] *= 0.9
+
+
 class Result(NamedTuple):
     utilities: torch.Tensor
     values: torch.Tensor
@@ -532,10 +565,10 @@ TRAINED_AT_ONCE = {
         "loop": {"sampler": UniformSampler(2)},
         "metric": {"performance": "val_loss", "mode": "min"},
     },
-    "regression, server optimizer": {
+    "regression, weights by losses": {
         "make_module": Regression,
         "data": as_items(to_regression),
-        "loop": {"aggregator": FedAdam()},
+        "loop": {"aggregator": WeighsByLoss()},
         "metric": {"performance": MeanAbsoluteError()},
     },
     "dictionaries, two epochs": {
@@ -621,6 +654,17 @@ def test_a_line_says_which_algorithm_prevents_training_at_once(monkeypatch, capl
     assert any(line.endswith("changes the training of one client.") for line in result.lines)
 
 
+@pytest.mark.parametrize(
+    ("make_module", "when"),
+    [(ScheduleThatChangesModel, "between rounds"), (ChangesModelInArray, "before a round")],
+)
+def test_hook_that_changes_the_model_is_named(make_module, when, monkeypatch, caplog, tmp_path):
+    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, make_module, rounds=2)
+
+    (line,) = [line for line in result.lines if "one by one" in line]
+    assert line.endswith(f"they cannot be trained at once: a hook changes the model {when}.")
+
+
 def test_rounding_errors_that_training_enlarges_are_told(monkeypatch, caplog, capsys, tmp_path):
     loop = {"reporting": Reporting(figures=0, files=False)}
     options = {"make_module": WithZeroGradients, "loop": loop}
@@ -655,6 +699,26 @@ def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(after_the_run, "MAX_STORED_OUTPUTS", 0)
     result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, rounds=2)
     assert is_trained_at_once(result), result.lines
+
+
+def test_groups_that_do_not_fit_into_memory_are_halved(monkeypatch, caplog, tmp_path):
+    whole = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE)
+    group_sizes = []
+    fit_group = CoalitionsAtOnce._fit
+
+    def fit_with_memory_for_four(coalitions, group, in_double=False):
+        group_sizes.append(len(group))
+        if len(group) > 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return fit_group(coalitions, group, in_double)
+
+    monkeypatch.setattr(CoalitionsAtOnce, "_fit", fit_with_memory_for_four)
+    with pytest.warns(UserWarning, match="6 groups of clients do not fit into the memory"):
+        halves = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE)
+
+    assert group_sizes == [6, 3, 3]
+    assert is_trained_at_once(halves), halves.lines
+    torch.testing.assert_close(halves.utilities, whole.utilities, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
