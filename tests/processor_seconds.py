@@ -7,7 +7,14 @@ from collections import Counter
 import pytest
 
 SECONDS = Counter()
-LAST = {}
+
+
+def seconds_until_now():
+    return sum(os.times()[:4])
+
+
+#: Until the last report.
+LAST = {"seconds": seconds_until_now()}
 
 
 def pytest_addoption(parser):
@@ -16,14 +23,14 @@ def pytest_addoption(parser):
 
 
 def pytest_runtest_logstart():
-    LAST["seconds"] = sum(os.times()[:4])
+    LAST["seconds"] = seconds_until_now()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
     """Add the seconds of a test's phase to its report, which workers send."""
     report = yield
-    seconds = sum(os.times()[:4])
+    seconds = seconds_until_now()
     report.processor_seconds = seconds - LAST["seconds"]
     LAST["seconds"] = seconds
     return report
