@@ -364,8 +364,16 @@ def table(measured: Mapping[str, Any]) -> str:
         ]
     ]
     prices = [
-        ["federations", "trained all", "price, counted", "by seconds"]
-        + ["most counted", "by seconds", "further seconds", "most"]
+        [
+            "federations",
+            "trained all",
+            "price, counted",
+            "by seconds",
+            "most counted",
+            "by seconds",
+            "further seconds",
+            "most",
+        ]
     ]
     for title, names in kinds(measured).items():
         of_kind = [measured[name] for name in names]
