@@ -363,18 +363,9 @@ def table(measured: Mapping[str, Any]) -> str:
             "rank, other seeds",
         ]
     ]
-    prices = [
-        [
-            "federations",
-            "trained all",
-            "price, counted",
-            "by seconds",
-            "most counted",
-            "by seconds",
-            "further seconds",
-            "most",
-        ]
-    ]
+    price_columns = ["price, counted", "by seconds", "most counted", "by seconds"]
+    second_columns = ["further seconds", "most"]
+    prices = [["federations", "trained all", *price_columns, *second_columns]]
     for title, names in kinds(measured).items():
         of_kind = [measured[name] for name in names]
         for method, key in METHODS.items():
