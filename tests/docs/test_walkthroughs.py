@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pandas import read_csv
 
@@ -103,8 +104,7 @@ def test_readme_quickstart_prints_the_shown_table_below_the_folder_of_tensorboar
     shown_rows = values_printed(readme.read_text())
 
     assert len(shown_rows) == 5
-    for shown, printed in zip(shown_rows, printed_rows, strict=True):
-        assert shown == pytest.approx(printed, abs=0.02, rel=0.05)
+    assert_equal_to_last_digit(shown_rows, printed_rows)
 
     run_folder = Path("lightning_logs/version_0")
     run = open_run(run_folder)
@@ -145,10 +145,9 @@ def test_lightning_tutorial_computes_the_same_values_in_python_and_from_its_yaml
 
     pages.run_command(["flsv", "fit", "--config", "federation.yaml"])
 
-    shown = values_printed(text)
-    assert len(shown) == 5
-    for shown_row, printed_row in zip(shown, values_printed(capsys.readouterr().out), strict=True):
-        assert printed_row == pytest.approx(shown_row, abs=0.02, rel=0.05)
+    shown_rows = values_printed(text)
+    assert len(shown_rows) == 5
+    assert_equal_to_last_digit(shown_rows, values_printed(capsys.readouterr().out))
     in_python = read_rows(Path("lightning_logs/version_1/contributions.csv"))
     from_yaml = read_rows(Path("lightning_logs/version_2/contributions.csv"))
     assert from_yaml == in_python
@@ -161,10 +160,19 @@ def first_command(page, *beginning):
     raise AssertionError(f"{page} has no {beginning}")
 
 
+def assert_equal_to_last_digit(shown_rows, printed_rows):
+    """Compare rows of client, samples, value, both ends of its interval and share. Another machine may round the last
+    digit in another way."""
+    tolerances = [0, 0, 0.001, 0.001, 0.001, 0.1]
+    differences = np.abs(np.subtract(shown_rows, printed_rows))
+    rounding_of_float64 = 1e-9
+    assert (differences <= np.array(tolerances) + rounding_of_float64).all(), printed_rows
+
+
 def values_printed(text):
     """The numbers of each client's row of a table."""
-    row = re.compile(r"^\d +\d+ +[\d.]+ \[[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
+    row = re.compile(r"^\d +\d+ +[\d.]+ \[-?[\d.]+, [\d.]+\] +[\d.]+ %", flags=re.MULTILINE)
     numbers = []
     for line in row.findall(text):
-        numbers.append([float(number) for number in re.findall(r"[\d.]+", line)])
+        numbers.append([float(number) for number in re.findall(r"-?[\d.]+", line)])
     return numbers
