@@ -284,7 +284,7 @@ def sentences_of_readme():
     source = predicted()
     rows = {
         "numbers of samples | 0": "counted samples",
-        "`ShadowShapley()` on tables and small networks: every group | up to 2": "exact",
+        "`ShadowShapley()` on tables and small networks: every group | 2, or half a minute": "exact",
         "`ShadowShapley()` else: each client alone | 1": "alone, predicted",
         "`flsv retrain` on tables and small networks: every group, three seeds | up to 3 n": "exact, 3 seeds",
         "`flsv retrain` else: each client alone and all without it, three seeds | 3 n": "alone and all but one, predicted, 3 seeds",
@@ -292,16 +292,9 @@ def sentences_of_readme():
     for row, key in rows.items():
         yield f"| {row} | {source.means.misallocated_percent[key]:.1f} % | {source.means['rank'][key]:.2f} |"
 
-    source = ordinary()
-    yield "[In six ordinary settings]"
-    yield f"takes {source.t.times.min():.1f} to {source.t.times.max():.1f} times its processor time without"
-
     source = at_once()
     yield f"On [{len(source.thirty)} federations as people train them]"
     yield f"misallocates {source.means['default']:.1f} %, every group {source.means['exact']:.1f} %, each client alone {source.means['alone']:.1f} %"
-
-    source = halvings()
-    yield f"misallocates {source.means['alone'] - source.means['alone and one halving']:.1f} points less for one more run, {source.means['alone'] - source.means['alone and three halvings']:.1f} less for three"
 
     # not measured: the level of the intervals
     yield "90 % intervals"
@@ -356,6 +349,9 @@ def sentences_of_trust():
     # not measured: bits of a number with three digits, and with an exponent
     yield "up to 16 from a loss"
 
+    # not measured: a limit of the default, and about how long its steps take
+    yield "Below 10,000 steps of a small model, some 15 to 30 seconds"
+
     # not measured: names
     yield "SHAKE-256"
 
@@ -367,7 +363,6 @@ def sentences_of_trust():
     yield "43 of 60 rows in one"
     yield "counts from 1,000 on"
     yield "0 for fewer than five"
-    yield "20 rounds or more"
 
 
 def sentences_of_reliability():
