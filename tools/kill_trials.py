@@ -13,13 +13,14 @@ all, and a temporary file or folder that is left.
 With ``--stop`` every command of `STOPPED` runs in forks of a process that has imported flsv already, so that a trial is
 short. Each gets one signal at a random moment of its time, and has to end within ten seconds with the signal's status,
 or with that of a run whose coalitions were interrupted. As many further processes as there are cores keep the machine
-busy.
+busy. The seconds of every trial are written to docs/results/stops.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import faulthandler
 import importlib
 import multiprocessing
@@ -27,7 +28,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -51,6 +51,7 @@ BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar"
 SHORT = ("--config", "digits", "--trainer.max_epochs", "2", *BATCHES)
 KEPT: dict[str, Any] = {"usecols": lambda name: "second" not in name}
 Command = Callable[[Path], list[str]]
+STOPS = ROOT / "docs" / "results" / "stops.csv"
 MAX_SECONDS_TO_END = 10.0
 MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes have to be gone
 # A run one of whose coalitions is killed goes on with the others, so a whole run's seconds are added.
@@ -167,6 +168,7 @@ def stop_all(trials: int, draw: random.Random, below: Path) -> int:
     for process in busy:
         process.start()
     faults = 0
+    rows = [("command", "signal", "seconds until it ended", "fault")]
     for name, (command, before) in STOPPED.items():
         whole, prepared = below / name / "whole", below / name / "prepared"
         prepared.mkdir(parents=True)
@@ -179,7 +181,6 @@ def stop_all(trials: int, draw: random.Random, below: Path) -> int:
             raise SystemExit(output)
         seconds = time.monotonic() - begun
         for number in (signal.SIGTERM, signal.SIGINT):
-            ended: list[float] = []
             for index in range(trials):
                 took, fault = None, ""
                 while took is None:  # a command that ended before its signal is no trial
@@ -190,16 +191,11 @@ def stop_all(trials: int, draw: random.Random, below: Path) -> int:
                     moment = draw.uniform(0.05, 1) * seconds
                     took, fault = stop(process, number, moment, last_line=output.splitlines()[-1])
                 shutil.rmtree(folder)
-                ended.append(took)
                 faults += bool(fault)
+                rows.append((name, number.name, f"{took:.1f}", fault.partition(":")[0]))
                 print(f"{name}, {number.name} {index}: {took:.1f} s {fault}", flush=True)
-            alive_after = sum(took > MAX_SECONDS_TO_END for took in ended)
-            print(
-                f"{name}, {number.name}: {trials} signals in the {seconds:.0f} s of a run, {alive_after} alive after "
-                f"{MAX_SECONDS_TO_END:g} s, ended in {min(ended):.1f} to {max(ended):.1f} s, half of them in "
-                f"{statistics.median(ended):.1f} s",
-                flush=True,
-            )
+    with STOPS.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
     return faults
 
 

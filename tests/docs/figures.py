@@ -94,6 +94,15 @@ def kills():
 
 
 @cache
+def stops():
+    """By: python tools/kill_trials.py --stop N."""
+    t = table("docs/results/stops.csv")
+    seconds = t["seconds until it ended"]
+    faults = t.fault.notna().sum()
+    return SimpleNamespace(**locals())
+
+
+@cache
 def usual():
     """By: tools/studies/usual.py of commit ec25f611."""
     t = table("docs/results/usual.csv")
@@ -372,6 +381,11 @@ def sentences_of_reliability():
     yield f"{runs - source.number.sum()} of them ended like a run that was never killed"
     yield f"Of the others {source.folder}, of coalitions on two ranks, left a folder"
     yield f"{source.alive}, a `flsv repeat`, was still alive"
+
+    source = stops()
+    assert source.faults == 0
+    yield f"{len(source.t)} further commands"
+    yield f"after at most {source.seconds.max():.1f} seconds"
 
     # not measured: a limit of the trials
     yield "after 30 seconds"
