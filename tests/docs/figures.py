@@ -122,7 +122,7 @@ def halvings():
 
 @cache
 def at_once():
-    """By: tools/studies/at_once.py of commit d50b1a2e2."""
+    """By: tools/studies/at_once.py of commit d50b1a2e."""
     thirty = table("docs/results/at_once.csv", where="seeds == 3")
     means = {
         name: thirty[f"{name}_other_seeds_percent"].mean() for name in ("default", "exact", "alone")
