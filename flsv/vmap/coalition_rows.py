@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torchmetrics import Metric
 
 from flsv._lightning.evaluation import as_module_input
@@ -35,7 +36,7 @@ from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.plain_values import are_equal, copied, is_large, is_plain
 from flsv.utilities.program_state import present_state
-from flsv.utilities.reachable import attributes_of
+from flsv.utilities.reachable import GENERATORS, attributes_of
 from flsv.vmap.dry_run_of_rows import DryRunOfRows, check_shared_are_frozen, dry_run_of_rows
 from flsv.vmap.engine import VmapProcess, _PreparedClient, not_batched_without_callbacks
 from flsv.vmap.guarded_hooks import HOOKS_AT_START, HOOKS_BETWEEN_ROUNDS, Guard
@@ -50,7 +51,10 @@ MAX_MEGAFLOPS_TO_JOIN = 6.0
 
 #: Clients of a run may share a namespace on purpose, and metrics do nothing in steps of rows.
 _UNCHANGED_TYPES = (SimpleNamespace, Metric)
-_SHARED_TYPES = tuple(kind for kind in SHARED_TYPES if kind not in _UNCHANGED_TYPES)
+_SHARED_TYPES = (
+    *(kind for kind in SHARED_TYPES if kind not in _UNCHANGED_TYPES),
+    *GENERATORS,  # which are seeded for each client
+)
 
 Coalitions = AveragedCoalitions | ServedCoalitions
 
@@ -418,11 +422,16 @@ class _Content:
                 parts[f"{DATA_PATH}.{name}"] = copied(value)
         # Such as a closure or a namespace.
         other_objects = unswapped_objects(snapshot)
+        compiled_paths = set()
         for name, layer in self._module.named_modules():
             if isinstance(layer, Metric):
                 other_objects[f"module.{name}"] = layer
+            elif isinstance(layer, OptimizedModule):
+                compiled_paths.add(f"module.{name}")
         ids = swapped_ids(snapshot, self._module)
         for path, value in other_objects.items():
+            if path.rpartition(".")[0] in compiled_paths:
+                continue  # what it has compiled so far
             parts[path.removeprefix("module.")] = content_of(value, ids, _SHARED_TYPES)
         return parts
 

@@ -24,10 +24,17 @@ from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ModuleCopies, named_tensors
 from flsv.training.client_batches import CohortLoader
+from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError, NotBatched, listed
 from flsv.utilities.program_state import restored_program
-from flsv.utilities.seeding import global_rngs, isolated_rngs
+from flsv.utilities.reachable import find_generators
+from flsv.utilities.seeding import (
+    generator_state,
+    global_rngs,
+    isolated_rngs,
+    kept_generators,
+)
 from flsv.vmap.row_step import (
     State,
     batched_steps,
@@ -115,7 +122,8 @@ def _dry_run(
         batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
         initial_model = _copied_tensors(module)
         counter = FlopCounterMode(display=False)
-        with isolated_rngs(seed, "steps"), draws(module), counter:
+        own_generators = kept_generators(find_generators(module, closed=SHARED_TYPES))
+        with isolated_rngs(seed, "steps"), own_generators, draws(module), counter:
             mean_loss, names_without_gradient = _train_one_by_one(trial_trainer, batches)
         trained_model = _copied_tensors(module)
 
@@ -393,9 +401,10 @@ def _compare(
 @contextmanager
 def no_random_numbers(module: nn.Module) -> Iterator[None]:
     """Raise NotBatched if the code within draws random numbers."""
-    generators_before = tree_leaves(global_rngs())
+    own_generators = find_generators(module, closed=SHARED_TYPES)
+    generators_before = tree_leaves([global_rngs(), *map(generator_state, own_generators)])
     yield
-    generators_after = tree_leaves(global_rngs())
+    generators_after = tree_leaves([global_rngs(), *map(generator_state, own_generators)])
     for state_before, state_after in zip(generators_before, generators_after):
         if not np.array_equal(state_before, state_after):
             raise not_batched_error(

@@ -276,7 +276,60 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
         _silence_metrics(module),
         trainer.precision_plugin.train_step_context(),
     ):
-        yield
+        try:
+            yield
+        finally:
+            _forget_weights_of_rows(module)
+
+
+def _forget_weights_of_rows(module: nn.Module) -> None:
+    """Let recurrent layers, which remember the weights of their last step, have the module's again."""
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer._init_flat_weights()
+
+
+def _in_words(module: nn.Module, message: str) -> str | None:
+    """Return in words what an error of torch's says of layers that cannot be stacked. None: they are not known."""
+    layers = list(module.modules())
+    for words_of_torch, is_cause, reason in _CAUSES:
+        if words_of_torch in message and any(map(is_cause, layers)):
+            return reason
+    return None
+
+
+def _has_cumulative_average(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.modules.batchnorm._NormBase) and layer.momentum is None
+
+
+def _has_spectral_norm(layer: nn.Module) -> bool:
+    hooks = map(type, layer._forward_pre_hooks.values())
+    return any("SpectralNorm" in kind.__name__ for kind in (type(layer), *hooks))
+
+
+def _is_sparse(layer: nn.Module) -> bool:
+    return bool(getattr(layer, "sparse", False))
+
+
+def _is_recurrent(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.RNNBase)
+
+
+#: Words of an error of torch's, the layers that cause it, and the reason.
+_CAUSES: tuple[tuple[str, Callable[[nn.Module], bool], str], ...] = (
+    (
+        ".item()",
+        _has_cumulative_average,
+        "batch normalization with momentum=None reads the value of its counter",
+    ),
+    (
+        "Batching rule not implemented",
+        _has_spectral_norm,
+        "a spectral norm writes into its buffers by an operation that torch cannot stack",
+    ),
+    ("Sparse", _is_sparse, "an embedding with sparse=True has gradients that torch cannot stack"),
+    ("storage", _is_recurrent, "torch cannot stack a recurrent layer of packed sequences"),
+)
 
 
 @contextmanager
@@ -300,7 +353,7 @@ def convert_errors(
 
         # The other sentences of torch's messages are advice for its developers.
         first_line = message.splitlines()[0]
-        reason = first_line.split(". ")[0].rstrip(".")
+        reason = _in_words(module, message) or first_line.split(". ")[0].rstrip(".")
         if "broadcast shape" in message:
             reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
         raise not_batched_error(module, reason) from error

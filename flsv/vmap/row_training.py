@@ -22,9 +22,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from flsv.training.algorithms import ClientAlgorithm
+from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.swapped_optimizer import initial_state
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.reachable import find_generators
+from flsv.utilities.seeding import (
+    generator_state,
+    global_rngs,
+    restore_generator,
+    restore_global_rngs,
+)
 from flsv.utilities.stop_signals import stop_if_signaled
 from flsv.vmap.row_step import RowStep, State
 
@@ -61,6 +68,7 @@ class RowTraining:
         unused: Collection[str] = (),
         algorithm: ClientAlgorithm | None = None,
     ) -> None:
+        self._module = module
         self._optimizer = optimizer
         self._clip = clip
         self._algorithm = algorithm
@@ -199,16 +207,20 @@ class SharedBatchTraining(RowTraining):
             initial_states = self._initial_states(states_of_chunk)
             optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states_of_chunk)
             chunks.append((states_of_chunk, initial_states, losses[rows], optimizer))
+        own_generators = find_generators(self._module, closed=SHARED_TYPES)
         num_batches = 0
         for index, batch in zip(indices or count(), batches):
             stop_if_signaled()
             num_batches += 1
             self._step.set_batch_index(index)
-            generator_states = global_rngs()
+            global_states = global_rngs()
+            own_states = [generator_state(generator) for generator in own_generators]
             for number, chunk_of_models in enumerate(chunks):
                 states_of_chunk, initial_states, losses_of_chunk, optimizer = chunk_of_models
-                if number > 0:
-                    restore_global_rngs(generator_states)  # each chunk draws the same numbers
+                if number > 0:  # each chunk draws the same numbers
+                    restore_global_rngs(global_states)
+                    for generator, state in zip(own_generators, own_states):
+                        restore_generator(generator, state)
                 with context():
                     gradients, step_losses = self._step(states_of_chunk, batch)
                 losses_of_chunk += step_losses

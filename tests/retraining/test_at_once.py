@@ -160,6 +160,62 @@ class FrozenInDouble(WithZeroGradients):
         return self.network(self.embedding(inputs))
 
 
+class Recurrent(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.GRU(1, 8, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs):
+        outputs, _ = self.network(inputs[:, :, None])
+        return self.head(outputs[:, -1])
+
+
+class Packed(Recurrent):
+    def forward(self, inputs):
+        lengths = torch.full((len(inputs),), FEATURES)
+        sequences = nn.utils.rnn.pack_padded_sequence(inputs[:, :, None], lengths, batch_first=True)
+        _, hidden = self.network(sequences)
+        return self.head(hidden[-1])
+
+
+class Compiled(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.network = torch.compile(self.network, backend="eager")
+
+
+class WithOwnGenerator(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.generator = make_generator(1)
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = batch
+        noise = torch.randn(inputs.shape, generator=self.generator)
+        return super().training_step((inputs + 0.1 * noise, labels), batch_idx)
+
+
+class WithCumulativeNorm(Classifier):
+    layers = (partial(nn.BatchNorm1d, 8, momentum=None),)
+
+
+class WithSpectralNorm(Classifier):
+    def __init__(self):
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.network[0])
+
+
+class WithSparseGradients(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(2, 4, sparse=True)
+        self.network = nn.Linear(4 * FEATURES, CLASSES)
+
+    def forward(self, inputs):
+        return self.network(self.embedding((inputs > 0).long()).flatten(1))
+
+
 class Regression(Classifier):
     """Predicts the first feature from the others."""
 
@@ -559,6 +615,12 @@ TRAINED_AT_ONCE = {
         "make_module": FrozenBackbone,
         "loop": {"share": "trainable"},
     },
+    "recurrent layer, two epochs": {"make_module": Recurrent, "loop": {"local_epochs": 2}},
+    "compiled layers": {"make_module": Compiled},
+    "numbers of its own generator, drawn cohorts": {
+        "make_module": WithOwnGenerator,
+        "loop": {"sampler": UniformSampler(2)},
+    },
     "texts, drawn cohorts": {
         "make_module": ReadsTexts,
         "data": partial(users_data, UsersTexts),
@@ -647,11 +709,27 @@ def test_frozen_parameters_are_the_runs_after_a_comparison_in_64_bits(
     assert result.values.isfinite().all()
 
 
-def test_a_line_says_which_algorithm_prevents_training_at_once(monkeypatch, caplog, tmp_path):
-    loop = {"client_algorithm": FedDyn(), "aggregator": FedDynServer()}
-    result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, loop=loop, rounds=1)
+FEDDYN = {"client_algorithm": FedDyn(), "aggregator": FedDynServer()}
 
-    assert any(line.endswith("changes the training of one client.") for line in result.lines)
+
+@pytest.mark.parametrize(
+    ("make_module", "loop", "reason"),
+    [
+        (Classifier, FEDDYN, "changes the training of one client."),
+        (Packed, {}, "torch cannot stack a recurrent layer of packed sequences."),
+        (WithCumulativeNorm, {}, "with momentum=None reads the value of its counter."),
+        (WithSpectralNorm, {}, "by an operation that torch cannot stack."),
+        (WithSparseGradients, {}, "has gradients that torch cannot stack."),
+    ],
+)
+def test_a_line_says_why_coalitions_train_one_by_one(
+    make_module, loop, reason, monkeypatch, caplog, tmp_path
+):
+    result = fit_with_coalitions(
+        monkeypatch, caplog, tmp_path, AT_ONCE, make_module, loop=loop, rounds=1
+    )
+
+    assert any(line.endswith(reason) for line in result.lines), result.lines
 
 
 @pytest.mark.parametrize(

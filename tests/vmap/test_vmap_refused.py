@@ -167,7 +167,7 @@ REFUSED = [
         steps(lambda module, loss, *_: loss * torch.rand((), generator=module.generator)),
         {},
         {},
-        "random operation",
+        "it draws random numbers",
     ),
     (
         steps(lambda module, loss, *_: loss * np.random.rand()),  # noqa: NPY002
