@@ -170,7 +170,8 @@ def test_retrain_on_the_same_data_in_another_folder_trains_nothing_again(
 def run_evaluated_by_clients(tmp_path_factory):
     """A run whose clients evaluate the coalitions' models."""
     folder = tmp_path_factory.mktemp("evaluated")
-    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"evaluators": "clients"}}
+    options = {"coalitions": "singles", "evaluators": "clients"}
+    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": options}
     splits = {"server_val": 0.0, "client_val": 0.3, "seed": 0}
     data = {**yaml.safe_load(FEDERATION)["data"], "splits": splits}
     config = write_config_of_two_rounds(folder / "fed.yaml", {"value": metric}, data=data)
