@@ -26,6 +26,7 @@ from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import IIDPartitioner, Splits
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.models import MLP, LeNet5, build_network
+from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
 
 VOCABULARY = 20_000
@@ -163,6 +164,10 @@ AT_ONCE_SETTINGS = {
     "linear8": Setting(partial(mlp, features=64, classes=10), (64,), 10, 8, 135, 20, 450, 16),
     "cnn5": Setting(small_cnn, (1, 8, 8), 10, 5, 216, 8, 450, 16),
 }
+
+
+#: Models of four million numbers, of whose coalitions only two train in one fit.
+LARGE = Setting(partial(mlp, 2048, 1820, features=64, classes=10), (64,), 10, 6, 64, 2, 100, 16)
 
 
 def be_quiet() -> None:
@@ -303,6 +308,12 @@ def many_clients(num_clients: int, accelerator: str) -> dict[str, float]:
     return {**numbers, "folder_mib": size / 2**20}
 
 
+def fit_at_once(setting: Setting, accelerator: str) -> dict[str, float]:
+    """Train all coalitions at once, although this is dearer than one by one."""
+    PriceList.at_once = lambda prices, masks: 0.0  # type: ignore[method-assign]
+    return fit(setting, partial(ShadowShapley, coalitions="all"), accelerator)
+
+
 def cases(accelerator: str = "cpu") -> dict[str, Programs]:
     """Return the programs of each case by name; the others are compared with the first."""
     run = partial(partial, fit, accelerator=accelerator)
@@ -345,6 +356,11 @@ def cases(accelerator: str = "cpu") -> dict[str, Programs]:
             "each client alone": run(setting, partial(ShadowShapley, coalitions="singles")),
             "all coalitions": run(setting, partial(ShadowShapley, coalitions="all")),
         }
+    programs["at-once/large6"] = {
+        "alone": run(LARGE),
+        "one by one": run(LARGE, partial(ShadowShapley, coalitions="all")),
+        "at once": partial(fit_at_once, LARGE, accelerator),
+    }
     programs["coalitions/retrain"] = {
         "the quickstart": partial(retrain_quickstart, False),
         "and its retraining by three seeds": partial(retrain_quickstart, True),
