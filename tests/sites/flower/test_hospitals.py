@@ -18,6 +18,7 @@ import flsv
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv import FederatedDataModule, cli
+from flsv.metrics import ShadowShapley
 from helpers import pages
 from helpers.fits import trainer_for
 from helpers.sites import BOSTON_ADDRESS, SiteTransport
@@ -111,7 +112,9 @@ def test_hospitals_of_the_pages_have_the_weights_and_values_of_one_process(tmp_p
         pos_label="yes",
         dictionary="clinics/dictionary.yaml",
     )
-    loop = project["make_loop"]()
+    # By default sites train each client alone.
+    metric = ShadowShapley(coalitions="singles", performance="average_precision")
+    loop = project["make_loop"]().replace(metrics={"value": metric})
     module = project["make_module"]()
     trainer_for(loop, tmp_path, ROUNDS).fit(module, all_tables)
 
