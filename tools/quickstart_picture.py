@@ -6,7 +6,7 @@ python tools/quickstart_picture.py lightning_logs/version_0   from a run, whose 
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -76,6 +76,11 @@ def tensor_of(column: pandas.Series) -> Tensor:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        write_numbers(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", nargs="?", type=Path, help="folder of a run of the quickstart")
+    run_folder = parser.parse_args().run
+    if run_folder is not None:
+        write_numbers(run_folder)
     print(draw())
