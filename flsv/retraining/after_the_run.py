@@ -198,11 +198,15 @@ class TrainingAfterTheRun:
             self._doubt_copy(error.round_of_run, run)
 
     def _doubt_copy(self, round_of_run: int | None, run: MeasuredRun) -> None:
-        """Let all clients be trained again up to this round, if there is one, to be compared with the run."""
-        if round_of_run is not None:
-            self._doubts_copy = True
-            self.checked_round = round_of_run
-            self.checked_model = self._models_of_run(run)[round_of_run]
+        """Let all clients be trained again up to this round, if there is one, or to the next one after which the run's
+        model is known, to be compared with the run.
+        """
+        if round_of_run is None:
+            return
+        models = self._models_of_run(run)
+        self._doubts_copy = True
+        self.checked_round = min(index for index in models if index >= round_of_run)
+        self.checked_model = models[self.checked_round]
 
     def _models_of_run(self, run: MeasuredRun) -> dict[int, Tensor]:
         """Return the run's models ``[P]`` by round that the coalition of all clients must reproduce."""

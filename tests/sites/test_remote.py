@@ -101,14 +101,16 @@ def make_ditto_loop():
 
 def make_shadow_loop(**options):
     return make_fedavg_loop(
-        metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options
+        metrics={"shadow": ShadowShapley(coalitions="singles", performance="negative_loss")},
+        **options,
     )
 
 
 def make_evaluation_loop():
-    metrics = {}
-    for kind in (ShadowShapley, PartialFederatedShapley):
-        metrics[kind.__name__] = kind(evaluators="clients")
+    metrics = {
+        "shadow": ShadowShapley(coalitions="singles", evaluators="clients"),
+        "partial": PartialFederatedShapley(evaluators="clients"),
+    }
     return make_fedavg_loop(metrics=metrics)
 
 
