@@ -251,8 +251,8 @@ def test_data_command_warns_of_other_units_and_repeated_rows(options_of_hospital
     assert main(["data", *options_of_hospitals, dictionary, "--out=cards"]) == 0
 
     data_warnings = pd.read_csv("cards/data_warnings.csv").set_index(["site", "column"])
-    of_unit = data_warnings.loc[("Celle", "creatinine"), "data_warning"]
-    of_validation, of_rows = data_warnings.loc[("Bonn", "samples"), "data_warning"]
+    (of_unit,) = data_warnings.loc[[("Celle", "creatinine")], "data_warning"]
+    of_validation, of_rows = data_warnings.loc[[("Bonn", "samples")], "data_warning"]
     assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another", of_unit)
     assert re.search(r"\d+ of 81 validation samples are also training samples", of_validation)
     assert re.search(r"\d+ of \d+ occur more than once", of_rows)
