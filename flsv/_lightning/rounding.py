@@ -19,7 +19,6 @@ _SMALLEST_DIVISOR = 1e-12
 class Rounding(NamedTuple):
     """Tolerances of one arithmetic for two computations of the same number or model."""
 
-    unit: float
     number: float
     steps: float
 
@@ -58,13 +57,13 @@ def relative_distance(model: Tensor, reference: Tensor, initial_model: Tensor) -
 #: ``{arithmetic: tolerances}``. ``"TF32"`` rounds factors of float32 products to 10 bits; ``"half"`` (10 bits) and
 #: ``"bf16"`` (7 bits) also round activations, and ``"... weights"`` also round the weights.
 ROUNDINGS = {
-    "float64": Rounding(2**-53, 1e-5, 0.0),
-    "float32": Rounding(2**-24, 1e-5, 0.0),
-    "TF32": Rounding(2**-11, 5e-3, 0.02),
-    "half": Rounding(2**-11, 5e-3, 0.02),
-    "half weights": Rounding(2**-11, 2e-2, 0.1),
-    "bf16": Rounding(2**-8, 1e-2, 0.1),
-    "bf16 weights": Rounding(2**-8, 5e-2, 0.3),
+    "float64": Rounding(1e-5, 0.0),
+    "float32": Rounding(1e-5, 0.0),
+    "TF32": Rounding(5e-3, 0.02),
+    "half": Rounding(5e-3, 0.02),
+    "half weights": Rounding(2e-2, 0.1),
+    "bf16": Rounding(1e-2, 0.1),
+    "bf16 weights": Rounding(5e-2, 0.3),
 }
 _ARITHMETIC_BY_PRECISION = {
     "64-true": "float64",
