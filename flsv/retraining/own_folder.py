@@ -61,9 +61,7 @@ class ProgramFolder:
         self._process = os.getpid()
 
         # A temporary folder for copies of files, locked as long as this process lives.
-        self._home = _new_folder(self)
-        self._lock = FileLock(os.path.join(self._home, "lock"))
-        self._lock.acquire()
+        self._home, self._lock = _new_locked_folder(self)
         # Files of the program's folders that are newer than this folder were changed by the run.
         self._start_time = os.stat(self._home).st_ctime_ns
         self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
@@ -325,6 +323,20 @@ def _new_folder(owner: ProgramFolder) -> str:
     folder = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX))
     weakref.finalize(owner, _remove_unwatched, folder)
     return folder
+
+
+def _new_locked_folder(owner: ProgramFolder) -> tuple[str, FileLock]:
+    """Create a folder that is removed together with its owner, and acquire the lock in it. Until then another process
+    may take it for the folder of a killed process and remove it.
+    """
+    while True:
+        folder = _new_folder(owner)
+        lock = FileLock(os.path.join(folder, "lock"))
+        with suppress(FileNotFoundError):  # another process has removed the folder
+            lock.acquire()
+            if os.path.exists(lock.lock_file):
+                return folder, lock
+            lock.release()
 
 
 def _remove_unwatched(folder: str) -> None:

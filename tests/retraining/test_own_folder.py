@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from flsv.retraining.own_folder import ProgramFolder
 from flsv.utilities.file_writes import files_put_back
@@ -433,6 +434,30 @@ def test_file_that_vanishes_after_the_run_is_not_copied():
 
     with folder.entered() as own_folder:
         assert Path(own_folder, "data", "a.txt").read_text() == "a"
+
+
+@pytest.mark.parametrize("acquires_lock", [True, False], ids=["lock kept", "no lock"])
+@pytest.mark.usefixtures("program")
+def test_folder_that_another_process_removes_before_it_is_locked_is_made_anew(
+    monkeypatch, acquires_lock
+):
+    acquire = FileLock.acquire
+    removed = []
+
+    def removed_by_another_process(lock):
+        if not removed:
+            if acquires_lock:  # the lock of a file that is removed at once
+                acquire(lock)
+            removed.append(Path(lock.lock_file).parent)
+            shutil.rmtree(removed[0])
+        return acquire(lock)
+
+    monkeypatch.setattr(FileLock, "acquire", removed_by_another_process)
+    folder = ProgramFolder()
+
+    assert not removed[0].exists()
+    with folder.entered() as own_folder:
+        assert Path(own_folder, "log.csv").read_text() == "earlier\n"
 
 
 def test_torch_saves_by_its_own_function_after_the_last_of_nested_contexts():
