@@ -56,7 +56,7 @@ def empty_working_folder(tmp_path_factory):
 def program_of_one_module(request):
     """The other tests' modules are no part of the program, as if each module were tested in a process of its own. The
     globals of 300 modules would be looked at for each model that is scored."""
-    program_state = sys.modules.get("flsv.utilities.program_state")
+    program_state = sys.modules.get("flsv.isolation.program_state")
     if program_state is None:
         yield
         return

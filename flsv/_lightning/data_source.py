@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
 from torch import Tensor
 
-from flsv.utilities.reachable import find_generators
+from flsv.isolation.reachable import find_generators
 from flsv.utilities.seeding import kept_generators
 
 #: Types of objects that are not searched for random generators of the data.

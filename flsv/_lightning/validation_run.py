@@ -29,10 +29,10 @@ from torch import Tensor
 
 from flsv._lightning.data_source import data_of, generators_of, kept_data_generators
 from flsv._lightning.evaluation import as_module_input, list_loaders, validating
+from flsv.isolation.pickles import copy_of_data_module
+from flsv.isolation.silent_logger import silent_arguments, silent_logger
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import kept_generators
-from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 _TRANSFER_HOOKS = (
     "on_before_batch_transfer",

@@ -48,6 +48,7 @@ from flsv.configuration.identity import Identity, sample_hashes
 from flsv.configuration.option_texts import config_settings
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
+from flsv.isolation.silent_logger import SilentLogger
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.results.folder import (
@@ -70,7 +71,6 @@ from flsv.utilities.atomic_files import (
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.plugins import installed
 from flsv.utilities.seeding import kept_global_seed
-from flsv.utilities.silent_logger import SilentLogger
 from flsv.utilities.stop_signals import stopping_between_batches
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.

@@ -246,7 +246,7 @@ def _set_metrics(
     federation["evaluation"] = {**federation["evaluation"], "every": 0}
     federation["reporting"] = {"figures": 0, "table": False}
     # Without a logger, Lightning refuses callbacks such as LearningRateMonitor.
-    config["trainer"]["logger"] = {"class_path": "flsv.utilities.silent_logger.SilentLogger"}
+    config["trainer"]["logger"] = {"class_path": "flsv.isolation.silent_logger.SilentLogger"}
 
 
 def add_same_run(

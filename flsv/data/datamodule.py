@@ -35,10 +35,10 @@ from flsv.data.sources.source_data import (
 from flsv.data.sources.table_facts import name_as_text, target_of
 from flsv.data.splits import HELD_OUT, HeldOut, SampleFilter, Splits
 from flsv.data.streams import current_length
+from flsv.isolation.pickles import copy_of_data_module
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument, name_places
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
 from flsv.utilities.wings import from_wing
 

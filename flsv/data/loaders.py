@@ -23,10 +23,10 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
+from flsv.isolation.reachable import find_generators
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
-from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import seed_generators
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.loaders import samples_of, tensors_of
 from flsv.data.streams import parts_with_rows
+from flsv.isolation.reachable import attributes_and_slots
 from flsv.utilities.plain_values import digest, is_plain
-from flsv.utilities.reachable import attributes_and_slots
 from flsv.utilities.seeding import isolated_rngs
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from flsv.data.sources.source_data import SourceData
 from flsv.data.streams import StreamSamples, parts_with_rows
-from flsv.utilities.reachable import attributes_and_slots
+from flsv.isolation.reachable import attributes_and_slots
 
 #: Longer collections are not searched for columns, which have an item for each sample.
 _MAX_COLUMNS = 100

@@ -22,6 +22,7 @@ from flsv.data import plot_partition
 from flsv.data.copies import validation_copies_in
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
+from flsv.isolation.silent_logger import SilentLogger
 from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, RECORD, run_folder
 from flsv.results.record import Record, model_settings, now, record_of
@@ -40,7 +41,6 @@ from flsv.results.terminal import Terminal
 from flsv.server import ContributionMetrics
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
-from flsv.utilities.silent_logger import SilentLogger
 
 if TYPE_CHECKING:
     import pandas

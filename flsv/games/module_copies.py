@@ -25,12 +25,12 @@ from flsv._lightning.private import forget_compilation, trainer_of
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
+from flsv.isolation.file_writes import files_put_back
+from flsv.isolation.pickles import Pickled, Redirection, StandIn, checked_stand_ins, pickled
+from flsv.isolation.program_state import present_state, restored_program
+from flsv.isolation.run_copy import find_unpicklable_part
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.file_writes import files_put_back
-from flsv.utilities.pickles import Pickled, Redirection, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import digest, is_dense
-from flsv.utilities.program_state import present_state, restored_program
-from flsv.utilities.run_copy import find_unpicklable_part
 from flsv.utilities.seeding import isolated_rngs
 
 #: Types of objects to which both a copy and the run's module refer.

@@ -29,6 +29,7 @@ from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.isolation.silent_logger import SilentLogger
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.retraining.training_needs import only_watches_the_run
@@ -36,7 +37,6 @@ from flsv.sampling.base import coalition_sampler
 from flsv.scores.performance import Measure, Measures
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
-from flsv.utilities.silent_logger import SilentLogger
 from flsv.values.coalition_files import ScoredModel, measure_name
 
 

@@ -17,12 +17,12 @@ from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.sharing import sharing
 from flsv.games.members import members_of
+from flsv.isolation.reachable import LIBRARIES
 from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.uploads.base import JointUpload
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.reachable import LIBRARIES
 
 _NAMES_OF_TORCH = re.compile(r"(torch|lightning|pytorch[-_.]lightning)\b", re.IGNORECASE)
 #: Advice in error messages, also for runs that get the metric from a base configuration on the command line.

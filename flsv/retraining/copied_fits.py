@@ -31,16 +31,16 @@ from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of
 from flsv.engines.ranks import FederatedStrategy
+from flsv.isolation.own_folder import ProgramFolder
+from flsv.isolation.program_state import restored_program
+from flsv.isolation.run_copy import RunCopy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
-from flsv.retraining.own_folder import ProgramFolder
 from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult, TrainingJob
 from flsv.scores.performance import Measures
 from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
-from flsv.utilities.program_state import restored_program
-from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.stop_signals import stop_if_signaled
 
 #: Advice for programs that cannot create or read a file or folder a second time.

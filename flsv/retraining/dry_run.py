@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.data import FederatedDataModule
+from flsv.isolation.pickles import pickled
+from flsv.isolation.program_state import present_state
 from flsv.retraining.coalition_fit import CoalitionScoring, prepare_coalition_fit
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.fit_at_once import try_rows, why_not_at_once
@@ -32,9 +34,7 @@ from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, digest
-from flsv.utilities.program_state import present_state
 
 #: Types of objects to which a callback may refer, and which are not part of its own state.
 _SHARED_TYPES = (

@@ -21,6 +21,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.private import trainer_of
 from flsv.data import FederatedDataModule
+from flsv.isolation.reachable import LIBRARIES, attributes_and_slots, package_of
 from flsv.training.swapped_optimizer import is_optimizer
 from flsv.utilities.plain_values import (
     CONSTANT_TYPES,
@@ -33,7 +34,6 @@ from flsv.utilities.plain_values import (
     packed,
     unpacked,
 )
-from flsv.utilities.reachable import LIBRARIES, attributes_and_slots, package_of
 
 #: Plain values by path, such as ``"encoder.temperature"``.
 ValuesByPath = dict[str, Any]

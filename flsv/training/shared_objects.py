@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of
+from flsv.isolation.pickles import Pickled, pickled
+from flsv.isolation.reachable import GENERATORS, LIBRARIES, package_of
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import find_optimizers
 from flsv.utilities.errors import listed
-from flsv.utilities.pickles import Pickled, pickled
 from flsv.utilities.plain_values import digest
-from flsv.utilities.reachable import GENERATORS, LIBRARIES, package_of
 
 #: Types of objects that do not belong to a client, or that are shared on purpose.
 SHARED_TYPES = (

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.isolation.reachable import find_generators
 from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
 from flsv.training.module_snapshot import (
@@ -31,7 +32,6 @@ from flsv.training.store import ClientStore
 from flsv.training.swapped_optimizer import Policy
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, copied
-from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import generator_state, restore_generator
 
 _MISSING = object()

@@ -21,6 +21,8 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Instruction
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import named_tensors
+from flsv.isolation.program_state import present_state
+from flsv.isolation.reachable import GENERATORS, attributes_of
 from flsv.server.coalition_server import AveragedCoalitions, ServedCoalitions
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.algorithms.base import is_proximal
@@ -35,8 +37,6 @@ from flsv.training.shared_objects import (
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, NotBatched
 from flsv.utilities.plain_values import are_equal, copied, is_large, is_plain
-from flsv.utilities.program_state import present_state
-from flsv.utilities.reachable import GENERATORS, attributes_of
 from flsv.vmap.dry_run_of_rows import DryRunOfRows, check_shared_are_frozen, dry_run_of_rows
 from flsv.vmap.engine import VmapProcess, _PreparedClient, not_batched_without_callbacks
 from flsv.vmap.guarded_hooks import HOOKS_AT_START, HOOKS_BETWEEN_ROUNDS, Guard

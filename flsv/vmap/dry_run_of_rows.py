@@ -23,12 +23,12 @@ from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.rounding import Rounding, rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ModuleCopies, named_tensors
+from flsv.isolation.program_state import restored_program
+from flsv.isolation.reachable import find_generators
 from flsv.training.client_batches import CohortLoader
 from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError, NotBatched, listed
-from flsv.utilities.program_state import restored_program
-from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import (
     generator_state,
     global_rngs,

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from flsv.isolation.reachable import find_generators
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.swapped_optimizer import initial_state
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import (
     generator_state,
     global_rngs,

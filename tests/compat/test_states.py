@@ -13,9 +13,9 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv.federation import FederatedLoop
+from flsv.isolation.program_state import restored_program
 from flsv.metrics import PartialFederatedShapley
 from flsv.sampling import FixedCohort
-from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
 from helpers import refused, warns
 from helpers.fits import KeepsRounds, assert_resumes, fit, fit_and_save, state_vector

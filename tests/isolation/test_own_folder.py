@@ -19,8 +19,8 @@ import pytest
 import torch
 from filelock import FileLock
 
-from flsv.retraining.own_folder import ProgramFolder
-from flsv.utilities.file_writes import files_put_back
+from flsv.isolation.file_writes import files_put_back
+from flsv.isolation.own_folder import ProgramFolder
 
 
 def read_entries(folder):
@@ -272,7 +272,7 @@ def test_coalition_finds_files_as_they_were_before_the_run_wrote_them(program, t
 
 
 def test_folders_beside_many_others_are_linked_when_they_are_opened(program, monkeypatch):
-    monkeypatch.setattr("flsv.retraining.own_folder.MAX_NEIGHBORS", 0)
+    monkeypatch.setattr("flsv.isolation.own_folder.MAX_NEIGHBORS", 0)
     initial_entries = read_entries(program.parent)
     file_of_run = program / "data" / "of_run.txt"
     folder = ProgramFolder()
@@ -299,7 +299,7 @@ def test_folders_beside_many_others_are_linked_when_they_are_opened(program, mon
 def test_large_file_is_not_copied_and_is_named_if_it_is_changed(
     program, monkeypatch, name, is_absolute
 ):
-    monkeypatch.setattr("flsv.utilities.file_writes.MAX_COPIED_BYTES", 0)
+    monkeypatch.setattr("flsv.isolation.file_writes.MAX_COPIED_BYTES", 0)
     path = program / name if is_absolute else Path(name)
     content = path.read_bytes()
     folder = ProgramFolder()
@@ -357,7 +357,7 @@ def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
     folder.begin_run()
     # Of a file that a run or a coalition writes, what it was before is copied first.
     full_disk = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", Mock(side_effect=full_disk))
+    monkeypatch.setattr("flsv.isolation.file_writes.shutil.copy2", Mock(side_effect=full_disk))
 
     log.write_text("of the run")
     with pytest.raises(OSError, match="No space"), folder.entered():
@@ -436,21 +436,25 @@ def test_file_that_vanishes_after_the_run_is_not_copied():
         assert Path(own_folder, "data", "a.txt").read_text() == "a"
 
 
-@pytest.mark.parametrize("acquires_lock", [True, False], ids=["lock kept", "no lock"])
+@pytest.mark.parametrize("acquires_lock", [True, False], ids=["removed lock", "no lock"])
 @pytest.mark.usefixtures("program")
 def test_folder_that_another_process_removes_before_it_is_locked_is_made_anew(
-    monkeypatch, acquires_lock
+    monkeypatch, tmp_path, acquires_lock
 ):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # without folders of other processes
     acquire = FileLock.acquire
     removed = []
 
     def removed_by_another_process(lock):
-        if not removed:
-            if acquires_lock:  # the lock of a file that is removed at once
-                acquire(lock)
-            removed.append(Path(lock.lock_file).parent)
-            shutil.rmtree(removed[0])
-        return acquire(lock)
+        if removed:
+            return acquire(lock)
+        if acquires_lock:
+            acquire(lock)
+        removed.append(Path(lock.lock_file).parent)
+        shutil.rmtree(removed[0])
+        if acquires_lock:
+            return lock
+        raise FileNotFoundError(lock.lock_file)
 
     monkeypatch.setattr(FileLock, "acquire", removed_by_another_process)
     folder = ProgramFolder()

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.pickles import Pickled, Reduction, StandIn, contents_of_cell, pickled
-from flsv.utilities.program_state import (
+from flsv.isolation.pickles import Pickled, Reduction, StandIn, contents_of_cell, pickled
+from flsv.isolation.program_state import (
     ProgramState,
     restored_program,
 )
-from flsv.utilities.silent_logger import silent_arguments, silent_logger
+from flsv.isolation.silent_logger import silent_arguments, silent_logger
+from flsv.utilities.errors import ConfigurationError
 
 
 class RunCopy:

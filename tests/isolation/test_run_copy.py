@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from flsv.utilities.run_copy import RunCopy
+from flsv.isolation.run_copy import RunCopy
 from helpers import make_generator, refused
 from helpers.fits import plain_trainer, state_vector
 from zoo.program import Base, make_data

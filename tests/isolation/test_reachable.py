@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from flsv.utilities import reachable
-from flsv.utilities.reachable import find_generators
+from flsv.isolation import reachable
+from flsv.isolation.reachable import find_generators
 
 
 class Slots:

@@ -26,12 +26,12 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.isolation.reachable import CACHE_TYPE
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
-from flsv.utilities.reachable import CACHE_TYPE
 
 if TYPE_CHECKING:
-    from flsv.utilities.program_state import ProgramState, Reference
+    from flsv.isolation.program_state import ProgramState, Reference
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.isolation.reachable import CACHE_TYPE, LIBRARIES, attributes_of, package_of
 from flsv.utilities.plain_values import CONSTANT_TYPES
-from flsv.utilities.reachable import CACHE_TYPE, LIBRARIES, attributes_of, package_of
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.

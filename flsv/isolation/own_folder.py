@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from flsv.utilities.file_writes import (
+from flsv.isolation.file_writes import (
     CHANGES,
     KeptFiles,
     is_large,
