@@ -31,7 +31,7 @@ import pandas as pd
 
 #: Parts of a fit, and the functions whose processor seconds they are. What a checkout does not have is left out.
 PARTS = {
-    "coalitions": "flsv.retraining.after_the_run.TrainingAfterTheRun._train_missing",
+    "coalitions": "flsv.retraining.one_by_one.train_missing",
     "repetition": "flsv.retraining.after_the_run.TrainingAfterTheRun._compare_with_run",
     "estimates": "flsv.metrics.shadow.ShadowShapley.complete",
 }

@@ -153,7 +153,7 @@ STOPPED: dict[str, tuple[Command, Command | None]] = {
 IMPORTED = (
     "flsv.cli.parser",
     "flsv.payment.command",
-    "flsv.retraining.trained_coalitions",
+    "flsv.retraining.coalitions",
     "flsv.vmap.coalition_rows",
     "torch.utils.tensorboard",
 )

@@ -43,7 +43,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.stop_signals import begin_to_stop
 
 if TYPE_CHECKING:
-    from flsv.retraining.trained_coalitions import TrainedCoalitions
+    from flsv.retraining.coalitions import Coalitions
 
 _ENDED_EARLY = "the epoch ended before the round's last batch"
 
@@ -62,7 +62,7 @@ class LightningFit(Rounds):
         metrics: ContributionMetrics,
         state: FederationState,
         run_state: RunState,
-        coalitions: TrainedCoalitions | None,
+        coalitions: Coalitions | None,
     ) -> None:
         self.trainer = trainer
         self.data = data

@@ -46,7 +46,7 @@ from flsv.utilities.stop_signals import stop_if_signaled
 if TYPE_CHECKING:
     import pandas
 
-    from flsv.retraining.trained_coalitions import TrainedCoalitions
+    from flsv.retraining.coalitions import Coalitions
 
 
 _ARGUMENT_NAMES = tuple(inspect.signature(FederationConfig).parameters)
@@ -162,13 +162,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._last_model: ModelHash | None = None
         self._coalitions = self._trained_coalitions()
 
-    def _trained_coalitions(self) -> TrainedCoalitions | None:
+    def _trained_coalitions(self) -> Coalitions | None:
         """Return the plan for training coalitions, if a metric needs them."""
         if not self.contribution_metrics.trained_names:
             return None
-        from flsv.retraining.trained_coalitions import TrainedCoalitions  # slow
+        from flsv.retraining.coalitions import Coalitions  # slow
 
-        return TrainedCoalitions(self.config, self.contribution_metrics)
+        return Coalitions(self.config, self.contribution_metrics)
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.metadata import distributions, packages_distributions, requires
 from itertools import chain
 from pathlib import Path
@@ -88,17 +88,13 @@ def check_scored(metric_name: str, share: Any, evaluator: Any) -> None:
         )
 
 
-def checked_mean_cohort(
-    sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int
-) -> float:
-    """Return a sampler's mean cohort size. Raise ConfigurationError if it cannot draw clients from each of the
-    coalitions ``masks(num_clients)``.
-    """
+def check_sampler(sampler: ClientSampler, masks: Tensor) -> None:
+    """Raise ConfigurationError if a sampler cannot draw clients from each of the coalitions ``masks [K, n]``."""
     try:
-        for members in members_of(masks(num_clients)):
+        for members in members_of(masks):
             if members:
                 sampler.among(members)  # raises an error if it cannot
-        return float(sampler.inclusion_probabilities(num_clients, {}).sum())
+        sampler.inclusion_probabilities(masks.shape[1], {})
     except ConfigurationError as error:
         raise ConfigurationError(
             f"ShadowShapley trains each of many coalitions alone, but {error} Or {HOW_TO_DO_WITHOUT}."

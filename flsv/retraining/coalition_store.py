@@ -12,8 +12,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks
-from flsv.games.members import Members
+from flsv.games.members import EMPTY, Members
 from flsv.results.text import joined
+from flsv.retraining.training_job import FitResult
 from flsv.utilities.errors import listed
 from flsv.values.coalition_files import (
     COALITIONS_FOLDER,
@@ -188,6 +189,17 @@ class CoalitionStore:
         num_coalitions = len(coalitions)
         num_trained = num_coalitions - len(self.missing(seed, coalitions))
         return f"seed {seed}: {num_trained} of {num_coalitions} coalitions"
+
+    def add_result(self, seed: int, members: Members, result: FitResult) -> bool:
+        """Add those scores of a coalition's fit that are missing. Return whether the coalition's own were."""
+        missing = self.missing(seed, [members, EMPTY])
+        if members in missing:
+            self.add(seed, members, dict(zip(self.rounds, result.scored)))
+        if result.in_double:
+            self.add_in_double(seed, members, dict(zip(self.rounds, result.in_double)))
+        if EMPTY in missing and result.untrained is not None:
+            self.add(seed, EMPTY, {NO_ROUND: result.untrained})
+        return members in missing
 
     def add(self, seed: int, members: Members, models: Models) -> None:
         """Add a coalition's models, ``{round: model}``."""

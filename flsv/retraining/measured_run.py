@@ -11,6 +11,8 @@ import lightning as L
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
+from flsv.games.members import Members
+from flsv.retraining.record import CoalitionRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,21 @@ class MeasuredRun:
     @property
     def data(self) -> FederatedDataModule:
         return self.federation.engine.data
+
+    @property
+    def all_clients(self) -> Members:
+        return tuple(range(self.data.num_clients))
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that are complete."""
+        return self.federation.state.round_index
+
+    @property
+    def clients_per_round(self) -> float:
+        """The mean size of a cohort."""
+        sampler = self.federation.config.sampler
+        return float(sampler.inclusion_probabilities(self.data.num_clients, {}).sum())
 
     @property
     def seed(self) -> int:
@@ -61,6 +78,6 @@ class MeasuredRun:
         return self.run_state.changes
 
     @property
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> CoalitionRecord:
         """The part of the run's checkpoints that belongs to the coalitions."""
         return self.run_state.coalitions

@@ -7,25 +7,29 @@ multiplications. The constants are rough, and ``python tools/costs.py at-once`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, comb, isnan
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.few_coalitions import Which, sizes_of_design
 from flsv.metrics.coalitions.design import (
+    NO_OUTPUTS_FOR_HALVES,
     Coalitions,
     coalition_masks,
     equivalent_runs,
     num_valued_rounds,
     with_any_halves,
 )
+from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.sampling import ClientSampler
+from flsv.utilities.errors import ConfigurationError
 from flsv.values.coalition_files import Outputs
 
 # All constants are relative to the time of Lightning's own work for a step of one small model.
@@ -98,6 +102,13 @@ class Choice(NamedTuple):
     #: The number of times that all clients are halved.
     halvings: int = 0
 
+    def masks(self, num_clients: int) -> Tensor:
+        """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained. The first two are
+        the empty coalition and that of all clients.
+        """
+        masks = coalition_masks(self.design, num_clients)
+        return with_any_halves(masks, self.halvings) if self.halvings else masks
+
 
 @dataclass(frozen=True)
 class Request:
@@ -113,6 +124,43 @@ class Request:
     coalitions: Coalitions
     max_fits: float | None
     halvings: int = 0
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, ShadowShapley]) -> Request:
+        """Return what all ``metrics`` ask for. Raise ConfigurationError if they need different coalitions."""
+        first = next(iter(metrics.values()))
+        for metric in metrics.values():
+            is_same = metric.coalitions == first.coalitions
+            if not is_same or metric.num_halvings != first.num_halvings:
+                raise ConfigurationError(
+                    f"The metrics {list(metrics)} need different coalitions, but a run trains one set of coalitions. "
+                    "Give these metrics the same coalitions, or keep only one of them."
+                )
+        limits = [metric.max_fits for metric in metrics.values() if metric.max_fits is not None]
+        return cls(
+            first.coalitions,
+            max_fits=min(limits, default=None),
+            halvings=first.num_halvings if first.coalitions == "halves" else 0,
+        )
+
+    @property
+    def may_train_at_once(self) -> bool:
+        return self.coalitions not in ("singles", "halves")
+
+    def with_halves(self, metrics: Mapping[str, ShadowShapley], games: Any) -> Request:
+        """Let ``"auto"`` consider halves if they can be chosen. Raise ConfigurationError if they are asked for and
+        cannot be.
+        """
+        if self.coalitions not in ("auto", "halves"):
+            return self
+        for name, metric in metrics.items():
+            has_outputs = games.output_measure(metric.measure) is not None
+            if has_outputs and metric.evaluators == "server":
+                continue
+            if self.coalitions == "auto":
+                return self
+            raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
+        return replace(self, halvings=MAX_HALVINGS) if self.coalitions == "auto" else self
 
 
 @dataclass(frozen=True)
@@ -239,7 +287,6 @@ def batches_of_clients(config: FederationConfig, data: FederatedDataModule) -> l
 def price_list(
     config: FederationConfig,
     run: MeasuredRun,
-    clients_per_round: float | None,
     trial: RowTrial,
     outputs: Outputs,
 ) -> PriceList:
@@ -250,11 +297,42 @@ def price_list(
         num_scored_batches = max(map(len, outputs.values())) / (data.batch_size or 1)
     return PriceList(
         batches_of_clients(config, data),
-        clients_per_round or data.num_clients,
+        run.clients_per_round,
         trial,
         num_rounds=max(1, run.trainer.max_epochs or 1),
         num_scored_batches=num_scored_batches,
     )
+
+
+def max_valued_rounds(
+    config: FederationConfig,
+    run: MeasuredRun,
+    choice: Choice,
+    prices: PriceList,
+    num_validation_samples: int,
+) -> int:
+    """Return the largest number of rounds with values, so that scoring all coalitions' models does not take long beside
+    training.
+    """
+    masks = choice.masks(run.data.num_clients)
+    if choice.is_at_once:
+        return prices.num_valued_rounds(masks)
+    num_trained = _num_trained_samples(config, run, masks)
+    return num_valued_rounds(num_trained, len(masks) * num_validation_samples)
+
+
+def _num_trained_samples(config: FederationConfig, run: MeasuredRun, masks: Tensor) -> float:
+    """Return about how many samples the training of the coalitions ``masks`` passes through the module."""
+    data = run.data
+    sizes = masks.sum(1)
+    # The empty coalition and that of all clients are not trained.
+    trained_sizes = sizes[(sizes > 0) & (sizes < data.num_clients)]
+    trainings_per_round = trained_sizes.clamp_max(run.clients_per_round).sum()  # of one client
+
+    # A local training of a number of steps counts as an epoch.
+    num_epochs = [config.work_of(name).epochs or 1 for name in data.client_names]
+    samples_per_training = (data.num_samples * torch.tensor(num_epochs)).double().mean()
+    return float((run.trainer.max_epochs or 0) * trainings_per_round * samples_per_training)
 
 
 def max_fits_of_retraining(sampler: ClientSampler, num_clients: int) -> float:
@@ -313,10 +391,8 @@ def _designs(num_clients: int) -> Iterator[Which]:
 
 
 def _one_by_one(design: Coalitions, halvings: int, prices: PriceList) -> Choice:
-    masks = coalition_masks(design, prices.num_clients)
-    if halvings:
-        masks = with_any_halves(masks, halvings)
-    return Choice(design, is_at_once=False, price=prices.one_by_one(masks), halvings=halvings)
+    choice = Choice(design, is_at_once=False, price=0.0, halvings=halvings)
+    return choice._replace(price=prices.one_by_one(choice.masks(prices.num_clients)))
 
 
 def _cheaper(design: Coalitions, halvings: int, prices: PriceList) -> Choice:

@@ -1,202 +1,306 @@
-"""Proofs that coalitions which trained at once are what each would be if it had trained alone.
-
-A coalition that is trained twice must come to the same models, scores and outputs, but for rounding. Where training
-enlarges rounding errors, both ways to train are repeated in 64 bits. There a difference that is rounding vanishes.
-"""
+"""Proofs that coalitions are trained as the run is, and those that train at once as if each trained alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor
 
-from flsv._lightning.rounding import relative_distance
+from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.games.members import Members
 from flsv.retraining.coalition_store import clients_text
-from flsv.retraining.training_job import FitResult
-from flsv.utilities.errors import NotBatched
-from flsv.values.coalition_files import ScoredModel
-
-#: The largest relative difference between the scores or outputs of two models that differ by rounding.
-MAX_DIFFERENCE_OF_SCORES = 0.01
-#: The largest distance of two models in 64 bits that is rounding, relative to the model's distance from the initial
-#: one. Besides, it may be this fraction of the distance in the run's own precision.
-MAX_DISTANCE_IN_DOUBLE = 1e-6
-MAX_FRACTION_IN_DOUBLE = 1e-3
-#: The largest relative difference between their scores or outputs.
-MAX_DIFFERENCE_OF_SCORES_IN_DOUBLE = 1e-4
-
-
-class ProofFailed(NotBatched):
-    """Error: a coalition that trained at once has other models than in an earlier training.
-
-    Attributes:
-        round_of_run: the index of the round after which the model of all clients differs from the run's own. None:
-            another coalition's model differs.
-    """
-
-    def __init__(self, words: str, round_of_run: int | None = None) -> None:
-        super().__init__(words)
-        self.round_of_run = round_of_run
-
-    def __reduce__(self) -> tuple[type, tuple[str, int | None]]:
-        """Let a rank send the error to the other ranks."""
-        return type(self), (self.reason, self.round_of_run)
+from flsv.retraining.differences import (
+    Difference,
+    Expected,
+    ProofFailed,
+    check_in_double,
+    find_differences,
+    last_round_of_run,
+    no_rounding,
+)
+from flsv.retraining.one_by_one import OneByOne, SameStart
+from flsv.retraining.scored_run import ScoredRun
+from flsv.retraining.training_job import FitFailed, FitOutcome, FitResult
+from flsv.utilities.errors import ConfigurationError, NotBatched, listed, reason_of
 
 
-class Expected(NamedTuple):
-    """The models ``[P]`` and scored models of a coalition by round, from an earlier training."""
+class Comparison(NamedTuple):
+    """How a coalition of all clients, trained once more, compares with the run."""
 
-    members: Members
-    models: Mapping[int, Tensor]
-    scored: Mapping[int, ScoredModel]
-    #: Whether the earlier training is the run itself.
-    is_run: bool = False
-
-    @classmethod
-    def of_fit(cls, members: Members, result: FitResult, rounds: Sequence[int]) -> Expected:
-        """Return what the fit of a coalition has come to."""
-        return cls(members, result.models.after_round, scored=dict(zip(rounds, result.scored)))
-
-    def scored_pairs(
-        self, result: FitResult, rounds: Sequence[int]
-    ) -> Iterator[tuple[int, ScoredModel, ScoredModel]]:
-        """Yield the rounds after which both trainings have scored models, with the result's and the earlier one."""
-        for round_index, model in zip(rounds, result.scored):
-            if round_index in self.scored:
-                yield round_index, model, self.scored[round_index]
+    #: A sentence, or None: it comes to the same model.
+    difference: str | None = None
+    #: Whether it comes to another model without validations, and to the run's with them.
+    needs_validations: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A difference between two trainings of a coalition that plain rounding does not explain."""
-
-    #: What differs, such as "the model of client 1 alone after round 3".
-    subject: str
-    #: Relative to the model's distance from the initial one, or to the largest score or output.
-    size: float
-    round_of_run: int | None = None
-
-
-def find_differences(
-    result: FitResult, expected: Expected, rounds: Sequence[int]
-) -> Iterator[Difference]:
-    """Yield the differences between a result and an earlier training that plain rounding does not explain.
+class Proofs:
+    """Comparisons which prove that coalitions are trained as the run is.
 
     Args:
-        result: the result of training at once.
-        expected: the earlier training of the same coalition.
-        rounds: the rounds after which ``result`` has scored models.
+        scored: the run, with what coalitions must come to if they are trained twice.
+        alone: trains single coalitions, for comparison.
     """
-    for round_index, model in expected.models.items():
-        distance = result.rounding.unexplained_distance(
-            result.models.after_round[round_index], model.cpu(), result.models.initial
+
+    def __init__(self, scored: ScoredRun, alone: OneByOne) -> None:
+        run = scored.run
+        self._scored = scored
+        self._alone = alone
+        self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
+        self._start = SameStart(run.memory["start"] if run.resumed else None)
+        # The run's models [P] by round that the coalition of all clients must reproduce.
+        self._models_of_run: dict[int, Tensor] = {}
+        if not run.changes:
+            self._models_of_run[scored.store.rounds[-1]] = run.federation.state.model()
+            if "first" in run.memory:
+                self._models_of_run[run.memory["checked_round"]] = run.memory["first"]
+        # The round up to which all clients are trained again after the training of coalitions.
+        self._round_to_repeat: int | None = run.memory.get("checked_round")
+        # {coalition: norms of the members' first updates}, see FitResult.
+        self._first_updates: dict[Members, Mapping[int, Tensor]] = {}
+        self._changed_tensors: set[str] = set()
+        # What the witnesses have come to alone, and with all clients in 64 bits.
+        self._expected: dict[Members, Expected] = {}
+        self._expected_in_double: list[Expected] = []
+        # The last rounds after which all clients in a group differ from the run, although not in 64 bits.
+        self._doubted_rounds: list[int | None] = []
+
+    # ---- each fit
+
+    def check(self, members: Members, result: FitResult) -> None:
+        """Note what a fit has changed, and raise ConfigurationError if it has started from other weights."""
+        self._start.check(members, result)
+        self._changed_tensors.update(result.changed_tensors)
+        self._first_updates[members] = result.first_updates
+
+    # ---- coalitions that train at once
+
+    @property
+    def rounds_to_compare(self) -> tuple[int, ...]:
+        """The rounds after which models of groups, witnesses and the run are compared."""
+        return tuple(sorted({*self._models_of_run, *self._scored.store.rounds}))
+
+    def expect(self, members: Members, result: FitResult) -> None:
+        """Let groups with a coalition come to what its own fit has come to."""
+        self._expected[members] = Expected.of_fit(members, result, self._scored.store.rounds)
+
+    def differences(self, results: Mapping[Members, FitResult]) -> list[Difference]:
+        """Return the differences of a group from earlier trainings that plain rounding does not explain.
+
+        Raises:
+            NotBatched: a coalition to compare with an earlier training has no result.
+        """
+        rounds = self._scored.store.rounds
+        return [
+            difference
+            for expected in [*self._expected.values(), self._run()]
+            for difference in find_differences(_result_of(results, expected), expected, rounds)
+        ]
+
+    def check_in_double(
+        self, differences: Sequence[Difference], train: Callable[[], dict[Members, FitResult]]
+    ) -> dict[Members, FitResult]:
+        """Let ``train`` repeat the training of a group in 64 bits, and return its results.
+
+        Raises:
+            ProofFailed: the differences are no rounding, since they do not vanish.
+        """
+        try:
+            results = train()
+            for expected in self._trained_in_double():
+                result = _result_of(results, expected)
+                check_in_double(result, expected, self._scored.store.rounds, differences)
+        except Exception as error:
+            if is_oom_error(error) or isinstance(error, ProofFailed):
+                raise
+            # Such as a module that computes in 32 bits only.
+            raise no_rounding(differences, f"in 64 bits, {reason_of(error)}") from error
+        self._doubted_rounds.append(last_round_of_run(differences))
+        return results
+
+    def _run(self) -> Expected:
+        """Return the run's own models, to which all clients together must come."""
+        all_clients = self._scored.run.all_clients
+        models = self._scored.store.scores(self._alone.job.seed).models
+        scored = models.get(all_clients, {})
+        return Expected(all_clients, self._models_of_run, scored=scored, is_run=True)
+
+    def _trained_in_double(self) -> list[Expected]:
+        """Train the witnesses and all clients in 64 bits, each in a fit of its own, if this was not done yet."""
+        if not self._expected_in_double:
+            job = replace(self._alone.job, model_rounds=self.rounds_to_compare, in_double=True)
+            coalitions = [*self._expected, self._scored.run.all_clients]
+            jobs = [replace(job, members=members) for members in coalitions]
+            for job, result in self._alone.fits.train(jobs):
+                if isinstance(result, FitFailed):
+                    raise NotBatched(f"{result}")
+                self._expected_in_double.append(Expected.of_fit(job.members, result, job.rounds))
+        return self._expected_in_double
+
+    def accept_at_once(self) -> None:
+        """All groups have come to what they must. If all clients differ from the run, although not in 64 bits, the copy
+        of the run itself may differ, too, so :meth:`compare_with_run` trains them again. All ranks call it.
+        """
+        ranks = self._alone.ranks
+        rounds_by_rank = ranks.all_gather(self._doubted_rounds, "doubted rounds")
+        rounds = [index for rounds in rounds_by_rank for index in rounds if index is not None]
+        self._round_to_repeat = None
+        self._repeat_until(max(rounds, default=None))
+
+    def refuse_at_once(self, error: NotBatched) -> None:
+        """Coalitions are trained one by one. If all clients at once have come to another model than the run, the copy
+        of the run may be why, so :meth:`compare_with_run` trains them again up to this round.
+        """
+        self._expected.clear()
+        if isinstance(error, ProofFailed):
+            self._repeat_until(error.round_of_run)
+
+    def _repeat_until(self, round_of_run: int | None) -> None:
+        """Let all clients be trained again up to this round, if there is one, or to the next one after which the run's
+        model is known.
+        """
+        if round_of_run is not None:
+            known_rounds = [index for index in self._models_of_run if index >= round_of_run]
+            self._round_to_repeat = min(known_rounds)
+
+    # ---- the run itself
+
+    def compare_with_run(self) -> Comparison:
+        """Train the run's first rounds by a coalition of all clients, first without validations if coalitions train
+        without. All ranks call it.
+        """
+        ranks = self._alone.ranks
+        comparison = Comparison()  # on other ranks than 0
+        if ranks.rank == 0:
+            comparison = self._repeat_rounds()
+        return ranks.broadcast(0, comparison, "the comparison with the run")
+
+    def _repeat_rounds(self) -> Comparison:
+        validates = self._alone.job.validates
+        difference = self._difference_by_repetition(validates)
+        if difference is None or validates:
+            return Comparison(difference)
+        difference = self._difference_by_repetition(validates=True)
+        return Comparison(difference, needs_validations=difference is None)
+
+    def _difference_by_repetition(self, validates: bool) -> str | None:
+        """Return a sentence if all clients, trained once more, come to another model than the run."""
+        last_round = self._round_to_repeat
+        if last_round is None or last_round not in self._models_of_run:
+            return None
+        outcome = self._repeated(last_round, validates)
+        subject = f"the coalition of all clients, trained once more for {last_round + 1} rounds"
+        if isinstance(outcome, FitFailed):
+            return f"{subject}, has failed ({outcome}), so it is not known whether coalitions are trained as the run is"
+        difference = self._describe_difference(outcome, last_round)
+        if difference is None:
+            return None
+        return (
+            f"{subject}, came to another model than the run ({difference}). Training, and so the values, depend on "
+            "something outside of Trainer, module and callbacks, such as a global, a class attribute, an environment "
+            "variable, a file or a data set that changes"
         )
-        if distance is not None:
-            yield _difference("the model", distance, round_index, expected)
-    for round_index, scored, earlier_scored in expected.scored_pairs(result, rounds):
-        for name, difference in differences_of_scores(scored, earlier_scored).items():
-            if not difference <= MAX_DIFFERENCE_OF_SCORES:
-                yield _difference(f"{name} of the model", difference, round_index, expected)
 
-
-def _difference(what: str, size: float, round_index: int, expected: Expected) -> Difference:
-    members = "all clients" if expected.is_run else f"{clients_text(expected.members)} alone"
-    return Difference(
-        f"{what} of {members} after round {round_index + 1}",
-        size,
-        round_of_run=round_index if expected.is_run else None,
-    )
-
-
-def check_in_double(
-    result: FitResult,
-    expected: Expected,
-    rounds: Sequence[int],
-    differences: Sequence[Difference],
-) -> None:
-    """Raise ProofFailed if two trainings of a coalition differ in 64 bits, where rounding nearly vanishes.
-
-    Args:
-        result: the result of training at once in 64 bits.
-        expected: the same coalition, trained alone in 64 bits.
-        rounds: the rounds after which ``result`` has scored models.
-        differences: what differs in the run's own precision, and may be rounding.
-    """
-    largest = max(difference.size for difference in differences)
-    max_distance = min(MAX_DISTANCE_IN_DOUBLE, MAX_FRACTION_IN_DOUBLE * largest)
-    for round_index, model in expected.models.items():
-        distance = _distance(
-            result.models.after_round[round_index], model, initial_model=result.models.initial
+    def _repeated(self, last_round: int, validates: bool) -> FitOutcome:
+        job = replace(
+            self._alone.job,
+            rounds=(last_round,),
+            scores_rounds=False,
+            model_rounds=(last_round,),
+            validates=validates,
         )
-        if not distance <= max_distance:
-            raise no_rounding(differences, f"the models differ by {distance:.2g} in 64 bits, too.")
-    for _, scored, earlier_scored in expected.scored_pairs(result, rounds):
-        for name, difference in differences_of_scores(scored, earlier_scored).items():
-            if not difference <= MAX_DIFFERENCE_OF_SCORES_IN_DOUBLE:
-                raise no_rounding(
-                    differences, f"{name} differs by {difference:.2g} in 64 bits, too."
-                )
+        try:
+            results = dict(self._alone.fits.train([job]))
+        except ConfigurationError as error:
+            # A warning is enough, since the coalitions themselves are trained.
+            return FitFailed(str(error))
+        return results[job]
+
+    def _describe_difference(self, result: FitResult, last_round: int) -> str | None:
+        """Describe how the model of a fit differs from the run's. Return None if they are equal, or if they differ only
+        by rounding on a GPU.
+        """
+        model = result.models.after_round[last_round]
+        expected_model = self._models_of_run[last_round].cpu()
+        initial_model = result.models.initial
+        if not self._is_on_cpu and not torch.equal(model, expected_model):
+            rounding = result.rounding
+            unexplained = rounding.unexplained_distance(model, expected_model, initial_model)
+            if unexplained is None:
+                return None  # rounding alone explains the difference
+        are_both_nan = model.isnan() & expected_model.isnan()
+        differs = (model != expected_model) & ~are_both_nan
+        if not differs.any():
+            return None
+
+        differs_by_name = self._scored.run.federation.space.unflatten(differs)
+        different_names = [name for name, entries in differs_by_name.items() if entries.any()]
+        distance = float((model - expected_model).double().norm())
+        training_distance = float((expected_model - initial_model).double().norm())
+        percent = 100 * distance / max(training_distance, 1e-30)
+        return f"{percent:.2g} % of the way from the initial model to the run's, first in {different_names[0]!r}"
+
+    # ---- what is said after training
+
+    def sentences(self, updates_differ_by_intention: bool) -> list[str]:
+        """Return sentences that say how the training of coalitions differs from that of the run, apart from
+        :meth:`compare_with_run`.
+        """
+        run = self._scored.run
+        sentences = []
+        if run.changes:
+            # The run's first rounds had other settings, so its model cannot be reproduced.
+            sentences.append(_resumed_with_changes(run.changes))
+        different_parameters = {}
+        if not updates_differ_by_intention:
+            different_parameters = self._different_first_updates()
+        if different_parameters:
+            clients = listed(f"{client} ({name})" for client, name in different_parameters.items())
+            sentences.append(
+                f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
+                "Training depends on which other clients take part, or on data that pass from client to client outside "
+                "of the module, such as in a global, a cache, a class attribute or a file"
+            )
+        if self._changed_tensors:
+            sentences.append(
+                f"training of coalitions has changed {listed(sorted(self._changed_tensors))}, which the program keeps "
+                "outside of the module. So a coalition may have read changes that another coalition has made"
+            )
+        return sentences
+
+    def _different_first_updates(self) -> dict[int, str]:
+        """Return a parameter by client in which its first update in a coalition has another norm than in the run. All
+        ranks call it.
+        """
+        run = self._scored.run
+        norms_of_run: dict[int, Tensor] = {}
+        norms_of_rank = run.federation.engine.first_updates
+        for norms in self._alone.ranks.all_gather(norms_of_rank, "the first updates"):
+            norms_of_run |= norms
+        tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
+        parameter_by_client = {}
+        for norms_by_client in self._first_updates.values():
+            for client in norms_by_client.keys() & norms_of_run.keys():
+                norms = norms_by_client[client]
+                is_same = norms.isclose(norms_of_run[client], rtol=tolerance, atol=0.0)
+                if not is_same.all():
+                    first_difference = int(is_same.int().argmin())
+                    parameter_by_client[client] = run.federation.space.names[first_difference]
+        return parameter_by_client
 
 
-def no_rounding(differences: Sequence[Difference], reason: str) -> ProofFailed:
-    """Return the error that differences are no rounding, for a reason."""
-    first = differences[0]
-    return ProofFailed(
-        f"{first.subject} differs by {first.size:.2g}, relative to what training has changed, and this is no "
-        f"rounding error: {reason}",
-        last_round_of_run(differences),
+def _result_of(results: Mapping[Members, FitResult], expected: Expected) -> FitResult:
+    if expected.members not in results:
+        raise NotBatched(f"a filter may exclude an update of {clients_text(expected.members)}.")
+    return results[expected.members]
+
+
+def _resumed_with_changes(changes: Iterable[str]) -> str:
+    return (
+        f"the run was resumed with other settings ({'; '.join(changes)}), but coalitions are trained with the present "
+        "settings from their first round on. So the values are only approximately those of the run. For exact values, "
+        "start flsv fit with the present settings"
     )
-
-
-def last_round_of_run(differences: Iterable[Difference]) -> int | None:
-    """Return the last round after which all clients differ from the run. None: they do not."""
-    rounds = [difference.round_of_run for difference in differences]
-    return max((index for index in rounds if index is not None), default=None)
-
-
-def _distance(model: Tensor, reference: Tensor, initial_model: Tensor) -> float:
-    """Return the relative distance of two models. It is infinite if other elements are finite."""
-    is_finite = reference.isfinite()
-    if not is_finite.all():
-        return 0.0 if model.isfinite().equal(is_finite) else float("inf")
-    return relative_distance(model.double(), reference.double(), initial_model.double())
-
-
-def differences_of_scores(model: ScoredModel, expected: ScoredModel) -> dict[str, float]:
-    """Return by how much two models' outputs or utilities differ, relative to the largest one, by name."""
-    pairs = _pairs_of_numbers(model, expected)
-    return {name: _relative_difference(*pair) for name, pair in pairs.items()}
-
-
-def _pairs_of_numbers(
-    model: ScoredModel, expected: ScoredModel
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the outputs that both models have, by name, or their utilities if they have no outputs in common, since a
-    store may have none.
-    """
-    names = model.outputs.keys() & expected.outputs.keys()
-    if names:
-        return {name: (model.outputs[name], expected.outputs[name]) for name in names}
-    return {
-        name: (torch.tensor(model.utilities[name]), torch.tensor(utility))
-        for name, utility in expected.utilities.items()
-    }
-
-
-def _relative_difference(numbers: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected number. Infinite: shapes or NaNs differ."""
-    if numbers.shape != expected.shape or not numbers.isnan().equal(expected.isnan()):
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    numbers = numbers.double().nan_to_num()
-    expected = expected.double().nan_to_num()
-    difference = float((numbers - expected).abs().max())
-    if not difference:
-        return 0.0
-    scale = float(expected.abs().max())
-    return difference / scale if scale else float("inf")

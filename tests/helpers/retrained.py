@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 
-from flsv.retraining import trained_coalitions
+from flsv.retraining import coalitions as coalitions_of_run
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.values.coalition_files import read_coalitions
 from helpers.runs import SCHEMA, change_record, read_rows, save_csv
@@ -133,11 +133,11 @@ def record_fits(monkeypatch):
 def choose_differently_with_each_seed(monkeypatch):
     """Let the first run that names no coalitions train all of three clients, and the second each client alone."""
     designs = iter(["both", "singles"])
-    choose = trained_coalitions.choose
+    choose = coalitions_of_run.choose
 
     def choose_next(request, prices):
         if request.coalitions == "auto":
             request = replace(request, coalitions=next(designs), halvings=0)
         return choose(request, prices)
 
-    monkeypatch.setattr(trained_coalitions, "choose", choose_next)
+    monkeypatch.setattr(coalitions_of_run, "choose", choose_next)

@@ -17,8 +17,8 @@ from torchmetrics import MeanAbsoluteError
 from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.aggregation import Aggregator, FedAdam, FedAvg, TrimmedMean
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.retraining import after_the_run
-from flsv.retraining.coalitions_at_once import CoalitionsAtOnce
+from flsv.retraining import scored_run
+from flsv.retraining.at_once import AtOnce
 from flsv.retraining.price import PriceList
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD, ClientAlgorithm, FedDyn, FedDynServer, FedProx
@@ -775,7 +775,7 @@ def test_training_that_cannot_be_repeated_is_no_rounding(monkeypatch, caplog, tm
 
 
 def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(after_the_run, "MAX_STORED_OUTPUTS", 0)
+    monkeypatch.setattr(scored_run, "MAX_STORED_OUTPUTS", 0)
     result = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, rounds=2)
     assert is_trained_at_once(result), result.lines
 
@@ -783,7 +783,7 @@ def test_proofs_need_no_stored_outputs(monkeypatch, caplog, tmp_path):
 def test_groups_that_do_not_fit_into_memory_are_halved(monkeypatch, caplog, tmp_path):
     whole = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE)
     group_sizes = []
-    fit_group = CoalitionsAtOnce._fit
+    fit_group = AtOnce._fit
 
     def fit_with_memory_for_four(coalitions, group, in_double=False):
         group_sizes.append(len(group))
@@ -791,7 +791,7 @@ def test_groups_that_do_not_fit_into_memory_are_halved(monkeypatch, caplog, tmp_
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return fit_group(coalitions, group, in_double)
 
-    monkeypatch.setattr(CoalitionsAtOnce, "_fit", fit_with_memory_for_four)
+    monkeypatch.setattr(AtOnce, "_fit", fit_with_memory_for_four)
     with pytest.warns(UserWarning, match="6 groups of clients do not fit into the memory"):
         halves = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE)
 

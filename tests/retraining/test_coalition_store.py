@@ -11,9 +11,9 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import members_of
-from flsv.retraining import coalition_store
+from flsv.retraining import coalition_store, one_by_one
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
+from flsv.retraining.one_by_one import FitsFailed, OneByOne, SameStart
 from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.values.coalition_files import (
     NO_ROUND,
@@ -63,10 +63,13 @@ def do_nothing():
 
 def train_missing(trainer, store, on_each_trained=do_nothing):
     """Train the coalitions of seed 0 that are not in the store."""
-    training = CoalitionTraining(
-        trainer, TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)), num_samples=[1, 1, 1]
+    way = OneByOne(
+        trainer,
+        TrainingJob(members=(), seed=0, rounds=(NO_ROUND,)),
+        num_samples=[1, 1, 1],
+        ranks=store.ranks,
     )
-    training.train(ALL_COALITIONS, store, on_each_trained)
+    one_by_one.train_missing(way, ALL_COALITIONS, store, SameStart().check, on_each_trained)
 
 
 class FirstOfTwoRanks(Ranks):

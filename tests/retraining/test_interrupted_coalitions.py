@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import Reporting
 from flsv.metrics import ShadowShapley
-from flsv.retraining import coalitions_at_once, price
+from flsv.retraining import at_once, price
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import fit_quietly
 from flsv.retraining.price import PriceList
@@ -213,7 +213,7 @@ def test_error_of_a_signal_in_a_copys_fit_stays_the_same(tmp_path, error):
 def interrupt_the_second_fit(monkeypatch):
     """Interrupt the second fit that trains coalitions at once. Return a list with an entry for each of these fits."""
     fits = []
-    fit_at_once = coalitions_at_once.fit_at_once
+    fit_at_once = at_once.fit_at_once
 
     def fit_or_interrupt(*arguments, **options):
         fits.append(options["coalitions"])
@@ -221,7 +221,7 @@ def interrupt_the_second_fit(monkeypatch):
             raise KeyboardInterrupt
         return fit_at_once(*arguments, **options)
 
-    monkeypatch.setattr(coalitions_at_once, "fit_at_once", fit_or_interrupt)
+    monkeypatch.setattr(at_once, "fit_at_once", fit_or_interrupt)
     return fits
 
 

@@ -28,7 +28,7 @@ from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import Members, members_of
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun
-from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.one_by_one import OneByOne, SameStart, train_missing
 from flsv.retraining.training_job import TrainingJob
 from flsv.scores.performance import performance_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
@@ -280,12 +280,12 @@ def train_copies(
     if store is None:
         store = CoalitionStore(None, [UTILITY_NAME], settings={})
     last_round = int(trainer.max_epochs or 1) - 1
-    training = CoalitionTraining(
+    way = OneByOne(
         CopiedFits(CopyOfRun(trainer, module, data), {UTILITY_NAME: measure}),
         TrainingJob(members=(), seed=seed, rounds=(last_round,)),
         num_samples=data.num_samples.tolist(),
     )
-    training.train(members_of(masks), store)
+    train_missing(way, members_of(masks), store, SameStart().check)
     return stored_utilities(store, seed, masks)
 
 

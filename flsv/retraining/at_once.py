@@ -1,0 +1,137 @@
+"""AtOnce: trains a run's coalitions at once, in groups, with proofs that each is what it would be if it trained alone.
+
+Two clients are the witnesses, the one with the fewest and the one with the most samples: each trains alone in a fit of
+its own, too. All models that a group of coalitions trains at once are discarded if, beyond rounding, the coalition of
+all clients does not come to the run's own models, or a witness not to the models of its own fit. If such a difference
+may be rounding, witnesses, all clients and the group train once more in 64 bits, to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import is_oom_error
+
+from flsv.games.members import EMPTY, Members
+from flsv.retraining.coalition_store import clients_text
+from flsv.retraining.copied_fits import CopyOfRun
+from flsv.retraining.fit_at_once import fit_at_once
+from flsv.retraining.one_by_one import OneByOne, Outcomes, of_all_ranks
+from flsv.retraining.price import num_groups
+from flsv.retraining.proofs import Proofs
+from flsv.retraining.training_job import FitFailed, FitResult
+from flsv.scores.performance import Measures
+from flsv.utilities.errors import NotBatched, reason_of
+
+
+class AtOnce:
+    """Training of a run's coalitions at once, in groups.
+
+    Args:
+        alone: trains the witnesses.
+        run_copy: the copy of the run from before its fit.
+        measures: the performance measures by which models are scored, by name.
+        proofs: compare a group with the run and the witnesses.
+        num_elements: the number of elements of a model.
+    """
+
+    def __init__(
+        self,
+        alone: OneByOne,
+        run_copy: CopyOfRun,
+        measures: Measures,
+        proofs: Proofs,
+        num_elements: int,
+    ) -> None:
+        self.job = replace(alone.job, model_rounds=proofs.rounds_to_compare)
+        self._alone = replace(alone, job=self.job)
+        self._run_copy = run_copy
+        self._measures = measures
+        self._proofs = proofs
+        self._num_elements = num_elements
+        self._all_clients = tuple(range(len(alone.num_samples)))
+
+    @property
+    def witnesses(self) -> list[Members]:
+        """Return the clients that also train alone in fits of their own."""
+        num_samples = self._alone.num_samples
+        clients = [client for client, count in enumerate(num_samples) if count > 0]
+        by_samples = sorted(clients, key=num_samples.__getitem__)
+        return [(by_samples[0],), (by_samples[-1],)]
+
+    def results(self, coalitions: Sequence[Members], missing: Sequence[Members]) -> Outcomes:
+        """Train the witnesses alone, and then each group of ``coalitions`` in which one is ``missing``. Yield the
+        results of all ranks.
+
+        Raises:
+            NotBatched: they cannot be trained at once, or a proof has failed.
+        """
+        to_fit = [*self.witnesses, EMPTY] if EMPTY in missing else self.witnesses
+        for members, outcome in self._alone.results(coalitions, missing=to_fit):
+            if isinstance(outcome, FitFailed):
+                raise NotBatched(f"training of {clients_text(members)} has failed: {outcome}.")
+            self._proofs.expect(members, outcome)
+            yield members, outcome
+
+        rows = [members for members in coalitions if members not in (EMPTY, self._all_clients)]
+        untrained_rows = set(missing).difference(self.witnesses)
+        groups = [group for group in self._groups(rows) if untrained_rows.intersection(group)]
+        ranks = self._alone.ranks
+        groups_by_rank = [groups[rank :: ranks.size] for rank in range(ranks.size)]
+        yield from of_all_ranks(ranks, groups_by_rank, self._train, "coalitions trained at once")
+
+    def _groups(self, coalitions: Sequence[Members]) -> list[Sequence[Members]]:
+        """Divide coalitions into groups of about the same size."""
+        count = num_groups(len(coalitions), self._num_elements, len(self._all_clients))
+        return [coalitions[number::count] for number in range(count)]
+
+    def _train(self, group: Sequence[Members]) -> dict[Members, FitResult]:
+        """Train a group, and raise NotBatched whatever the error is."""
+        try:
+            return self._train_in_memory(group)
+        except NotBatched:
+            raise
+        except Exception as error:  # a coalition that trains one by one is named in its error
+            raise NotBatched(reason_of(error)) from error
+
+    def _train_in_memory(self, group: Sequence[Members]) -> dict[Members, FitResult]:
+        """Train a group, in parts if it does not fit into the memory."""
+        try:
+            return self._proven(group)
+        except Exception as error:
+            if not is_oom_error(error) or len(group) == 1:
+                raise
+            rank_zero_warn(
+                f"{len(group)} groups of clients do not fit into the memory at once, and are trained in two parts. "
+                "Their models may be rounded otherwise than on a machine with more memory."
+            )
+            halves = group[::2], group[1::2]
+            return {**self._train_in_memory(halves[0]), **self._train_in_memory(halves[1])}
+
+    def _proven(self, group: Sequence[Members]) -> dict[Members, FitResult]:
+        """Train a group at once. Return its results if they differ by rounding only from those of earlier trainings."""
+        results = self._fit(group)
+        differences = self._proofs.differences(results)
+        if not differences:
+            return {members: results[members] for members in group if members in results}
+
+        in_double = self._proofs.check_in_double(
+            differences, train=lambda: self._fit(group, in_double=True)
+        )
+        return {
+            members: replace(result, in_double=in_double[members].scored)
+            for members, result in results.items()
+            if members in in_double
+        }
+
+    def _fit(self, group: Sequence[Members], in_double: bool = False) -> dict[Members, FitResult]:
+        witnesses_to_add = [members for members in self.witnesses if members not in group]
+        return fit_at_once(
+            self._run_copy,
+            self._measures,
+            replace(self.job, members=self._all_clients, in_double=in_double),
+            coalitions=[*group, *witnesses_to_add],
+            witnesses=self.witnesses,
+        )
