@@ -17,7 +17,6 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import Values
-from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import ValuesFromOutputs
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
@@ -31,11 +30,11 @@ from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.declared import Count
 from flsv.values.coalition_files import measure_name, outputs_name
+from flsv.values.designs import Design, design_named
 from flsv.values.query import (
     NUM_RECENT_ROUNDS,
     Game,
     SeedScores,
-    are_singles_only,
     value_after_round,
     values_by_round,
 )
@@ -97,7 +96,8 @@ class ShadowShapley(MeasuredMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
-            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
+            ``"both"``, ``"all"``, ...), a list of coalitions, each a list of its members' numbers, or a
+            :class:`flsv.values.designs.Design`. ``"halves"``: each
             client alone, then complementary halves of clients whose outputs, or at sites first updates, are unlike, see
             :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
             ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"``, three, two and one of ``"halves"``, and
@@ -175,7 +175,7 @@ class ShadowShapley(MeasuredMetric):
         self.halvings = halvings
         check_halvings(coalitions, self.num_halvings, evaluators)
         self.coalitions = coalitions
-        if not isinstance(coalitions, str):
+        if not isinstance(coalitions, str | Design):
             self.coalitions = [list(members) for members in coalitions]
         self.excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
         self.max_fits = max_fits
@@ -185,6 +185,13 @@ class ShadowShapley(MeasuredMetric):
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def design(self) -> Design | None:
+        """The design that ``coalitions`` names. None: a loop chooses it by its price."""
+        if self.coalitions == "auto":
+            return None
+        return design_named(self.coalitions, self.num_halvings)
 
     @property
     def num_halvings(self) -> int:
@@ -198,34 +205,6 @@ class ShadowShapley(MeasuredMetric):
         "coalitions": None,
         "utility": None,
     }
-
-    def next_coalitions(
-        self,
-        masks: Tensor,
-        outputs: Tensor,
-        logits: bool,
-        names: Sequence[str],
-        seed: int,
-        halvings: int,
-    ) -> Tensor:
-        """Choose the coalitions to train next, bool ``[J, n]``, by the outputs of those that are trained. If J is 0,
-        none has to be trained any more.
-
-        Args:
-            masks: bool ``[K, n]``, the trained coalitions.
-            outputs: ``[K, V, ...]``, their models' outputs in the last round. Those of the empty and the full coalition
-                are not used.
-            logits: whether the outputs are logits.
-            names: the clients' names.
-            seed: the run's seed.
-            halvings: the number of times that all clients are halved.
-        """
-        if not halvings or not are_singles_only(masks):
-            return torch.empty(0, masks.shape[1], dtype=torch.bool)
-        is_single = masks.sum(1) == 1
-        clients = masks[is_single].int().argmax(1)
-        outputs_by_client = outputs[is_single][clients.argsort()]
-        return choose_halvings(outputs_by_client, names, halvings, logits=logits, seed=seed)
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games.members import EMPTY, Members, members_of
-from flsv.metrics.coalitions.design import coalition_masks
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.at_once import AtOnce
@@ -72,7 +71,7 @@ class TrainingAfterTheRun:
         dry_run_result: DryRunResult,
     ) -> None:
         self.choice = choice
-        self.masks = coalition_masks(choice.design, scored.run.data.num_clients)
+        self.masks = choice.design.masks(scored.run.data.num_clients)
         self.witnesses: Sequence[Members] = ()
         self.why_not_at_once = ""
         self.consistency_warnings: list[str] = []
@@ -181,16 +180,16 @@ class TrainingAfterTheRun:
         )
         self.why_not_at_once = error.reason
         self.choice = fallback
-        self.masks = coalition_masks(fallback.design, self._scored.run.data.num_clients)
+        self.masks = fallback.design.masks(self._scored.run.data.num_clients)
         self._proofs.refuse_at_once(error)
 
     def _train_one_by_one(self) -> None:
         """Train the coalitions that are missing, and then those that their outputs choose."""
         # The run's own two coalitions are missing if the run was killed before they were stored.
         self._train(self._alone, members_of(self.masks), title="Groups of clients")
-        halves = self._choose_halves()
-        if len(halves):
-            self.masks = torch.cat([self.masks, halves])
+        next_masks = self._choose_next()
+        if len(next_masks):
+            self.masks = torch.cat([self.masks, next_masks])
             self._train(self._alone, self._coalitions_to_train(), title="Halves of clients")
 
     def _train(self, way: WayToTrain, coalitions: Sequence[Members], title: str) -> None:
@@ -200,22 +199,22 @@ class TrainingAfterTheRun:
         with Progress(self._scored.run.trainer, num_fits, title) as progress:
             train_missing(way, coalitions, self._store, self._proofs.check, count=progress)
 
-    def _choose_halves(self) -> Tensor:
-        """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``. K is 0 for other
-        designs of coalitions.
-        """
+    def _choose_next(self) -> Tensor:
+        """Return the coalitions that the design chooses by the trained models' outputs, bool ``[K, n]``."""
+        design = self.choice.design
+        if not design.grows:
+            return self.masks[:0]
         run = self._scored.run
         metric = next(iter(self._metrics.values()))  # all metrics train the same coalitions
         game = self._scored.game(metric, self.masks)
         if not isinstance(game.of_outputs, OutputMeasure):
             return self.masks[:0]
-        return metric.next_coalitions(
+        return design.next_masks(
             self.masks,
             self._store.scores(run.seed).outputs(game, self._store.rounds[-1]),
             logits=game.of_outputs.logits,
             names=run.data.client_names,
             seed=run.seed,
-            halvings=self.choice.halvings,
         )
 
     def _compare_with_run(self) -> None:

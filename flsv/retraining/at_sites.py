@@ -16,7 +16,6 @@ from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import NoValues
 from flsv.retraining.coalition_refusals import check_shared, excluded_callbacks
 from flsv.retraining.measured_run import MeasuredRun
-from flsv.retraining.plan_in_words import coalitions_in_words
 from flsv.retraining.price import Choice, PriceList, Request
 from flsv.retraining.scored_run import ScoredRun
 from flsv.utilities.wings import from_wing
@@ -51,12 +50,11 @@ class AtSites:
         module = run.trainer.lightning_module
         check_shared(self._config, module)
         self._coalitions = from_wing("coalitions", "sites").CoalitionsAtSites(
-            choice.masks(run.data.num_clients),
+            choice.design,
             replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,
             memory=run.memory,
             consistency_warnings=federation.coalition_differences,
-            halvings=choice.halvings,
         )
         federation.server.strategies.append(self._coalitions)
 
@@ -73,7 +71,7 @@ class AtSites:
 
     def plan_in_words(self, run: MeasuredRun, choice: Choice, masks: Tensor) -> str:
         """Say which coalitions ``masks [K, n]`` are trained."""
-        return f"{coalitions_in_words(masks, choice.halvings > 0)} trained by the sites, beside the run."
+        return f"{choice.design.in_words(masks)} trained by the sites, beside the run."
 
     def duration_in_words(self, *_: Any) -> str:
         """Say nothing: the rounds of the run have training and scoring in them."""

@@ -105,7 +105,7 @@ class Coalitions:
         :meth:`begin_training`."""
         num_clients = data_of(trainer).num_clients
         choice = one_by_one(self._request, PriceList([1] * num_clients, num_clients))
-        check_sampler(self._config.sampler, choice.masks(num_clients))
+        check_sampler(self._config.sampler, choice.design.planned_masks(num_clients))
         self._way.prepare(trainer, module)
 
     def begin(self, federation: Any, run_state: Any, folder: Path | None) -> None:
@@ -127,12 +127,12 @@ class Coalitions:
         if self._choice is not None:
             return self._choice
         if self._run.resumed and "choice" in memory:
-            choice = Choice(*memory["choice"])
+            choice = Choice.of_record(memory["choice"])
         else:
             choice = choose(self._request, prices)
         self._choice = choice
         self._fallback = one_by_one(self._request, prices) if choice.is_at_once else None
-        memory["choice"] = list(choice)
+        memory["choice"] = choice.record(self._run.data.num_clients)
         return choice
 
     def begin_training(self) -> None:
@@ -178,7 +178,7 @@ class Coalitions:
     @property
     def _masks(self) -> Tensor:
         """Coalitions ``[K, n]`` with the number and the sizes of those that are trained."""
-        return self._chosen.masks(self._run.data.num_clients)
+        return self._chosen.design.planned_masks(self._run.data.num_clients)
 
     def _plan_in_words(self, masks: Tensor) -> str:
         plan = self._way.plan_in_words(self._run, self._chosen, masks)
@@ -233,7 +233,7 @@ class Coalitions:
         metrics = self._valued_metrics
         self._scored.value_rounds(metrics.values())
         self._choice, masks = self._way.train(self._scored, metrics, self._chosen, self._fallback)
-        self._run.memory["choice"] = list(self._choice)
+        self._run.memory["choice"] = self._choice.record(self._run.data.num_clients)
 
         store = self._scored.store
         values: MetricValues = {index: {} for index in store.rounds}

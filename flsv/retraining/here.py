@@ -25,7 +25,7 @@ from flsv.retraining.coalition_refusals import (
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.measured_run import MeasuredRun
-from flsv.retraining.plan_in_words import coalitions_in_words, witnesses_in_words
+from flsv.retraining.plan_in_words import witnesses_in_words
 from flsv.retraining.price import NO_TRIAL, Choice, PriceList, Request, price_list
 from flsv.retraining.progress import seconds_of_values
 from flsv.retraining.scored_run import FirstScore, ScoredRun
@@ -137,8 +137,7 @@ class Here:
         num_fits = equivalent_runs(masks, run.clients_per_round)
         fits = "fit" if num_fits == 1 else "fits"
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_groups} validations"
-        coalitions = coalitions_in_words(masks, choice.halvings > 0)
-        return f"{coalitions} trained after the run{excluded} ({cost}).{self._why_not_at_once()}"
+        return f"{choice.design.in_words(masks)} trained after the run{excluded} ({cost}).{self._why_not_at_once()}"
 
     def duration_in_words(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
+from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.coalition_store import clients_text
@@ -21,21 +21,6 @@ NO_COMMON_CLASS = (
     f"experiments with such clients, shares had a mean error of {_ERROR_OF_SINGLES} %, and of {_ERROR_OF_ALL} % if all "
     "coalitions were trained. To train all coalitions of all clients but one, too, set coalitions: both."
 )
-
-
-def coalitions_in_words(masks: Tensor, is_halved: bool) -> str:
-    """Name the coalitions ``[K, n]`` that are trained one by one, with a verb."""
-    num_clients = masks.shape[1]
-    num_coalitions = len(masks) - 2
-    if num_coalitions == num_clients and has_complete_sizes(masks):
-        return f"a model of each of {num_clients} clients alone is"
-    if is_halved:
-        num_halves = num_coalitions - num_clients
-        return (
-            f"models of each of {num_clients} clients alone and of {num_halves} complementary groups of unlike "
-            "clients are"
-        )
-    return f"models of {num_coalitions} groups of clients are"
 
 
 def estimation_in_words(masks: Tensor, have_outputs: bool) -> str:

@@ -17,20 +17,18 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.few_coalitions import Which, sizes_of_design
+from flsv.functional.shapley.few_coalitions import sizes_of_design
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
-    Coalitions,
-    coalition_masks,
     equivalent_runs,
     num_valued_rounds,
-    with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.coalition_files import Outputs
+from flsv.values.designs import BySize, Design, Halves, design_named
 
 # All constants are relative to the time of Lightning's own work for a step of one small model.
 #: Multiplications and additions, in millions, that take as long: of one model, and of rows.
@@ -58,7 +56,8 @@ VALIDATION = 20.0
 #: The largest model whose rows are tried, in elements.
 MAX_ELEMENTS_OF_MODEL = 2**23
 #: The designs that ``"auto"`` considers, from the most accurate on. After them come halvings, and each client alone.
-DESIGNS: Sequence[Which] = ("all", "pairs+leave-two-out", "pairs+leave-one-out", "both")
+ALL, BOTH, SINGLES = BySize("all"), BySize("both"), BySize("singles")
+DESIGNS = (ALL, BySize("pairs+leave-two-out"), BySize("pairs+leave-one-out"), BOTH)
 #: The largest number of members of all coalitions of a design that ``"auto"`` considers.
 MAX_MEMBERS = 2**21
 #: The largest price of coalitions that ``"auto"`` trains at once, if the user names no price.
@@ -94,20 +93,21 @@ NO_TRIAL = RowTrial("They are trained one by one.")
 class Choice(NamedTuple):
     """The coalitions that a run trains."""
 
-    #: A design of :func:`flsv.functional.few_coalitions`, ``"halves"``, or a list of coalitions.
-    design: Any
+    design: Design
     is_at_once: bool
     #: In training runs of the whole federation.
     price: float
-    #: The number of times that all clients are halved.
-    halvings: int = 0
 
-    def masks(self, num_clients: int) -> Tensor:
-        """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained. The first two are
-        the empty coalition and that of all clients.
-        """
-        masks = coalition_masks(self.design, num_clients)
-        return with_any_halves(masks, self.halvings) if self.halvings else masks
+    @classmethod
+    def of_record(cls, record: Sequence[Any]) -> Choice:
+        """Return the choice that :meth:`record` has described."""
+        coalitions, is_at_once, price, halvings = record
+        return cls(design_named(coalitions, halvings), is_at_once, price)
+
+    def record(self, num_clients: int) -> list[Any]:
+        """Describe the choice for checkpoints."""
+        halvings = self.design.halvings if isinstance(self.design, Halves) else 0
+        return [self.design.plain(num_clients), self.is_at_once, self.price, halvings]
 
 
 @dataclass(frozen=True)
@@ -115,52 +115,45 @@ class Request:
     """The coalitions and the price that a user has asked for.
 
     Args:
-        coalitions: the coalitions to train, or ``"auto"``.
-        max_fits: the largest price of ``"auto"``, in runs. None: each client alone one by one, or
-            :data:`MAX_FITS_AT_ONCE` at once. But for 1, all coalitions may cost :data:`MAX_WORK_OF_ALL`.
-        halvings: the number of halvings, with ``"auto"`` the largest one.
+        design: the coalitions to train. None: the most accurate ones within the price.
+        max_fits: the largest price of these, in runs. None: each client alone one by one, or :data:`MAX_FITS_AT_ONCE`
+            at once. But for 1, all coalitions may cost :data:`MAX_WORK_OF_ALL`.
+        may_halve: whether halves are among the coalitions to choose from.
     """
 
-    coalitions: Coalitions
+    design: Design | None
     max_fits: float | None
-    halvings: int = 0
+    may_halve: bool = False
 
     @classmethod
     def of(cls, metrics: Mapping[str, ShadowShapley]) -> Request:
         """Return what all ``metrics`` ask for. Raise ConfigurationError if they need different coalitions."""
-        first = next(iter(metrics.values()))
-        for metric in metrics.values():
-            is_same = metric.coalitions == first.coalitions
-            if not is_same or metric.num_halvings != first.num_halvings:
-                raise ConfigurationError(
-                    f"The metrics {list(metrics)} need different coalitions, but a run trains one set of coalitions. "
-                    "Give these metrics the same coalitions, or keep only one of them."
-                )
+        designs = [metric.design for metric in metrics.values()]
+        if any(design != designs[0] for design in designs):
+            raise ConfigurationError(
+                f"The metrics {list(metrics)} need different coalitions, but a run trains one set of coalitions. "
+                "Give these metrics the same coalitions, or keep only one of them."
+            )
         limits = [metric.max_fits for metric in metrics.values() if metric.max_fits is not None]
-        return cls(
-            first.coalitions,
-            max_fits=min(limits, default=None),
-            halvings=first.num_halvings if first.coalitions == "halves" else 0,
-        )
+        return cls(designs[0], max_fits=min(limits, default=None))
 
     @property
     def may_train_at_once(self) -> bool:
-        return self.coalitions not in ("singles", "halves")
+        design = self.design
+        return design is None or not (design.grows or design == SINGLES)
 
     def with_halves(self, metrics: Mapping[str, ShadowShapley], games: Any) -> Request:
-        """Let ``"auto"`` consider halves if they can be chosen. Raise ConfigurationError if they are asked for and
-        cannot be.
-        """
-        if self.coalitions not in ("auto", "halves"):
+        """Let halves be chosen if they can be. Raise ConfigurationError if they are asked for and cannot be."""
+        if self.design is not None and not self.design.grows:
             return self
         for name, metric in metrics.items():
             has_outputs = games.output_measure(metric.measure) is not None
             if has_outputs and metric.evaluators == "server":
                 continue
-            if self.coalitions == "auto":
+            if self.design is None:
                 return self
             raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
-        return replace(self, halvings=MAX_HALVINGS) if self.coalitions == "auto" else self
+        return replace(self, may_halve=True)
 
 
 @dataclass(frozen=True)
@@ -314,7 +307,7 @@ def max_valued_rounds(
     """Return the largest number of rounds with values, so that scoring all coalitions' models does not take long beside
     training.
     """
-    masks = choice.masks(run.data.num_clients)
+    masks = choice.design.planned_masks(run.data.num_clients)
     if choice.is_at_once:
         return prices.num_valued_rounds(masks)
     num_trained = _num_trained_samples(config, run, masks)
@@ -338,26 +331,27 @@ def _num_trained_samples(config: FederationConfig, run: MeasuredRun, masks: Tens
 def max_fits_of_retraining(sampler: ClientSampler, num_clients: int) -> float:
     """Return what ``flsv retrain`` may cost for each seed: as much as each client alone and all but one, one by one."""
     clients_per_round = float(sampler.inclusion_probabilities(num_clients, {}).sum())
-    return equivalent_runs(coalition_masks("both", num_clients), clients_per_round)
+    return equivalent_runs(BOTH.masks(num_clients), clients_per_round)
 
 
 def choose(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train: those that are asked for, or the most accurate ones within the price."""
-    if request.coalitions != "auto":
-        return _cheaper(request.coalitions, request.halvings, prices)
-    choices = (_cheaper(design, 0, prices) for design in _designs(prices.num_clients))
+    if request.design is not None:
+        return _cheaper(request.design, prices)
+    choices = (_cheaper(design, prices) for design in _designs(prices.num_clients))
     return _first_within_price(request, choices, prices) or one_by_one(request, prices)
 
 
 def one_by_one(request: Request, prices: PriceList) -> Choice:
     """Choose the coalitions to train if these can only be trained one by one."""
-    if request.coalitions != "auto":
-        return _one_by_one(request.coalitions, request.halvings, prices)
-    choices = [_one_by_one(design, 0, prices) for design in _designs(prices.num_clients)]
-    most_halvings = min(request.halvings, prices.num_clients - 1)
-    for halvings in range(most_halvings, 0, -1):
-        choices.append(_one_by_one("halves", halvings, prices))
-    cheapest = _one_by_one("singles", 0, prices)
+    if request.design is not None:
+        return _one_by_one(request.design, prices)
+    designs: list[Design] = [*_designs(prices.num_clients)]
+    if request.may_halve:
+        most_halvings = min(MAX_HALVINGS, prices.num_clients - 1)
+        designs += [Halves(halvings) for halvings in range(most_halvings, 0, -1)]
+    choices = [_one_by_one(design, prices) for design in designs]
+    cheapest = _one_by_one(SINGLES, prices)
     return _first_within_price(request, choices, prices) or cheapest
 
 
@@ -375,31 +369,31 @@ def _first_within_price(
 
 def _is_exact_and_cheap(request: Request, choice: Choice, prices: PriceList) -> bool:
     """Return whether all coalitions would be trained by little work. ``max_fits=1`` asks for each client alone."""
-    if choice.design != "all" or request.max_fits == 1:
+    if choice.design != ALL or request.max_fits == 1:
         return False
-    masks = coalition_masks(choice.design, prices.num_clients)
+    masks = choice.design.masks(prices.num_clients)
     return prices.work(masks, choice.is_at_once) <= MAX_WORK_OF_ALL
 
 
-def _designs(num_clients: int) -> Iterator[Which]:
+def _designs(num_clients: int) -> Iterator[Design]:
     """Yield the designs that are not too large, from the most accurate on."""
     for design in DESIGNS:
-        sizes = sizes_of_design(num_clients, design)
+        sizes = sizes_of_design(num_clients, design.name)
         num_members = sum(size * comb(num_clients, size) for size in sizes)
         if num_members <= MAX_MEMBERS:
             yield design
 
 
-def _one_by_one(design: Coalitions, halvings: int, prices: PriceList) -> Choice:
-    choice = Choice(design, is_at_once=False, price=0.0, halvings=halvings)
-    return choice._replace(price=prices.one_by_one(choice.masks(prices.num_clients)))
+def _one_by_one(design: Design, prices: PriceList) -> Choice:
+    masks = design.planned_masks(prices.num_clients)
+    return Choice(design, is_at_once=False, price=prices.one_by_one(masks))
 
 
-def _cheaper(design: Coalitions, halvings: int, prices: PriceList) -> Choice:
-    choice = _one_by_one(design, halvings, prices)
-    if halvings:  # which coalitions are halves is known after the others are trained
+def _cheaper(design: Design, prices: PriceList) -> Choice:
+    choice = _one_by_one(design, prices)
+    if design.grows:  # which coalitions follow is known after the others are trained
         return choice
-    price_at_once = prices.at_once(coalition_masks(design, prices.num_clients))
+    price_at_once = prices.at_once(design.masks(prices.num_clients))
     if price_at_once < choice.price:
         return Choice(design, is_at_once=True, price=price_at_once)
     return choice

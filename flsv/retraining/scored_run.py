@@ -16,7 +16,7 @@ from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members
 from flsv.games.untrained_models import NUM_UNTRAINED_MODELS, untrained_models
-from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS, coalition_masks
+from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.coalition_fit import metrics_in_use, only_watches_clients
 from flsv.retraining.coalition_refusals import check_scored
@@ -108,7 +108,7 @@ class ScoredRun:
         """Return the names of the measures of which the outputs of chosen coalitions are stored. If all are trained one
         by one, outputs that are large are not.
         """
-        masks = coalition_masks(choice.design, self.run.data.num_clients)
+        masks = choice.design.masks(self.run.data.num_clients)
         names: set[str] = set()
         if not favors_nobody(masks):  # values are computed from outputs for no other coalitions
             return names

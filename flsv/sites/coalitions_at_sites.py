@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from flsv.core import Client, ClientUpdate, FederationState, Round
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.client_manager import ClientManager
-from flsv.functional.shapley.halvings import choose_halvings
 from flsv.games.members import Members
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_names
@@ -25,6 +24,7 @@ from flsv.sites.messages import Packet
 from flsv.sites.own_models import inconsistent_own_models
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
+from flsv.values.designs import Design
 
 #: In the first round, a client's own model and its model in the run come from the same training. They may differ by
 #: this fraction of the update's norm.
@@ -59,26 +59,24 @@ class CoalitionsAtSites(Strategy):
     coalition in this round.
 
     Args:
-        masks: bool ``[K, n]``, the coalitions. With ``halvings`` the last of them are placeholders of the right sizes,
-            which are replaced by halves that are chosen by the clients' updates of the first round.
+        design: the coalitions. Those that follow once the first ones have models are chosen by the clients' updates of
+            the first round.
         federation: the federation of the run.
         engine: the engine of the run.
         memory: the part of the run's checkpoints to which the state is added.
         consistency_warnings: a list of sentences that say why the values may be wrong, to which some may be added.
-        halvings: the number of divisions of all clients into two halves.
     """
 
     def __init__(
         self,
-        masks: Tensor,
+        design: Design,
         federation: FederationInfo,
         engine: RemoteFederation,
-        memory: dict[str, Any],
+        memory: MutableMapping[str, Any],
         consistency_warnings: list[str],
-        halvings: int = 0,
     ) -> None:
         self._engine = engine
-        self._halvings = halvings
+        self._design = design
         self._client_names = federation.client_names
         self._are_updates_unchanged = not federation.uploads
         self._run = FederationState()
@@ -87,6 +85,8 @@ class CoalitionsAtSites(Strategy):
 
         saved = memory.get("sites")
         if saved is None:
+            # Those that are chosen later have placeholders of the right sizes.
+            masks = design.planned_masks(federation.num_clients)
             saved = _initial_state(masks, federation)
         self._restore(saved, federation)
         consistency_warnings += self._saved_warnings
@@ -142,8 +142,8 @@ class CoalitionsAtSites(Strategy):
 
     def end_round(self, round: Round) -> None:
         self._check_unchanged(round)
-        if self._halvings and self._last_model is None:
-            self._choose_halves(round.global_vector)
+        if self._design.grows and self._last_model is None:
+            self._choose_next(round.global_vector)
         with warnings.catch_warnings():
             # The run's own server has issued the same warnings, and failures of sites are recorded.
             warnings.simplefilter("ignore")
@@ -158,16 +158,17 @@ class CoalitionsAtSites(Strategy):
         self._last_model = round.server_vector
         self._memory["sites"] = self.state_dict()
 
-    def _choose_halves(self, global_model: Tensor) -> None:
-        """Choose the halves so that each has clients with unlike updates in the first round."""
+    def _choose_next(self, global_model: Tensor) -> None:
+        """Choose the coalitions that follow by the clients' updates in the first round."""
         first_updates = torch.zeros_like(self._update_sums)
         for update in self._updates:
             first_updates[update.client_id] = _update_of(update, global_model)
-        halves = choose_halvings(
-            first_updates, self._client_names, self._halvings, logits=False, seed=self._run.seed
+        alone = torch.eye(len(first_updates), dtype=torch.bool)
+        next_masks = self._design.next_masks(
+            alone, first_updates, logits=False, names=self._client_names, seed=self._run.seed
         )
-        num_others = len(self._masks) - len(halves)  # the last masks are placeholders for halves
-        self._masks = torch.cat([self._masks[:num_others], halves])
+        first_masks = self._design.masks(len(first_updates))
+        self._masks = torch.cat([first_masks, next_masks])
         for coalition, members in zip(self._coalitions, _trained_coalitions(self._masks)):
             coalition.set_members(members)
 

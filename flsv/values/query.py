@@ -20,8 +20,6 @@ from flsv.core import Values
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
-from flsv.functional.shapley.few_coalitions import name_of_design
-from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.predicted_outputs import (
     OutputMeasure,
     PredictedValues,
@@ -41,6 +39,7 @@ from flsv.values.coalition_files import (
     read_untrained,
     rounds_of,
 )
+from flsv.values.designs import Halves, design_of
 from flsv.values.over_seeds import mean_with_interval
 
 if TYPE_CHECKING:  # pandas is slow to import
@@ -107,19 +106,18 @@ class Game:
         """
         is_partly_trained = not self.are_all_trained
         is_alone = self.masks.sum(1) == 1
-        num_coalitions, num_clients = self.masks.shape
-        design = name_of_design(self.masks)
-        is_halved = is_partly_trained and has_halvings(self.masks)
-        num_halves = num_coalitions - num_clients - 2  # besides the clients alone
+        design = design_of(self.masks)
+        name = design.name if design else ""
+        halvings = design.halvings if isinstance(design, Halves) else 0
         return {
             "source": source,
-            "trainings": design,
-            "listed": [] if design else [list(members) for members in self.coalitions],
+            "trainings": name,
+            "listed": [] if name else [list(members) for members in self.coalitions],
             "alone_only": is_partly_trained and are_singles_only(self.masks),
-            "halved": is_halved,
-            "halvings": num_halves // 2 if is_halved else 0,
+            "halved": halvings > 0,
+            "halvings": halvings,
             # The others' scores are then estimated from too few.
-            "ranks_only": source == "scores" and design in ("singles", "leave-one-out"),
+            "ranks_only": source == "scores" and name in ("singles", "leave-one-out"),
             "alone": [] if self.per_class else utilities[is_alone].tolist(),
             "together": None if self.per_class else float(utilities[self.masks.all(1)]),
             "ends": None if self.per_class else self._ends(utilities),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flsv.retraining import coalitions as coalitions_of_run
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.values.coalition_files import read_coalitions
+from flsv.values.designs import BySize
 from helpers.runs import SCHEMA, change_record, read_rows, save_csv
 
 CLASS = {
@@ -136,8 +137,8 @@ def choose_differently_with_each_seed(monkeypatch):
     choose = coalitions_of_run.choose
 
     def choose_next(request, prices):
-        if request.coalitions == "auto":
-            request = replace(request, coalitions=next(designs), halvings=0)
+        if request.design is None:
+            request = replace(request, design=BySize(next(designs)))
         return choose(request, prices)
 
     monkeypatch.setattr(coalitions_of_run, "choose", choose_next)

@@ -12,11 +12,11 @@ from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.engines.engine import Engine
 from flsv.filters import OutlierFilter
-from flsv.functional import exact_shapley
+from flsv.functional import exact_shapley, few_coalitions
 from flsv.functional.intervals import one_seed_stderr, t_quantile
 from flsv.games.members import EMPTY, members_of
 from flsv.metrics import LeaveOneOut, ShadowShapley, SurrogateFederatedShapley
-from flsv.metrics.coalitions.design import coalition_masks, num_valued_rounds
+from flsv.metrics.coalitions.design import num_valued_rounds
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
@@ -207,7 +207,7 @@ def test_shadow_shapley_with_an_unsupported_option_is_refused(options, message, 
 
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values():
     metric = ShadowShapley(num_clients=3)
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     performances = torch.ones(len(masks))
     performances[2] = torch.nan
 
@@ -221,7 +221,7 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
 
 def test_shadow_values_have_no_reason_to_be_missing_after_a_reset():
     metric = ShadowShapley(num_clients=2)
-    masks = coalition_masks("all", 2)
+    masks = few_coalitions(2, "all")
     with warns("come to no finite performance"):
         metric.update(torch.arange(2), masks, lambda masks: torch.full((len(masks),), torch.nan))
 
@@ -237,7 +237,7 @@ def test_values_in_a_checkpoint_have_their_intervals():
 
     metrics = make_metrics()
     metric = metrics.metrics["shadow"]
-    masks = coalition_masks("all", 2)
+    masks = few_coalitions(2, "all")
     metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
     metrics.values["shadow"] = metric.result()
 
@@ -251,7 +251,7 @@ def test_values_in_a_checkpoint_have_their_intervals():
 
 
 def test_values_of_each_valued_round_have_their_own_interval():
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     gains = torch.tensor([1.0, 2.0, 4.0]).double()
     models = {}
     for members, mask in zip(members_of(masks), masks):

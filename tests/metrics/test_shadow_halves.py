@@ -11,7 +11,8 @@ from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
 from flsv.metrics import ShadowShapley
-from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, with_any_halves
+from flsv.metrics.coalitions.design import equivalent_runs
+from flsv.values.designs import Halves
 from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit
@@ -69,30 +70,28 @@ def all_clients_but(members):
 
 
 def test_halves_are_chosen_by_the_outputs_of_each_client_alone():
-    metric = ShadowShapley(coalitions="halves", halvings=2)
+    design = ShadowShapley(coalitions="halves", halvings=2).design
     # The empty coalition, that of all clients, and each client alone.
     masks = few_coalitions(NUM_CLIENTS, "singles")
     outputs = torch.randn(len(masks), 10, CLASSES)
     outputs_of_singles = outputs[2:]
     other_order = torch.tensor([0, 1, 4, 6, 2, 5, 3])
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    next_coalitions = partial(
-        metric.next_coalitions, logits=True, names=names, seed=0, halvings=metric.num_halvings
-    )
+    next_masks = partial(design.next_masks, logits=True, names=names, seed=0)
 
-    halves = next_coalitions(masks[other_order], outputs[other_order])
+    halves = next_masks(masks[other_order], outputs[other_order])
 
-    expected_halves = choose_halvings(outputs_of_singles, names, metric.num_halvings, logits=True)
+    expected_halves = choose_halvings(outputs_of_singles, names, 2, logits=True)
     assert torch.equal(halves, expected_halves)
     all_masks = torch.cat([masks, halves])
     outputs_of_halves = torch.randn(len(halves), 10, CLASSES)
     all_outputs = torch.cat([outputs, outputs_of_halves])
-    assert len(next_coalitions(all_masks, all_outputs)) == 0
+    assert len(next_masks(all_masks, all_outputs)) == 0
 
 
 @pytest.mark.parametrize(("num_clients", "halvings"), [(4, 1), (5, 2), (8, 3)])
 def test_cost_of_a_halving_is_that_of_one_more_run(num_clients, halvings):
-    masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
+    masks = Halves(halvings).planned_masks(num_clients)
 
     assert equivalent_runs(masks) == pytest.approx(1 + halvings)
 

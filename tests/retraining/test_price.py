@@ -4,13 +4,14 @@ import pytest
 
 from flsv.functional import few_coalitions
 from flsv.retraining.price import (
+    ALL,
     DOUBLE,
     DOUBLE_ROWS,
-    MAX_HALVINGS,
     MAX_WORK_OF_ALL,
     MEGAFLOPS_OF_ROWS,
     MEGAFLOPS_OF_STEP,
     MILLIONS_OF_ELEMENTS,
+    SINGLES,
     PriceList,
     Request,
     RowTrial,
@@ -20,6 +21,7 @@ from flsv.retraining.price import (
     one_by_one,
 )
 from flsv.sampling import FullParticipation, UniformSampler
+from flsv.values.designs import Halves
 
 SMALL_NETWORK = RowTrial("", megaflops=0.05, num_elements=700, joins_clients=True)
 CONVOLUTIONS = RowTrial("", megaflops=80.0, num_elements=60_000)
@@ -47,34 +49,34 @@ def make_prices(num_clients, trial=NOT_BATCHED, clients_per_round=None):
 def test_choice_is_the_most_accurate_one_by_one_within_max_fits(
     max_fits, num_clients, expected_choice
 ):
-    request = Request("auto", max_fits, MAX_HALVINGS)
+    request = Request(None, max_fits, may_halve=True)
 
     choice = choose(request, make_prices(num_clients))
 
-    assert (choice.design, choice.price) == expected_choice
+    assert (choice.design.name, choice.price) == expected_choice
     assert not choice.is_at_once
 
 
 def test_halvings_are_as_many_as_the_price_allows():
-    numbers = {}
-    for max_fits in (1, 2, 3, 4, 5):
-        request = Request("auto", max_fits, MAX_HALVINGS)
-        numbers[max_fits] = choose(request, make_prices(12)).halvings
+    designs = [
+        choose(Request(None, max_fits, may_halve=True), make_prices(12)).design
+        for max_fits in (1, 2, 3, 4, 5)
+    ]
 
-    assert numbers == {1: 0, 2: 1, 3: 2, 4: 3, 5: 3}
+    assert designs == [SINGLES, Halves(1), Halves(2), Halves(3), Halves(3)]
 
 
 def test_no_halves_are_chosen_without_outputs():
-    choice = choose(Request("auto", 3.0, halvings=0), make_prices(12))
+    choice = choose(Request(None, 3.0), make_prices(12))
 
-    assert choice.design == "singles"
+    assert choice.design.name == "singles"
 
 
 @pytest.mark.parametrize("num_clients", [2, 5, 8])
 def test_all_coalitions_of_small_networks_train_at_once_by_default(num_clients):
-    choice = choose(Request("auto", None), make_prices(num_clients, SMALL_NETWORK))
+    choice = choose(Request(None, None), make_prices(num_clients, SMALL_NETWORK))
 
-    assert choice.design == "all"
+    assert choice.design.name == "all"
     assert choice.price <= 2
     # Two clients have no coalitions besides each alone, which cost one run one by one.
     assert choice.is_at_once == (num_clients > 2)
@@ -82,9 +84,9 @@ def test_all_coalitions_of_small_networks_train_at_once_by_default(num_clients):
 
 @pytest.mark.parametrize(("trial", "num_clients"), [(CONVOLUTIONS, 5), (NOT_BATCHED, 5)])
 def test_each_client_trains_alone_by_default_if_rows_are_dear_or_refused(trial, num_clients):
-    choice = choose(Request("auto", None, MAX_HALVINGS), make_prices(num_clients, trial))
+    choice = choose(Request(None, None, may_halve=True), make_prices(num_clients, trial))
 
-    assert (choice.design, choice.is_at_once, choice.price) == ("singles", False, 1)
+    assert (choice.design.name, choice.is_at_once, choice.price) == ("singles", False, 1)
 
 
 def test_price_at_once_has_the_scores_of_all_models():
@@ -99,7 +101,7 @@ def test_price_at_once_has_the_scores_of_all_models():
 
 def test_coalitions_that_are_asked_for_train_at_once_if_this_is_cheaper():
     is_at_once = {
-        trial: choose(Request("all", None), make_prices(6, trial)).is_at_once
+        trial: choose(Request(ALL, None), make_prices(6, trial)).is_at_once
         for trial in (SMALL_NETWORK, NOT_BATCHED)
     }
 
@@ -107,9 +109,9 @@ def test_coalitions_that_are_asked_for_train_at_once_if_this_is_cheaper():
 
 
 def test_halves_that_are_asked_for_train_one_by_one():
-    choice = choose(Request("halves", None, halvings=2), make_prices(6, SMALL_NETWORK))
+    choice = choose(Request(Halves(2), None), make_prices(6, SMALL_NETWORK))
 
-    assert (choice.is_at_once, choice.halvings, choice.price) == (False, 2, 3)
+    assert (choice.is_at_once, choice.design.halvings, choice.price) == (False, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +130,16 @@ def test_retraining_is_exact_at_once_and_else_trains_each_alone_and_all_but_one(
     prices = make_prices(num_clients, trial, clients_per_round)
     max_fits = max_fits_of_retraining(sampler, num_clients)
 
-    choice = choose(Request("auto", max_fits, MAX_HALVINGS), prices)
+    choice = choose(Request(None, max_fits, may_halve=True), prices)
 
-    assert choice.design == expected_design
+    assert choice.design.name == expected_design
     assert choice.price <= max_fits
 
 
 def test_coalitions_that_cannot_train_at_once_after_all_are_chosen_one_by_one():
-    choice = one_by_one(Request("auto", 6.0), make_prices(6, SMALL_NETWORK))
+    choice = one_by_one(Request(None, 6.0), make_prices(6, SMALL_NETWORK))
 
-    assert (choice.design, choice.is_at_once) == ("both", False)
+    assert (choice.design.name, choice.is_at_once) == ("both", False)
 
 
 def make_small_prices(num_clients, trial, num_rounds=5):
@@ -164,9 +166,9 @@ def test_all_coalitions_train_by_default_if_they_are_little_work(
 ):
     prices = make_small_prices(num_clients, trial, num_rounds)
 
-    choice = choose(Request("auto", max_fits), prices)
+    choice = choose(Request(None, max_fits), prices)
 
-    assert choice.design == expected_design
+    assert choice.design.name == expected_design
     masks = few_coalitions(num_clients, "all")
     is_little_work = prices.work(masks, choice.is_at_once) <= MAX_WORK_OF_ALL
     assert is_little_work == (expected_design == "all" or max_fits == 1)
@@ -175,7 +177,7 @@ def test_all_coalitions_train_by_default_if_they_are_little_work(
 
 def test_scores_on_many_samples_are_work():
     prices = PriceList([10] * 5, 5, COUNTED, num_rounds=5, num_scored_batches=100_000)
-    assert choose(Request("auto", None), prices).design == "singles"
+    assert choose(Request(None, None), prices).design.name == "singles"
 
 
 def test_each_group_of_large_models_trains_all_clients_and_both_witnesses():

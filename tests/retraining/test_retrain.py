@@ -17,10 +17,9 @@ from torchmetrics.classification import MulticlassF1Score
 import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.functional import few_coalitions_shapley
+from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
-from flsv.metrics.coalitions.design import coalition_masks
 from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
@@ -53,7 +52,7 @@ def retrain(trainer, module, coalitions="singles", seeds=1):
 @pytest.mark.slow
 def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     module = Base(lambda: make_mlp(nn.Dropout(0.3)))
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     game = GameByFits(partial(make_trainer, tmp_path), module, make_three_clients())
     expected = few_coalitions_shapley(masks, game(masks)).values
 
@@ -131,7 +130,7 @@ def test_values_by_a_metric_of_all_samples_equal_those_by_sklearns_score_of_fits
     data = three_clients_scored_in_batches()
     table = flsv.retrain(make_trainer(tmp_path), Base(), data, seeds=1, metric=metric)
 
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     scores = []
     for members in members_of(masks):
         logits, labels = game_by_fits.outputs(members)

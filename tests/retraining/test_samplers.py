@@ -10,9 +10,8 @@ import torch
 import flsv
 from flsv import FederatedLoop
 from flsv.aggregation import FedAdam
-from flsv.functional import few_coalitions_shapley
+from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.metrics import ShadowShapley
-from flsv.metrics.coalitions.design import coalition_masks
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
@@ -81,7 +80,7 @@ def values_by_fits(folder, rounds):
     """Values by a fit of each coalition, which draws among its members."""
     make_trainer = functools.partial(make_trainer_that_draws_among, folder=folder, rounds=rounds)
     game = GameByFits(make_trainer, Plainest(), make_three_clients())
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     return few_coalitions_shapley(masks, game(masks)).values
 
 
@@ -137,7 +136,7 @@ def test_coalition_whose_only_client_fails_in_round_2_keeps_the_model_of_round_1
         is_ended = cohort.clients == [2]
         return trainer_for(loop, tmp_path / "alone", rounds=1 if is_ended else 3)
 
-    masks = coalition_masks("all", 3)
+    masks = few_coalitions(3, "all")
     game = GameByFits(make_trainer, module, make_three_clients())
     expected = few_coalitions_shapley(masks, game(masks)).values
     assert_near(torch.tensor(table["value"]), expected)

@@ -29,9 +29,7 @@ The true noise is far smaller, 1 to 15 % of the variance between coalitions (``d
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import comb
 
 import torch
 from torch import Tensor
@@ -43,7 +41,6 @@ from flsv.functional.shapley.game import (
     coalition_keys,
     first_positions,
 )
-from flsv.functional.shapley.halvings import has_halvings
 from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 from flsv.functional.shapley.surrogate import CONSTANT_VARIANCE, PENALTIES, TINY
 from flsv.utilities.choices import Which as Which
@@ -112,27 +109,6 @@ def sizes_of_design(num_players: int, which: Which) -> set[int]:
     """
     sizes = {size % num_players for size in SIZES_OF_DESIGNS.get(which, range(num_players))}
     return sizes - {0}
-
-
-def name_of_design(masks: Tensor) -> str:
-    """Return the name of the design of coalitions ``[K, n]``, ``"halves"``, or an empty text if they are of none.
-
-    Example:
-        >>> name_of_design(few_coalitions(4, "both")), name_of_design(few_coalitions(2, "singles"))
-        ('both', 'all')
-    """
-    num_coalitions, num_players = masks.shape
-    if num_coalitions == 2**num_players:
-        return "all"
-    if has_halvings(masks):
-        return "halves"
-    num_inner = Counter(masks.sum(1).tolist())
-    del num_inner[0], num_inner[num_players]
-    for name in SIZES_OF_DESIGNS:
-        sizes = sizes_of_design(num_players, name)
-        if num_inner == {size: comb(num_players, size) for size in sizes}:
-            return name
-    return ""
 
 
 def _coalitions_of_size(num_players: int, size: int) -> Tensor:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from flsv.functional import few_coalitions
-from flsv.functional.shapley.halvings import choose_halvings
 from flsv.scores.performance import Evaluators
 from flsv.utilities.choices import Trainings
 from flsv.utilities.errors import ConfigurationError
+from flsv.values.designs import Design
 from flsv.values.query import NUM_RECENT_ROUNDS
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, a list of each coalition's
 #: members, or "halves": each client alone, and complementary coalitions of half of the clients that are chosen later.
-Coalitions = Trainings | Sequence[Sequence[int]]
+Coalitions = Trainings | Sequence[Sequence[int]] | Design
 #: Error if halves cannot be chosen.
 NO_OUTPUTS_FOR_HALVES = (
     'coalitions="halves" are chosen by the outputs of clients\' models, but this performance is not computed from '
@@ -37,32 +35,6 @@ def equivalent_runs(masks: Tensor, clients_per_round: float | None = None) -> fl
     return float(num_trained) / clients_per_round
 
 
-def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Return the masks ``[K, n]`` of the empty coalition, the coalition of all clients and those that ``coalitions``
-    names. For ``"halves"`` these are each client alone, see :func:`with_any_halves`.
-    """
-    if coalitions == "halves":
-        return few_coalitions(num_clients, "singles")
-    if isinstance(coalitions, str):
-        return few_coalitions(num_clients, coalitions)
-
-    clients = range(num_clients)
-    empty_coalition = [False] * num_clients
-    grand_coalition = [True] * num_clients
-    masks = [empty_coalition, grand_coalition]
-    for members in coalitions:
-        unknown_clients = [member for member in members if member not in clients]
-        if unknown_clients:
-            raise ConfigurationError(
-                f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, but the federation "
-                f"has the clients 0 to {num_clients - 1}."
-            )
-        mask = [client in members for client in clients]
-        if mask not in masks:
-            masks.append(mask)
-    return torch.tensor(masks)  # bool [K, n]
-
-
 def arguments_of_design(evidence: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``ShadowShapley`` that name the coalitions of values with this evidence. Empty if no
     coalitions were trained, or if their set has no name.
@@ -71,17 +43,6 @@ def arguments_of_design(evidence: Mapping[str, Any]) -> dict[str, Any]:
     if not design:
         return {}
     return {"coalitions": design, "halvings": evidence.get("halvings") or None}
-
-
-def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
-    """Add placeholders for the halves that will be chosen later to coalitions ``[K, n]``. Their number and sizes are
-    right, so the cost is known before.
-    """
-    num_clients = masks.shape[1]
-    names = [f"{client}" for client in range(num_clients)]
-    equal_outputs = torch.zeros(num_clients, 1)
-    halves = choose_halvings(equal_outputs, names, halvings, logits=False)
-    return torch.cat([masks, halves])
 
 
 def check_halvings(coalitions: Coalitions, halvings: int, evaluators: Evaluators) -> None:
