@@ -1,4 +1,4 @@
-"""ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
+"""Designs of coalitions: halves, which are chosen from each client alone and trained then, and one of one's own."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import equivalent_runs
-from flsv.values.designs import Halves
+from flsv.values.designs import Design, Halves
 from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit
@@ -63,6 +63,30 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
     metric_of_list = loop_of_list.metrics["shadow"]
     assert_close(metric.compute(), metric_of_list.compute(), rtol=0, atol=1e-6)
     assert_close(metric.half_widths, metric_of_list.half_widths, rtol=0, atol=1e-6)
+
+
+class Ring(Design):
+    """Each client alone, and with its neighbor in a ring."""
+
+    def masks(self, num_clients):
+        alone = few_coalitions(num_clients, "singles")
+        neighbors = alone[2:] | alone[2:].roll(1, dims=1)
+        return torch.cat([alone, neighbors])
+
+
+@pytest.mark.slow
+def test_design_of_ones_own_is_trained_as_the_list_of_its_coalitions(tmp_path):
+    ring = [[client] for client in range(NUM_CLIENTS)]
+    ring += [[client, (client + 1) % NUM_CLIENTS] for client in range(NUM_CLIENTS)]
+    values = []
+    for name, coalitions in (("design", Ring()), ("list", ring)):
+        loop = make_loop(ShadowShapley(coalitions=coalitions))
+        fit(loop, tmp_path / name, Plainest(), make_data(), ROUNDS)
+        values.append(loop.metrics["shadow"].result())
+
+    of_design, of_list = values
+    assert len(of_design.evidence["listed"]) == 2 + len(ring)
+    assert_close(of_design.value, of_list.value, rtol=0, atol=1e-6)
 
 
 def all_clients_but(members):
