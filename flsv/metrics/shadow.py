@@ -148,10 +148,9 @@ class ShadowShapley(MeasuredMetric):
     participations: Tensor
 
     averages = False
-    """Whether values are means over the last rounds, as with a sampler."""
-    max_valued_rounds = MAX_VALUED_ROUNDS
-    """The largest number of rounds with values, if ``every`` is None. It depends on how much is scored."""
+    """Whether values are means over the last rounds, as with a sampler. :meth:`plan_rounds` sets it."""
 
+    _max_valued_rounds = MAX_VALUED_ROUNDS
     _num_rounds: int | None = None  # None: not known yet
     # Each client's score of the federation's own model, if clients score models.
     _client_scores: Tensor | None = None
@@ -211,11 +210,22 @@ class ShadowShapley(MeasuredMetric):
         if self.every is None and not self.measure.is_of_classifier:
             self._rounds_per_value = ceil(rounds / EVALUATIONS_PER_RUN)
 
+    def plan_rounds(self, averages: bool, max_valued_rounds: int = MAX_VALUED_ROUNDS) -> None:
+        """Choose the rounds with values of a run that trains coalitions. A loop calls this before the first round.
+
+        Args:
+            averages: whether values are means over the last rounds.
+            max_valued_rounds: the largest number of rounds with values, if ``every`` is None. It depends on how much is
+                scored.
+        """
+        self.averages = averages
+        self._max_valued_rounds = max_valued_rounds
+
     def is_due(self, round_index: int) -> bool:
         """Return whether there are values after a round, even if it is not the last."""
         has_default_rounds = self.every is None and self.measure.is_of_classifier
         if has_default_rounds and self._num_rounds is not None:
-            return round_index in spread_rounds(range(self._num_rounds), self.max_valued_rounds)
+            return round_index in spread_rounds(range(self._num_rounds), self._max_valued_rounds)
         is_one_of_last = (
             self._values_last_rounds
             and self._num_rounds is not None

@@ -19,6 +19,7 @@ from flsv._lightning.data_source import data_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Values
 from flsv.core.ranks import ranks_of
+from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import BEFORE_TRAINING, ShadowShapley
 from flsv.retraining.after_the_run import NoValues
 from flsv.retraining.at_sites import AtSites
@@ -116,7 +117,6 @@ class Coalitions:
         self._awaits_training = True
         for metric in self._metrics.values():
             metric.await_training()
-            metric.averages = not isinstance(self._config.sampler, FullParticipation)
         self._way.begin(self._run, self._choose)
 
     def _choose(self, prices: PriceList) -> Choice:
@@ -161,10 +161,12 @@ class Coalitions:
         choice = self._choose(prices)
         choices = [choice, self._fallback] if self._fallback else [choice]
         self._scored = ScoredRun(run, self._metrics, first, choices)
-        for outputs in first.model.outputs.values():  # none if clients score models
+        limit = MAX_VALUED_ROUNDS  # if clients score models, there are no outputs
+        for outputs in first.model.outputs.values():
             limit = max_valued_rounds(self._config, run, choice, prices, len(outputs))
-            for metric in self._metrics.values():
-                metric.max_valued_rounds = limit
+        averages = not isinstance(self._config.sampler, FullParticipation)
+        for metric in self._metrics.values():
+            metric.plan_rounds(averages, limit)
         if run.resumed and self._way.scores_each_round and run.num_rounds > 0:
             # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(run.num_rounds - 1, is_run_over=True)

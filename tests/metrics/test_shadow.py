@@ -153,7 +153,7 @@ def test_shadow_values_are_of_the_last_rounds_and_some_before_them(options, num_
 def test_fewer_valued_rounds_are_the_last_three_and_earlier_ones_at_equal_distances():
     metric = ShadowShapley(num_clients=2)
     metric.check_rounds(30)
-    metric.max_valued_rounds = 5
+    metric.plan_rounds(averages=False, max_valued_rounds=5)
 
     assert metric.rounds_to_value(30) == [9, 18, 27, 28, 29]
 
