@@ -173,8 +173,6 @@ class Client:
         data: the client's own data, which can be read only by functions that :meth:`request` runs.
         channel: the channel that counts requests and responses, or None.
         owners: the assignment of all clients to processes (ranks). None: all are in this process.
-
-    Attributes:
         is_private: whether the client may send only its noised update. Then :meth:`request` raises an error, except for
             functions that are annotated to return None.
 
@@ -196,9 +194,10 @@ class Client:
         data: LocalData,
         channel: Channel | None = None,
         owners: ClientPlacement | None = None,
+        is_private: bool = False,
     ) -> None:
         self.id = id
-        self.is_private = False
+        self.is_private = is_private
         self._channel = channel
         self._owners = owners
         self.__data = data

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 Private = Callable[[], Mapping[str, Tensor]]
 
 
+#: Function that makes a client from its id, its data and the channel that counts its messages.
+MakeClient = Callable[[int, LocalData, Channel], Client]
+
+
 class ClientManager:
-    """The clients of a data module, and the server's data."""
+    """The clients of a data module, and the server's data. ``make_client`` makes the server's handle of each."""
 
     # All clients are evaluated with the trainer's module. A site passes its client's id as `first_client`, and the
     # federation's number of classes as `num_classes`, since its own data may not have the last classes.
@@ -44,6 +48,7 @@ class ClientManager:
         placement: ClientPlacement | None = None,
         first_client: int = 0,
         num_classes: int | None = None,
+        make_client: MakeClient = Client,
     ) -> None:
         self._trainer = trainer
         self._data = data
@@ -66,7 +71,7 @@ class ClientManager:
         for client in range(data.num_clients):
             local = self._local_data(client, class_counts[client])
             self.locals.append(local)
-            self.clients.append(Client(client, local, self.channel, placement))
+            self.clients.append(make_client(client, local, self.channel))
         self.server: LocalData | None = None
         if data.val_dataloader():
             self.server = self._server_data()

@@ -18,9 +18,12 @@ from flsv._lightning.fit_loop import Phase
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     ALONE,
+    Channel,
+    Client,
     ClientUpdate,
     FederationState,
     Instruction,
+    LocalData,
     Ranks,
     Round,
     Traffic,
@@ -102,8 +105,6 @@ class Engine:
         self.options = OptimizerOptions(trainer)
 
         self.manager = self._make_manager()
-        for client in self.manager.clients:
-            client.is_private = config.is_private
 
         # State of the fit.
         self._undo = ExitStack()
@@ -159,6 +160,8 @@ class Engine:
             parts=self.config,
             store=self.store,
             steps=self._steps,
+            # A coalition repeats the training of a run, which is checked.
+            checks_shared_objects=self.data.counted_clients is None,
         )
         if buffers is not None:
             self.local_training.state.restore(buffers)
@@ -424,7 +427,12 @@ class Engine:
     # ---- methods that other engines override
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self.store)
+        return ClientManager(
+            self.trainer, self.data, self.space, self.store, make_client=self._make_client
+        )
+
+    def _make_client(self, client: int, data: LocalData, channel: Channel) -> Client:
+        return Client(client, data, channel, is_private=self.config.is_private)
 
     def _prepare(self) -> None:
         """Prepare for training, before Lightning's hooks are patched."""

@@ -20,7 +20,7 @@ from flsv._lightning.several_processes import (
     add_counts,
     counts_so_far,
 )
-from flsv.core import ClientPlacement, ClientUpdate, Round, ranks_of
+from flsv.core import Channel, Client, ClientPlacement, ClientUpdate, LocalData, Round, ranks_of
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
@@ -96,7 +96,11 @@ class SeveralRanks(Engine):
             self.space,
             self.store,
             self.placement,
+            make_client=self._make_client,
         )
+
+    def _make_client(self, client: int, data: LocalData, channel: Channel) -> Client:
+        return Client(client, data, channel, self.placement, self.config.is_private)
 
     def _load(self, clients: list[int]) -> CohortLoader:
         self.placement.assign(clients)

@@ -106,7 +106,6 @@ class CoalitionScoring(L.Callback):
             return
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
-        loop.run.engine.local_training.checks_shared_objects = False  # the run is checked
         self._start_hash = hash_of_start(module)
         self._initial_model = loop.space.read(module).cpu().clone()
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))

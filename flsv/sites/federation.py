@@ -37,7 +37,6 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import Strategy
-from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
 from flsv.scores import OWN_SCORES
@@ -213,13 +212,8 @@ class RemoteFederation(IdleEngine):
                 own_models[client] = model
         return own_models
 
-    def _make_manager(self) -> ClientManager:
-        manager = super()._make_manager()
-        manager.clients = [
-            RemoteClient(client_id, local, manager.channel, self._remote)
-            for client_id, local in enumerate(manager.locals)
-        ]
-        return manager
+    def _make_client(self, client: int, data: LocalData, channel: Channel) -> Client:
+        return RemoteClient(client, data, channel, self._remote, self.config.is_private)
 
     @property
     def place(self) -> str:
@@ -553,8 +547,10 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
 class RemoteClient(Client):
     """Client at a remote site. :meth:`request` sends a message to the site."""
 
-    def __init__(self, id: int, data: LocalData, channel: Channel, remote: RemoteSites) -> None:
-        super().__init__(id, data, channel)
+    def __init__(
+        self, id: int, data: LocalData, channel: Channel, remote: RemoteSites, is_private: bool
+    ) -> None:
+        super().__init__(id, data, channel, is_private=is_private)
         self._remote = remote
 
     def _response(

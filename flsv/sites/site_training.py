@@ -275,16 +275,15 @@ class SiteTraining(L.Callback, Rounds):
     def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
         """Make the training of the site's only client, with the seed and the secret key of its noise."""
         upload_seed, upload_secret = self._upload_keys()
-        training = LocalTraining(
+        return LocalTraining(
             trainer,
             space,
             parts=self._config,
             store=self._store,
             steps=self._steps,
+            upload_seed=upload_seed,
+            upload_secret=upload_secret,
         )
-        training.upload_seed = upload_seed
-        training.upload_secret = upload_secret
-        return training
 
     def _has_lost_its_model(self) -> bool:
         """Return whether the site has lost its own model, from which it should continue."""

@@ -52,7 +52,18 @@ class ClientParts(Protocol):
 
 
 class LocalTraining:
-    """Training of clients in a Trainer, one after the other."""
+    """Training of clients in a Trainer, one after the other.
+
+    Args:
+        trainer: the Trainer, whose module is trained.
+        space: the map between the module and its shared vectors ``[P]``.
+        parts: the loop's settings for clients.
+        store: the states that clients keep between their rounds.
+        steps: the batches of the client in training.
+        checks_shared_objects: whether the first client's training is checked for changes of objects that clients share.
+        upload_seed: the seed of the uploads' random numbers. None: that of the instruction.
+        upload_secret: the secret key of the uploads' noise.
+    """
 
     def __init__(
         self,
@@ -61,6 +72,9 @@ class LocalTraining:
         parts: ClientParts,
         store: ClientStore,
         steps: LocalSteps,
+        checks_shared_objects: bool = True,
+        upload_seed: int | None = None,
+        upload_secret: bytes = b"",
     ) -> None:
         self.trainer = trainer
         self._parts = parts
@@ -73,12 +87,11 @@ class LocalTraining:
         steps_class = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
         self.client_steps = steps_class(trainer, self.state, self._algorithm)
 
-        self.upload_seed: int | None = None
-        self.upload_secret = b""
+        self._upload_seed = upload_seed
+        self._upload_secret = upload_secret
         # Norms of the tensors in each client's update of the first round.
         self.first_updates: dict[int, Tensor] = {}
-        # Whether the next client's training is checked for changes of objects that clients share.
-        self.checks_shared_objects = True
+        self._checks_shared_objects = checks_shared_objects
         self._shared_object_check: SharedObjectCheck | None = None
         self._trains_at_once = False
 
@@ -133,7 +146,7 @@ class LocalTraining:
             unshared_tensors = local.private
         self.state.enter(initial_model, unshared_tensors)
         self.client_steps.seed(instruction)  # for `begin_client`; the first batch begins anew
-        if self.checks_shared_objects:
+        if self._checks_shared_objects:
             self._shared_object_check = SharedObjectCheck(self.trainer)
 
     # ---- training outside of the Trainer
@@ -180,7 +193,7 @@ class LocalTraining:
         if self._shared_object_check is not None:
             self._shared_object_check.warn_of_changes()
             self._shared_object_check = None
-            self.checks_shared_objects = False
+            self._checks_shared_objects = False
         return update
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
@@ -294,7 +307,7 @@ class LocalTraining:
 
     def _upload_context(self, context: ClientContext) -> UploadContext:
         instruction = context.instruction
-        seed = instruction.seed if self.upload_seed is None else self.upload_seed
+        seed = instruction.seed if self._upload_seed is None else self._upload_seed
         return UploadContext(
             client=instruction.client_id,
             num_clients=self._steps.state.num_clients,
@@ -303,7 +316,7 @@ class LocalTraining:
             seed=seed,
             state=context.local.state,  # read it now: the state of a broken client was replaced
             start_sent=instruction.start is not None,
-            secret=self.upload_secret,
+            secret=self._upload_secret,
         )
 
     def _upload_another_model(

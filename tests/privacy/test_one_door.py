@@ -19,8 +19,7 @@ def test_no_kind_of_client_overrides_the_door():
 def test_a_private_client_responds_only_to_functions_that_return_nothing_by_their_type():
     class_counts = torch.tensor([1, 2])
     data = LocalData("client 0", lambda split: [], class_counts, class_counts)
-    client = Client(0, data)
-    client.is_private = True
+    client = Client(0, data, is_private=True)
     counts_at_client = []
 
     def look(local) -> None:
