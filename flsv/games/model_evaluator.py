@@ -236,9 +236,9 @@ class ModelEvaluator(CopyEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def score_module(self, module: nn.Module) -> Scores:
+    def score_module(self, module: nn.Module, in_copy: bool = True) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.score_module`."""
-        is_scored_in_itself = not self.copies_module and self.effects.are_none
+        is_scored_in_itself = not in_copy and self.effects.are_none
         with self._scoring():
             if not is_scored_in_itself or is_compiled(module):
                 module = ModuleCopies(module, self.space).load_to_score(is_last=True)

@@ -105,8 +105,8 @@ class ValidatedModels(CopyEvaluator):
         return Scores(scores)
 
     @torch.no_grad()
-    def score_module(self, module: nn.Module) -> Scores:
-        """Score a module as it is by a validation of one copy."""
+    def score_module(self, module: nn.Module, in_copy: bool = True) -> Scores:
+        """Score a module as it is by a validation of one copy, which needs one in any case."""
         logged_values = self.logged_values(ModuleCopies(module, self.space))
         scores = {
             name: torch.tensor([value], dtype=torch.float64)

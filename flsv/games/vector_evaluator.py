@@ -118,8 +118,6 @@ class VectorEvaluator(ABC):
     """The copies of the fit's module in which models are scored. None: models are not scored in this process."""
     effects: ScoringEffects | None = None
     """The changes that scoring makes. None: models are not scored in this process."""
-    copies_module = True
-    """Whether :meth:`score_module` scores a copy. If False, it scores the module itself if this changes nothing."""
 
     def __call__(self, vectors: Tensor, keep: bool = False) -> Scores:
         """Compute the scores of the K models in the rows of ``vectors [K, P]``.
@@ -157,8 +155,9 @@ class VectorEvaluator(ABC):
         """
         return None
 
-    def score_module(self, module: nn.Module) -> Scores:
+    def score_module(self, module: nn.Module, in_copy: bool = True) -> Scores:
         """Compute the scores of the fit's ``module`` in its present state, with all changes that hooks have made. The
-        scores also contain its outputs, if possible.
+        scores also contain its outputs, if possible. A copy is scored, unless ``in_copy`` is False and scoring changes
+        nothing.
         """
         return self(self.space.read(module)[None], keep=True)

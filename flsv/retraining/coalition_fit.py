@@ -108,9 +108,9 @@ class CoalitionScoring(L.Callback):
         loop: Any = find_loop(callbacks_of(trainer))
         self._start_hash = hash_of_start(module)
         self._initial_model = loop.space.read(module).cpu().clone()
-        self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
-        for evaluator in self._scoring.evaluators:
-            evaluator.copies_module = False
+        self._scoring = ModelScoring(
+            self._measures, partial(self._make_evaluator, trainer, loop), copies_modules=False
+        )
         if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 

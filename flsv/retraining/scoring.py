@@ -15,12 +15,18 @@ from flsv.values.coalition_files import ScoredModel, outputs_name
 
 
 class ModelScoring:
-    """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
+    """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator. With
+    ``copies_modules`` False, it scores modules themselves, instead of copies, if this does not change them.
+    """
 
     def __init__(
-        self, measures: Measures, evaluator_of: Callable[[Measure], VectorEvaluator]
+        self,
+        measures: Measures,
+        evaluator_of: Callable[[Measure], VectorEvaluator],
+        copies_modules: bool = True,
     ) -> None:
         self._measures = measures
+        self._copies_modules = copies_modules
         self.evaluators: list[VectorEvaluator] = []
         for measure in measures.values():
             if not any(evaluator.computes(measure) for evaluator in self.evaluators):
@@ -38,7 +44,10 @@ class ModelScoring:
         if isinstance(module, ClassifierClient):
             weighing_of_classes = module.weighing_for_all()
         with weighing_of_classes:
-            scores = {evaluator: evaluator.score_module(module) for evaluator in self.evaluators}
+            scores = {
+                evaluator: evaluator.score_module(module, self._copies_modules)
+                for evaluator in self.evaluators
+            }
 
         for requester, measure in (untrained or {}).items():
             check_untrained(requester, measure, _scores_by(measure, scores))

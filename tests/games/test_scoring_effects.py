@@ -74,11 +74,9 @@ EFFECTS = {
 }
 
 
-def evaluator_of(module, copies_module=True):
+def evaluator_of(module):
     space = ParameterSpace(module)
-    evaluator = ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
-    evaluator.copies_module = copies_module
-    return evaluator
+    return ModelEvaluator(module, space, BATCHES, num_classes=3, backend="serial")
 
 
 @pytest.mark.parametrize("module_class", EFFECTS)
@@ -96,10 +94,10 @@ def losses_of_two_copies(evaluate, module):
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
     module = module_class()
-    evaluate = evaluator_of(module, copies_module=False)
+    evaluate = evaluator_of(module)
 
     losses = losses_of_two_copies(evaluate, module)
-    loss_of_module = evaluate.score_module(module).value("loss").item()
+    loss_of_module = evaluate.score_module(module, in_copy=False).value("loss").item()
     next_losses = losses_of_two_copies(evaluate, module)
 
     assert losses == next_losses == [loss_of_module, loss_of_module]
@@ -109,10 +107,10 @@ def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_change_neither_module_nor_program(module_class):
     module = module_class()
-    evaluate = evaluator_of(module, copies_module=False)
+    evaluate = evaluator_of(module)
 
     losses_of_two_copies(evaluate, module)
-    evaluate.score_module(module)
+    evaluate.score_module(module, in_copy=False)
 
     assert module_class.num_calls == 0
     assert getattr(module, "calls", 0) == 0
@@ -126,9 +124,9 @@ def test_scores_of_no_models_are_empty():
     assert len(evaluate(no_models)) == 0
 
 
-def scored_module(evaluate, module):
+def scored_module(evaluate, module, in_copy=False):
     """The module, or the copy of it, whose forward a score has called."""
-    evaluate.score_module(module)
+    evaluate.score_module(module, in_copy)
     return module.scored.modules[-1]
 
 
@@ -138,9 +136,7 @@ def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
     norm.eval()
     evaluate = evaluator_of(module)
 
-    assert scored_module(evaluate, module) is not module
-
-    evaluate.copies_module = False
+    assert scored_module(evaluate, module, in_copy=True) is not module
     assert scored_module(evaluate, module) is module
     # Scored in evaluation mode, its layers are in their modes again.
     assert linear.training
@@ -154,7 +150,7 @@ def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
 )
 def test_module_that_scoring_changes_is_scored_in_a_copy(module_class):
     module = module_class()
-    evaluate = evaluator_of(module, copies_module=False)
+    evaluate = evaluator_of(module)
 
     assert scored_module(evaluate, module) is not module
 
@@ -175,7 +171,7 @@ def compile_function(module):
 @pytest.mark.parametrize("compile_part", [compile_module, compile_layers, compile_function])
 def test_compiled_module_is_scored_in_a_copy(compile_part):
     module = RecordsScoredModules()
-    evaluate = evaluator_of(module, copies_module=False)
+    evaluate = evaluator_of(module)
 
     compile_part(module)
 
