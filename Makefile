@@ -124,13 +124,21 @@ libraries: ## modules of fifteen public libraries against loops by hand, in an e
 	touch $@
 
 # Not part of ci: installing torch into one more environment takes minutes.
-wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
-	.venv-release/bin/python tools/release.py wheel $(WHEEL_TEST)
+DIST = .venv-wheel/dist
+wheel-test: .venv-release/made ## sdist and wheel, checked; the wheel, installed elsewhere with hard dependencies alone: every command
+	rm -rf .venv-wheel $(DIST)
+	python3 -m venv .venv-wheel
+	.venv-release/bin/python -m build --outdir $(DIST)
+	.venv-release/bin/python -m twine check --strict $(DIST)/*
+	.venv-release/bin/check-wheel-contents $(DIST)/*.whl
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check $(DIST)/*.whl
+	.venv-wheel/bin/python -m pip check --disable-pip-version-check
+	.venv-wheel/bin/python -I tools/installed_wheel.py
+	env -u PYTHONPATH PYTHON=.venv-wheel/bin/python tools/every_command.sh .venv-wheel/runs
 
 release: .venv-release/made ## all of a release up to the upload, into dist/: RELEASING.md
-	$(PYTHON) tools/release.py check $(TAG)
-	rm -rf dist
-	.venv-release/bin/python tools/release.py wheel --dist dist
+	$(PYTHON) tools/release.py $(TAG)
+	$(MAKE) wheel-test DIST=dist
 
 constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 	$(UV) compile --quiet --upgrade --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt \

@@ -23,3 +23,4 @@ flsv repeat 1 --config "$run/config.yaml" --out repeated
 flsv retrain "$run" --seeds 1 --trainings singles
 flsv report "$run"
 flsv init project
+ls "$run/contributions.csv" "$run/retrained/repeat.csv" "$run/report.html" valuation/valuation.csv
