@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,8 +37,6 @@ Messages = tuple[tuple[str, ...], tuple[str, ...]]
 _TIER = re.compile(r"^Tier: (stable|provisional|contrib)\.$", flags=re.MULTILINE)
 #: The first line of an algorithm's entry, in the comment of its configuration.
 _ENTRY = re.compile(r"^title: ", flags=re.MULTILINE)
-#: Pages that commands of flsv write, where they have been run; they come before the other results.
-MEASURED = ("benchmark.md",)
 #: The parts of a federation, and where a configuration names them.
 PARTS = {
     "metric": ("federation", "metrics"),
@@ -50,16 +49,8 @@ PARTS = {
     "share": ("federation", "share"),
     "model": ("model",),
 }
-#: Those whose docstrings an algorithm's page has.
-_OF_ITS_OWN = (
-    "metric",
-    "aggregator",
-    "personalizer",
-    "sampler",
-    "client algorithm",
-    "upload",
-    "filter",
-)
+#: Parts whose docstrings an algorithm's page does not have.
+_OF_OTHERS = ("share", "model")
 #: Packages of the reference, in the order of the way of a round.
 PACKAGES = {
     "flsv": "What most programs import",
@@ -241,8 +232,11 @@ def algorithm_page(each: Algorithm) -> str:
     """One algorithm: what it is, its parts, its configuration, its paper and results; the docstrings of its parts, with
     their formulas, shapes and examples; of metrics also what the example draws."""
     named = {config: parts(config) for config in each.configs}
-    own = [path for of in named.values() for part in of for path in of[part] if part in _OF_ITS_OWN]
-    shown = dict.fromkeys(own)
+    shown: dict[str, None] = {}  # an ordered set
+    for paths_by_part in named.values():
+        for part, paths in paths_by_part.items():
+            if part not in _OF_OTHERS:
+                shown |= dict.fromkeys(paths)
     return rendered("algorithm.md", each=each, parts=named, shown=shown, metrics=metrics())
 
 
@@ -396,55 +390,23 @@ def generated_pages() -> dict[str, str]:
 # ---- the hook of MkDocs
 
 
-def repository() -> str | None:
-    """Where the project is, as pyproject.toml says; None before it does (RELEASING.md, "Once")."""
-    found = re.search(
-        r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE
-    )
-    return found[1] if found else None
-
-
-def result_title(path: Path) -> str:
-    """The title of a page of results, for the alphabet."""
-    return title(path.stem).casefold()
-
-
-def result_addresses() -> list[str]:
-    """The pages of results: what commands of flsv write, then the others by their titles."""
-    measured = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
-    paths = sorted((ROOT / "docs" / "results").glob("*.md"), key=result_title)
-    return measured + [f"results/{path.name}" for path in paths]
-
-
-def algorithm_navigation() -> list[Any]:
-    """A page per algorithm."""
-    return [{algorithm.title: page_of(algorithm)} for algorithm in algorithms()]
-
-
-def reference_navigation() -> list[Any]:
-    """A page per package, then a page per metric."""
-    packages = [{package: f"reference/{package}.md"} for package in PACKAGES]
-    metric_pages = [{name: metric_address(name)} for name in sorted(metrics())]
-    return [*packages, {"Metrics": metric_pages}]
-
-
 def on_config(config: Any) -> Any:
-    """The pages that nobody has to list, and a link to the repository."""
-    url = repository()
-    if url is not None:
-        config.repo_url = url
+    """The pages that nobody has to list, and a link to the repository, once pyproject.toml names it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if "urls" in project:
+        config.repo_url = project["urls"]["Repository"]
         config.repo_name = "flsv"
 
+    packages = [{package: f"reference/{package}.md"} for package in PACKAGES]
+    metric_pages = [{name: metric_address(name)} for name in sorted(metrics())]
     made = {
-        "Algorithms": algorithm_navigation,
-        "Notebooks": lambda: [f"notebooks/{path.stem}.md" for path in docs_render.LESSONS],
-        "Results": result_addresses,
-        "Reference": reference_navigation,
+        "Algorithms": [{algorithm.title: page_of(algorithm)} for algorithm in algorithms()],
+        "Reference": [*packages, {"Metrics": metric_pages}],
     }
     for section in config.nav:
-        ((name, written_pages),) = section.items()
-        if name in made:
-            section[name] = [*written_pages, *made[name]()]
+        for name, written_pages in section.items():
+            if name in made:
+                written_pages += made[name]
     return config
 
 
@@ -468,24 +430,25 @@ def on_files(files: Any, config: Any) -> Any:
 #: How much a page counts in the search, by what its address begins with: guides before what is looked up, and last the
 #: long tables of results, in which every word is.
 BOOSTS = {
-    **{
-        "tutorials/": 8.0,
-        "howto/": 4.0,
-        "deployment": 4.0,
-        "nvflare": 4.0,
-        "gpu": 4.0,
-        "scaling": 4.0,
-        "notebooks/": 3.0,
-    },
-    **{"trust": 2.0, "reliability": 2.0, "explanation/": 2.0},
-    **{"reference/flsv": 0.5, "results/": 0.5, "benchmark": 0.1},
+    "tutorials/": 8.0,
+    "howto/": 4.0,
+    "deployment": 4.0,
+    "nvflare": 4.0,
+    "gpu": 4.0,
+    "scaling": 4.0,
+    "notebooks/": 3.0,
+    "trust": 2.0,
+    "reliability": 2.0,
+    "explanation/": 2.0,
+    "reference/flsv": 0.5,
+    "results/": 0.5,
+    "benchmark": 0.1,
 }
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that lead out of docs/ become words; the search is told what counts."""
-    boost = next(
-        (boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0
-    )
-    page.meta.setdefault("search", {"boost": boost})
+    for start, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta.setdefault("search", {"boost": boost})
     return docs_render.inside_docs(markdown, page.file.src_uri)
