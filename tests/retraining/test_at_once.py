@@ -677,6 +677,7 @@ TRAINED_ONE_BY_ONE = {
 WITH_REFERENCE = ("teacher in a global", "the same where rounding errors grow")
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("options", TRAINED_AT_ONCE.values(), ids=TRAINED_AT_ONCE)
 def test_coalitions_at_once_are_those_that_train_one_by_one(options, monkeypatch, caplog, tmp_path):
     at_once = fit_with_coalitions(monkeypatch, caplog, tmp_path, AT_ONCE, **options)
@@ -689,6 +690,7 @@ def test_coalitions_at_once_are_those_that_train_one_by_one(options, monkeypatch
     torch.testing.assert_close(at_once.values, one_by_one.values, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("name", TRAINED_ONE_BY_ONE)
 def test_coalitions_that_cannot_share_a_fit_train_one_by_one(name, monkeypatch, caplog, tmp_path):
     options = {"rounds": 2, **TRAINED_ONE_BY_ONE[name]}
@@ -712,6 +714,7 @@ def test_frozen_parameters_are_the_runs_after_a_comparison_in_64_bits(
 FEDDYN = {"client_algorithm": FedDyn(), "aggregator": FedDynServer()}
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize(
     ("make_module", "loop", "reason"),
     [

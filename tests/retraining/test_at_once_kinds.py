@@ -327,6 +327,7 @@ READS_OF_MEMBERS = {
 READS_OF_METRICS = [SlowsIfAccurate, SlowsByState, SlowsByList, SlowsAndCatches]
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("make_module", [*READS_OF_MEMBERS, *READS_OF_METRICS])
 @pytest.mark.filterwarnings("ignore:.*clients train otherwise")
 def test_what_a_hook_may_find_out_of_a_coalition_is_not_trained_at_once(

@@ -68,6 +68,7 @@ def fit_with_shadow(case):
     return case.fit(case.make(metrics=metrics), rounds=1)
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @parametrize_cases()
 def test_coalitions_are_trained_beside_a_part_or_refused_with_a_reason(case):
