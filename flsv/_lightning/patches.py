@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -56,7 +56,7 @@ _INHERITED = object()
 
 
 class PatchedAttributes:
-    """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` undoes."""
+    """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` or the end of a ``with`` undoes."""
 
     def __init__(self, changes: Sequence[Patch] = ()) -> None:
         self._originals = []
@@ -76,6 +76,12 @@ class PatchedAttributes:
             else:
                 setattr(owner, name, original)
         self._originals = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        self.restore()
 
 
 class LastCallback(L.Callback):
@@ -117,6 +123,20 @@ def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
     return all_of_them
 
 
+def is_watcher(kind: type) -> bool:
+    """Return whether a class of callbacks only watches or ends a run: it is one of Lightning's or of flsv's, and one of
+    :data:`WATCHERS`.
+
+    Example:
+        >>> class Stops(EarlyStopping):
+        ...     __module__ = "project"
+        >>> is_watcher(EarlyStopping), is_watcher(Stops)
+        (True, False)
+    """
+    package, _, _ = kind.__module__.partition(".")
+    return package in ("lightning", "flsv") and issubclass(kind, WATCHERS)
+
+
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
     """Return the trainer's list of callbacks, an attribute that Lightning does not declare."""
     return trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connectors
@@ -154,15 +174,10 @@ def find_loop(callbacks: Iterable[object]) -> Any:
     raise ConfigurationError("the Trainer has no FederatedLoop. Add one to its callbacks.")
 
 
-@contextmanager
-def discarded_logs(module: nn.Module) -> Iterator[None]:
-    """Discard all values that the module logs within the context."""
+def discarded_logs(module: nn.Module) -> PatchedAttributes:
+    """Discard all values that the module logs within this context."""
     changes = [(module, name, do_nothing) for name in ("log", "log_dict") if hasattr(module, name)]
-    patches = PatchedAttributes(changes)
-    try:
-        yield
-    finally:
-        patches.restore()
+    return PatchedAttributes(changes)
 
 
 def do_nothing(*_: Any, **__: Any) -> None:

@@ -113,14 +113,11 @@ class RoundAverage:
             return
 
         # The callback would call should_update again.
-        patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
-        try:
+        with PatchedAttributes([(callback, "should_update", lambda **_: True)]):
             # The callback updates only after its latest step, which may belong to another fit.
             callback.load_state_dict({"latest_update_step": -1})
             # The callback does not read outputs, batch and index.
             self._original_batch_end(trainer, module, outputs=None, batch=None, batch_idx=0)
-        finally:
-            patches.restore()
 
     def restore(self, module: L.LightningModule) -> None:
         """Restore the module's global model if a failed validation has left the average in it."""

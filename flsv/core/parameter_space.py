@@ -295,12 +295,15 @@ class ParameterSpace:
         return tensors
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate named tensors into a new vector of length :attr:`size`, the inverse of :meth:`unflatten`."""
+        """Concatenate named tensors ``[..., *shape]`` into new vectors ``[..., size]``, the inverse of
+        :meth:`unflatten`.
+        """
         vectors = []
-        for name in self.names:
-            vector = tensors[name].reshape(-1)
+        for name, shape in zip(self.names, self.shapes):
+            tensor = tensors[name]
+            vector = tensor.flatten(-len(shape)) if shape else tensor[..., None]
             vectors.append(vector.to(self.dtype))
-        return torch.cat(vectors)
+        return torch.cat(vectors, dim=-1)
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split(self._sizes)

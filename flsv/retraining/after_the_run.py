@@ -80,6 +80,7 @@ class TrainingAfterTheRun:
         self._metrics = metrics
         self._fallback = fallback
         self._run_copy = run_copy
+        self._trial = dry_run_result.rows
         self._alone = OneByOne(
             CopiedFits(run_copy, scored.measures),
             self._make_job(scored.run, dry_run_result),
@@ -155,7 +156,7 @@ class TrainingAfterTheRun:
             self._run_copy,
             self._scored.measures,
             self._proofs,
-            num_elements=self._scored.run.federation.space.size,
+            trial=self._trial,
         )
         try:
             coalitions = [EMPTY, *self._coalitions_to_train()]

@@ -19,7 +19,7 @@ from flsv.retraining.coalition_store import clients_text
 from flsv.retraining.copied_fits import CopyOfRun
 from flsv.retraining.fit_at_once import fit_at_once
 from flsv.retraining.one_by_one import OneByOne, Outcomes, of_all_ranks
-from flsv.retraining.price import num_groups
+from flsv.retraining.price import RowTrial, num_groups
 from flsv.retraining.proofs import Proofs
 from flsv.retraining.training_job import FitFailed, FitResult
 from flsv.scores.performance import Measures
@@ -34,7 +34,7 @@ class AtOnce:
         run_copy: the copy of the run from before its fit.
         measures: the performance measures by which models are scored, by name.
         proofs: compare a group with the run and the witnesses.
-        num_elements: the number of elements of a model.
+        trial: what the dry run found out about rows of the run's module.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class AtOnce:
         run_copy: CopyOfRun,
         measures: Measures,
         proofs: Proofs,
-        num_elements: int,
+        trial: RowTrial,
     ) -> None:
         self.job = replace(alone.job, model_rounds=proofs.rounds_to_compare)
         self._alone = replace(alone, job=self.job)
         self._run_copy = run_copy
         self._measures = measures
         self._proofs = proofs
-        self._num_elements = num_elements
+        self._trial = trial
         self._all_clients = tuple(range(len(alone.num_samples)))
 
     @property
@@ -68,6 +68,8 @@ class AtOnce:
         Raises:
             NotBatched: they cannot be trained at once, or a proof has failed.
         """
+        if self._trial.why_not:  # a resumed run has chosen these coalitions before
+            raise NotBatched(self._trial.why_not)
         to_fit = [*self.witnesses, EMPTY] if EMPTY in missing else self.witnesses
         for members, outcome in self._alone.results(coalitions, missing=to_fit):
             if isinstance(outcome, FitFailed):
@@ -84,7 +86,7 @@ class AtOnce:
 
     def _groups(self, coalitions: Sequence[Members]) -> list[Sequence[Members]]:
         """Divide coalitions into groups of about the same size."""
-        count = num_groups(len(coalitions), self._num_elements, len(self._all_clients))
+        count = num_groups(len(coalitions), self._trial.num_elements, len(self._all_clients))
         return [coalitions[number::count] for number in range(count)]
 
     def _train(self, group: Sequence[Members]) -> dict[Members, FitResult]:
@@ -134,4 +136,5 @@ class AtOnce:
             replace(self.job, members=self._all_clients, in_double=in_double),
             coalitions=[*group, *witnesses_to_add],
             witnesses=self.witnesses,
+            joins_clients=self._trial.joins_clients,
         )

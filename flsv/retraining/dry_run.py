@@ -162,7 +162,7 @@ def _fit_one_round(
 ) -> DryRunResult:
     trainer, module, data = run_copy.load()
     needs_checkpoints = reads_checkpoints(trainer, module)
-    why_not = why_not_at_once(trainer, module) if tries_rows else "It was not tried."
+    why_not = why_not_at_once(trainer) if tries_rows else "It was not tried."
     scoring: Any = prepare_coalition_fit(
         trainer,
         module,

@@ -46,7 +46,8 @@ def fit_at_once(
     measures: Measures,
     job: TrainingJob,
     coalitions: Sequence[Members],
-    witnesses: Collection[Members] = (),
+    witnesses: Collection[Members],
+    joins_clients: bool,
 ) -> dict[Members, FitResult]:
     """Train ``coalitions`` at once by one fit of a copy of the run, and return their results.
 
@@ -56,6 +57,7 @@ def fit_at_once(
         job: the request for the coalition of all clients. That for each coalition has other members only.
         coalitions: the coalitions besides that of all clients, whose result is returned, too.
         witnesses: the coalitions whose results have the models after ``job.model_rounds``, too.
+        joins_clients: whether the rows of all clients take their steps together.
 
     Raises:
         NotBatched: the coalitions cannot be trained at once.
@@ -63,10 +65,6 @@ def fit_at_once(
     """
     with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
-        reason = why_not_at_once(trainer, module)
-        if reason:
-            raise NotBatched(reason)
-
         scoring: Any = prepare_coalition_fit(
             trainer,
             module,
@@ -77,7 +75,7 @@ def fit_at_once(
             make_scoring=partial(ScoringAtOnce, coalitions=coalitions, witnesses=witnesses),
         )
         loop = find_loop(callbacks_of(trainer))
-        loop.set_arguments(engine=CoalitionRows)
+        loop.set_arguments(engine=partial(CoalitionRows, joins_clients=joins_clients))
         CoalitionRows.guard_first_hooks(module, data)
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
@@ -97,19 +95,19 @@ def try_rows(trainer: L.Trainer) -> RowTrial:
     if num_elements > MAX_ELEMENTS_OF_MODEL:
         return RowTrial(f"the model has {num_elements} numbers.")
     try:
-        kind, dry_run = CoalitionRows.trial(trainer, loop)
+        dry_run = CoalitionRows.trial(trainer, loop)
     except Exception as error:  # whatever it is, coalitions are trained one by one
         return RowTrial(reason_of(error))
     return RowTrial(
         "",
         dry_run.megaflops,
         num_elements=num_elements,
-        joins_clients=not kind.shares_batch,
+        joins_clients=not dry_run.kind.shares_batch,
         enlarges_rounding=dry_run.enlarges_rounding,
     )
 
 
-def why_not_at_once(trainer: L.Trainer, module: Any) -> str:
+def why_not_at_once(trainer: L.Trainer) -> str:
     """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
     for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
         if not is_loop(callback):
@@ -166,10 +164,11 @@ class ScoringAtOnce(CoalitionScoring):
         masks = masks_of(self._members_by_row, federation.num_clients)
         kind = AveragedCoalitions if only_averages(federation) else ServedCoalitions
         self._servers = kind(masks, federation)
-        loop.run.engine.coalitions = self._servers
+        constants = {}
         module = trainer.lightning_module
         if isinstance(module, ClassifierClient):
-            loop.run.engine.constants = module.constants_of(self._members_by_row)
+            constants = module.constants_of(self._members_by_row)
+        loop.run.engine.train_for(self._servers, constants)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         super()._end_round(trainer)

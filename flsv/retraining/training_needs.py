@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
-from flsv._lightning.patches import WATCHERS, callbacks_of, is_loop
+from flsv._lightning.patches import callbacks_of, is_loop, is_watcher
 
 #: Packages whose classes are not the program's.
 _LIBRARIES = ("flsv", "lightning", "torch", "builtins")
@@ -59,20 +59,12 @@ def reads_checkpoints(trainer: L.Trainer, module: L.LightningModule) -> bool:
 
 
 def only_watches_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only observes or ends a run: it is one of :data:`WATCHERS`, and its class is one of
-    Lightning's or flsv's, or it does nothing, as in copies an excluded one.
-
-    Example:
-        >>> from lightning.pytorch.callbacks import EarlyStopping
-        >>> class Stops(EarlyStopping):
-        ...     __module__ = "project"
-        >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
-        (True, False)
+    """Return whether a callback only observes or ends a run: its class is a watcher or says so, or it does nothing, as
+    in copies an excluded one.
     """
     if getattr(callback, "only_watches", False) or type(callback) is L.Callback:
         return True
-    is_of_library = type(callback).__module__.startswith(("lightning.", "flsv."))
-    return is_of_library and isinstance(callback, WATCHERS)
+    return is_watcher(type(callback))
 
 
 def _callbacks_that_act(trainer: L.Trainer) -> list[L.Callback]:

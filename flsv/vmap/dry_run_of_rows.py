@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -42,7 +42,7 @@ from flsv.vmap.row_step import (
     deny_client_attributes,
     not_batched_error,
 )
-from flsv.vmap.row_training import RowTraining, SharedBatchTraining, clip_function
+from flsv.vmap.row_training import RowTraining, SharedBatchTraining, names_of_trained
 
 #: Number of batches in a dry run.
 NUM_DRY_RUN_BATCHES = 3
@@ -65,17 +65,24 @@ class DryRunOfRows(NamedTuple):
     unused_names: set[str]
     #: Multiplications and additions of one model's step, in millions.
     megaflops: float
+    #: The class that trained the rows.
+    kind: type[RowTraining]
     #: Whether rows differ from single models by more than rounding, since training enlarges it.
     enlarges_rounding: bool
 
 
-def check_shared_are_frozen(trainer: L.Trainer, shared_names: Collection[str]) -> None:
+def names_without_rows(space: ParameterSpace) -> set[str]:
+    """Return the names of tensors of which all batched models share the module's own, since they are the same at all
+    clients.
+    """
+    return {*space.constant_names, *space.non_finite_names}
+
+
+def check_shared_are_frozen(trainer: L.Trainer, space: ParameterSpace) -> None:
     """Raise ConfigurationError if tensors that all batched models share are trained in this round."""
-    optimized_ids = _ids_of_optimized(trainer.optimizers[0])
-    names = []
-    for name, parameter in trainer.lightning_module.named_parameters():
-        if name in shared_names and parameter.requires_grad and id(parameter) in optimized_ids:
-            names.append(name)
+    shared_names = names_without_rows(space)
+    names_by_group = names_of_trained(trainer.lightning_module, trainer.optimizers[0])
+    names = [name for name in chain.from_iterable(names_by_group) if name in shared_names]
     if names:
         raise ConfigurationError(
             f"{listed(map(repr, names))} required no gradient when the fit began, so flsv treats them as equal at all "
@@ -88,15 +95,13 @@ def dry_run_of_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    shared_names: Collection[str] = (),
     kind: type[RowTraining] = RowTraining,
     may_enlarge_rounding: bool = False,
 ) -> DryRunOfRows:
-    """Raise NotBatched unless a few batches give equal results batched and ordinarily. ``shared_names`` names tensors
-    that all batched models share. ``kind`` trains the rows. With ``may_enlarge_rounding`` it suffices that results are
-    equal in 64 bits.
+    """Raise NotBatched unless a few batches give equal results batched and ordinarily. ``kind`` trains the rows. With
+    ``may_enlarge_rounding`` it suffices that results are equal in 64 bits.
     """
-    dry_run = partial(_dry_run, trainer, space, seed, shared_names, kind)
+    dry_run = partial(_dry_run, trainer, space, seed, kind)
     try:
         return dry_run()
     except _ResultsDiffer as difference:
@@ -112,13 +117,11 @@ def _dry_run(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    shared_names: Collection[str],
     kind: type[RowTraining],
     in_double: bool = False,
 ) -> DryRunOfRows:
     draws = nullcontext if kind.shares_batch else no_random_numbers
     with _trial_of_rows(trainer, space, seed, in_double) as (module, trial_trainer):
-        optimizer = trial_trainer.optimizers[0]
         batches = _first_batches(trainer, trial_trainer, seed, NUM_DRY_RUN_BATCHES)
         initial_model = _copied_tensors(module)
         counter = FlopCounterMode(display=False)
@@ -129,44 +132,44 @@ def _dry_run(
 
         # The same training, batched, must come to the same model.
         _write_tensors(module, initial_model)
-        training = kind(module, optimizer, clip_function(trainer), names_without_gradient)
-        initial_row = {
-            name: tensor for name, tensor in initial_model.items() if name not in shared_names
-        }
-        row, row_loss = _train_row(training, trial_trainer, initial_row, batches, seed=seed)
+        training = kind.of(trial_trainer, names_without_gradient)
+        row, row_loss = _train_row(
+            training, trial_trainer, _pairs(initial_model, space), batches, seed=seed
+        )
         rounding = rounding_of(trial_trainer)
         number = DOUBLE_TOLERANCE if in_double else rounding.number
         _compare(module, "the loss", row_loss, mean_loss.to(row_loss), number)
         _compare_models(module, row, trained_model, initial_model, rounding, number)
     megaflops = counter.get_total_flops() / 1e6 / len(batches)
-    return DryRunOfRows(names_without_gradient, megaflops, in_double)
+    return DryRunOfRows(names_without_gradient, megaflops, kind, enlarges_rounding=in_double)
 
 
 def compare_gradients(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    shared_names: Collection[str] = (),
 ) -> set[str]:
     """Raise NotBatched unless the gradients of a step are equal batched and ordinarily. Return the names of parameters
-    without a gradient. ``shared_names`` names tensors that all batched models share.
+    without a gradient.
     """
     with _trial_of_rows(trainer, space, seed) as (module, trial_trainer):
-        optimizer = trial_trainer.optimizers[0]
         batches = _first_batches(trainer, trial_trainer, seed, num_batches=2)
         initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), no_random_numbers(module):
             # After a step, the model is no longer the one that the round's hooks have seen.
             _take_step(trial_trainer, batches[0], step=0)
             model = _copied_tensors(module)
-            optimizer.zero_grad()
+            trial_trainer.optimizers[0].zero_grad()
             loss = _backward(trial_trainer, batches[-1], step=1)
-        gradients = _gradients_by_name(module, optimizer)
         names_without_gradient = _names_without_gradient(module)
+        training = RowTraining.of(trial_trainer, names_without_gradient)
+        gradients = {}
+        for name, parameter in module.named_parameters():
+            if name in training.trained_names and parameter.grad is not None:
+                gradients[name] = parameter.grad
 
         _write_tensors(module, initial_model)
-        training = RowTraining(module, optimizer, unused=names_without_gradient)
-        pairs = _pairs({name: model[name] for name in model if name not in shared_names})
+        pairs = _pairs(model, space)
         row_losses = torch.zeros(2, device=loss.device)
         with _steps_of_rows(training, trial_trainer, seed):
             row_gradients = training.compute_gradients(
@@ -177,23 +180,6 @@ def compare_gradients(
     _check_gradients(module, first_row, gradients, rounding)
     _compare(module, "the loss", row_losses[0], loss.to(row_losses), rounding.number)
     return names_without_gradient
-
-
-def _gradients_by_name(module: nn.Module, optimizer: Any) -> State:
-    """Return the gradients of the parameters that the optimizer trains."""
-    optimized_ids = _ids_of_optimized(optimizer)
-    gradients = {}
-    for name, parameter in module.named_parameters():
-        if id(parameter) in optimized_ids and parameter.grad is not None:
-            gradients[name] = parameter.grad
-    return gradients
-
-
-def _ids_of_optimized(optimizer: Any) -> set[int]:
-    ids: set[int] = set()
-    for group in optimizer.param_groups:
-        ids.update(map(id, group["params"]))
-    return ids
 
 
 def _names_without_gradient(module: nn.Module) -> set[str]:
@@ -249,12 +235,11 @@ def _use_initial_rates(optimizer: Any) -> None:
 def _train_row(
     training: RowTraining,
     trainer: L.Trainer,
-    tensors: State,
+    pairs: State,
     batches: list[Any],
     seed: int,
 ) -> tuple[State, Tensor]:
     """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
-    pairs = _pairs(tensors)
     with _steps_of_rows(training, trainer, seed):
         if isinstance(training, SharedBatchTraining):
             trained_pairs, mean_losses = training.train_shared(pairs, batches)
@@ -263,8 +248,14 @@ def _train_row(
     return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
 
 
-def _pairs(tensors: State) -> State:
-    return {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
+def _pairs(tensors: State, space: ParameterSpace) -> State:
+    """Return two rows with a model's tensors."""
+    shared_names = names_without_rows(space)
+    return {
+        name: torch.stack([tensor, tensor])
+        for name, tensor in tensors.items()
+        if name not in shared_names
+    }
 
 
 @contextmanager

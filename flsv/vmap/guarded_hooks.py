@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -133,8 +133,10 @@ class Guard:
             _raised_again() as refuse,
             self._denied_members(refuse),
             deny_client_attributes(self._module, refuse),
-            _patched(silent_metrics(self._module, ("forward", "update", "compute"), refuse)),
-            _patched(_unreadable_lists(self._module, refuse)),
+            PatchedAttributes(
+                silent_metrics(self._module, ("forward", "update", "compute"), refuse)
+            ),
+            PatchedAttributes(_unreadable_lists(self._module, refuse)),
             _WeightReads(self._module, refuse),
         ):
             yield
@@ -149,10 +151,10 @@ class Guard:
         with self._denied_members(refuse):
             yield
 
-    def _denied_members(self, refuse: Callable[[str], Exception]) -> AbstractContextManager[None]:
+    def _denied_members(self, refuse: Callable[[str], Exception]) -> PatchedAttributes:
         unreadable = Unreadable(partial(refuse, "the clients' data"))
         changes = [(owner, name, unreadable) for owner, name in self._attributes_of_members]
-        return _patched(changes)
+        return PatchedAttributes(changes)
 
 
 @contextmanager
@@ -172,15 +174,6 @@ def _raised_again() -> Iterator[Callable[[str], NotBatched]]:
         raise refusals[0] from error
     if refusals:
         raise refusals[0]
-
-
-@contextmanager
-def _patched(changes: Sequence[Patch]) -> Iterator[None]:
-    patches = PatchedAttributes(changes)
-    try:
-        yield
-    finally:
-        patches.restore()
 
 
 def _unreadable_lists(module: nn.Module, refuse: Callable[[str], Exception]) -> list[Patch]:

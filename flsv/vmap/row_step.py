@@ -391,15 +391,10 @@ class _TrainerOfManyClients:
         return getattr(self._trainer, name)
 
 
-@contextmanager
-def _silence_metrics(module: nn.Module) -> Iterator[None]:
+def _silence_metrics(module: nn.Module) -> PatchedAttributes:
     """Silence a module's torchmetrics within this context, since their states cannot be stacked."""
     names = ("forward", "update", "compute", "reset")
-    patches = PatchedAttributes(silent_metrics(module, names, _refuse_in_step))
-    try:
-        yield
-    finally:
-        patches.restore()
+    return PatchedAttributes(silent_metrics(module, names, _refuse_in_step))
 
 
 def silent_metrics(
@@ -474,11 +469,7 @@ def deny_client_attributes(
     trainer = _TrainerOfManyClients(module.trainer, refuse)
     # Layers may be LightningModules, too, which have the module's trainer.
     parts = [layer for layer in module.modules() if isinstance(layer, L.LightningModule)]
-    patches = PatchedAttributes([(part, "_trainer", trainer) for part in parts])
-    try:
-        with ExitStack() as stack:
-            for part in parts:
-                stack.enter_context(discarded_logs(part))
-            yield
-    finally:
-        patches.restore()
+    with PatchedAttributes([(part, "_trainer", trainer) for part in parts]), ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(discarded_logs(part))
+        yield

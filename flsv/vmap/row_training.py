@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import count
-from typing import Any
+from itertools import chain, count
+from typing import Any, Self
 
 import lightning as L
 import torch
@@ -72,19 +72,25 @@ class RowTraining:
         self._optimizer = optimizer
         self._clip = clip
         self._algorithm = algorithm
-        name_by_parameter = {}  # of trained parameters
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                name_by_parameter[parameter] = name
+        self._names_by_group = names_of_trained(module, optimizer)
+        self.trained_names = set(chain.from_iterable(self._names_by_group))
+        self._step = RowStep(module, sorted(self.trained_names), self.shares_batch, unused)
 
-        self._names_by_group: list[list[str]] = []
-        self._trained_names: set[str] = set()
-        for group in optimizer.param_groups:
-            trained = [parameter for parameter in group["params"] if parameter in name_by_parameter]
-            names = [name_by_parameter[parameter] for parameter in trained]
-            self._names_by_group.append(names)
-            self._trained_names.update(names)
-        self._step = RowStep(module, sorted(self._trained_names), self.shares_batch, unused)
+    @classmethod
+    def of(
+        cls,
+        trainer: L.Trainer,
+        unused: Collection[str] = (),
+        algorithm: ClientAlgorithm | None = None,
+    ) -> Self:
+        """Make the training of rows of a Trainer's module."""
+        return cls(
+            trainer.lightning_module,
+            trainer.optimizers[0],
+            clip_function(trainer),
+            unused,
+            algorithm,
+        )
 
     def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
@@ -111,8 +117,7 @@ class RowTraining:
         device = next(iter(states.values())).device
         num_batches = [len(batches_of_model) for batches_of_model in batches]  # descending
         losses = torch.zeros(len(batches), device=device)
-        initial_states = self._initial_states(states)
-        optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states)
+        optimizer = self._make_optimizer(states)
         for step in range(num_batches[0]):
             stop_if_signaled()
             num_active = sum(count > step for count in num_batches)
@@ -120,28 +125,18 @@ class RowTraining:
             active_states = {name: tensor[:num_active] for name, tensor in states.items()}
             active_batches = [batches_of_model[step] for batches_of_model in batches[:num_active]]
             gradients = self.compute_gradients(active_states, active_batches, losses[:num_active])
-            self._change_gradients(gradients, active_states, initial_states)
             optimizer.step(num_active, gradients)
         losses /= torch.tensor(num_batches, device=device)
         return losses
 
-    def _initial_states(self, states: State) -> State:
-        """Return copies of the trained parameters if a client algorithm reads them, else nothing."""
-        if self._algorithm is None:
-            return {}
-        return {name: states[name].clone() for name in self._trained_names}
-
-    def _change_gradients(self, gradients: State, states: State, initial_states: State) -> None:
-        """Change the gradients of the models ``states``, the first of ``initial_states``, before a step."""
-        if self._algorithm is not None:
-            num_models = len(next(iter(states.values())))
-            self._algorithm.add_proximal_gradients(
-                [states[name] for name in gradients],
-                [*gradients.values()],
-                [initial_states[name][:num_models] for name in gradients],
-            )
-        if self._clip is not None:
-            self._clip(gradients)
+    def _make_optimizer(self, states: State) -> StackedOptimizer:
+        return StackedOptimizer(
+            self._optimizer,
+            self._names_by_group,
+            states,
+            clip=self._clip,
+            algorithm=self._algorithm,
+        )
 
     def compute_gradients(self, states: State, batches: Sequence[Any], losses: Tensor) -> State:
         """Return the gradients of stacked models, without those of unused parameters. Add to ``losses``, and update
@@ -170,7 +165,7 @@ class RowTraining:
                 if name not in gradients:
                     gradients[name] = torch.empty_like(states[name])
                 gradients[name][indices] = gradient
-            buffer_names = states.keys() - self._trained_names
+            buffer_names = states.keys() - self.trained_names
             for name in buffer_names:
                 states[name][indices] = selected_states[name]
         return gradients
@@ -204,9 +199,8 @@ class SharedBatchTraining(RowTraining):
         for first in range(0, num_models, chunk):
             rows = slice(first, first + chunk)
             states_of_chunk = {name: tensor[rows] for name, tensor in states.items()}
-            initial_states = self._initial_states(states_of_chunk)
-            optimizer = StackedOptimizer(self._optimizer, self._names_by_group, states_of_chunk)
-            chunks.append((states_of_chunk, initial_states, losses[rows], optimizer))
+            optimizer = self._make_optimizer(states_of_chunk)
+            chunks.append((states_of_chunk, losses[rows], optimizer))
         own_generators = find_generators(self._module, closed=SHARED_TYPES)
         num_batches = 0
         for index, batch in zip(indices or count(), batches):
@@ -215,8 +209,7 @@ class SharedBatchTraining(RowTraining):
             self._step.set_batch_index(index)
             global_states = global_rngs()
             own_states = [generator_state(generator) for generator in own_generators]
-            for number, chunk_of_models in enumerate(chunks):
-                states_of_chunk, initial_states, losses_of_chunk, optimizer = chunk_of_models
+            for number, (states_of_chunk, losses_of_chunk, optimizer) in enumerate(chunks):
                 if number > 0:  # each chunk draws the same numbers
                     restore_global_rngs(global_states)
                     for generator, state in zip(own_generators, own_states):
@@ -224,10 +217,23 @@ class SharedBatchTraining(RowTraining):
                 with context():
                     gradients, step_losses = self._step(states_of_chunk, batch)
                 losses_of_chunk += step_losses
-                self._change_gradients(gradients, states_of_chunk, initial_states)
                 optimizer.step(len(losses_of_chunk), gradients)
         losses /= num_batches
         return states, losses
+
+
+def names_of_trained(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Return the names of the parameters that an optimizer trains, for each of its groups."""
+    name_by_parameter = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            name_by_parameter[parameter] = name
+
+    names_by_group = []
+    for group in optimizer.param_groups:
+        trained = [parameter for parameter in group["params"] if parameter in name_by_parameter]
+        names_by_group.append([name_by_parameter[parameter] for parameter in trained])
+    return names_by_group
 
 
 def _select_models(states: State, index: Tensor) -> State:
@@ -279,15 +285,28 @@ def _check_are_tensors(leaves: Sequence[Any]) -> None:
 
 
 class StackedOptimizer:
-    """Optimizer of m stacked models, which are sorted by falling number of steps."""
+    """Optimizer of m stacked models, which are sorted by falling number of steps. Before a step it adds the proximal
+    gradients of ``algorithm``, and clips.
+    """
 
     def __init__(
-        self, template: Optimizer, names_by_group: list[list[str]], stacked: State
+        self,
+        template: Optimizer,
+        names_by_group: list[list[str]],
+        stacked: State,
+        clip: Callable[[State], None] | None,
+        algorithm: ClientAlgorithm | None,
     ) -> None:
         self._stacked = stacked
         self._names_by_group = names_by_group  # of the parameters to train
+        self._clip = clip
+        self._algorithm = algorithm
         self._num_active = len(next(iter(stacked.values())))
         self._views = self._views_of_first(self._num_active)
+        # Only a client algorithm reads them.
+        self._initial: State = {}
+        if algorithm is not None:
+            self._initial = {name: view.clone() for name, view in self._views.items()}
         groups = []
         for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
@@ -302,6 +321,14 @@ class StackedOptimizer:
         """Take a step of the first ``num_active`` models. The others take no further steps."""
         if num_active != self._num_active:
             self._restrict_to_first(num_active)
+        if self._algorithm is not None:
+            self._algorithm.add_proximal_gradients(
+                [self._views[name] for name in gradients],
+                [*gradients.values()],
+                [self._initial[name][:num_active] for name in gradients],
+            )
+        if self._clip is not None:
+            self._clip(gradients)
         for name, view in self._views.items():
             view.grad = gradients.get(name)  # without a gradient, it takes no step
         self._optimizer.step()

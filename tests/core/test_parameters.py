@@ -52,7 +52,9 @@ def test_parameter_space_reads_parameters_first():
     statistics = torch.cat([module[1].running_mean, module[1].running_var])
     assert torch.equal(vector[:cut], parameters)
     assert torch.equal(vector[cut:], statistics)
+    matrix = torch.stack([vector, -vector])
     assert torch.equal(space.flatten(space.unflatten(vector)), vector)
+    assert torch.equal(space.flatten(space.unflatten(matrix)), matrix)
     assert space.size == len(parameters) + len(statistics)
 
 
