@@ -4,26 +4,35 @@ Two clients are the witnesses, the one with the fewest and the one with the most
 its own, too. All models that a group of coalitions trains at once are discarded if, beyond rounding, the coalition of
 all clients does not come to the run's own models, or a witness not to the models of its own fit. If such a difference
 may be rounding, witnesses, all clients and the group train once more in 64 bits, to find out.
+
+A group trains by the fit of a copy of the run, which trains the coalition of all clients as the run does. In each round
+a client begins once and its batches are loaded once. The models of all coalitions that it belongs to then take their
+steps on them together, each as a row of stacked tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.memory import is_oom_error
 
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.games.members import EMPTY, Members
+from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.coalition_store import clients_text
-from flsv.retraining.copied_fits import CopyOfRun
-from flsv.retraining.fit_at_once import fit_at_once
+from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
+from flsv.retraining.fit_scoring import CoalitionScoring
 from flsv.retraining.one_by_one import OneByOne, Outcomes, of_all_ranks
 from flsv.retraining.price import RowTrial, num_groups
 from flsv.retraining.proofs import Proofs
-from flsv.retraining.training_job import FitFailed, FitResult
+from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.scores.performance import Measures
 from flsv.utilities.errors import NotBatched, reason_of
+from flsv.vmap.coalition_rows import CoalitionRows
 
 
 class AtOnce:
@@ -138,3 +147,50 @@ class AtOnce:
             witnesses=self.witnesses,
             joins_clients=self._trial.joins_clients,
         )
+
+
+def fit_at_once(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    job: TrainingJob,
+    coalitions: Sequence[Members],
+    witnesses: Collection[Members],
+    joins_clients: bool,
+) -> dict[Members, FitResult]:
+    """Train ``coalitions`` at once by one fit of a copy of the run, and return their results.
+
+    Args:
+        run_copy: the copy of the run from before its fit.
+        measures: the performance measures by which models are scored, by name.
+        job: the request for the coalition of all clients. That for each coalition has other members only.
+        coalitions: the coalitions besides that of all clients, whose result is returned, too.
+        witnesses: the coalitions whose results have the models after ``job.model_rounds``, too.
+        joins_clients: whether the rows of all clients take their steps together.
+
+    Raises:
+        NotBatched: the coalitions cannot be trained at once.
+        torch.OutOfMemoryError: they do not fit into the memory together.
+    """
+    with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
+        trainer, module, data = run_copy.load()
+        scoring: Any = prepare_coalition_fit(
+            trainer,
+            module,
+            data,
+            measures=measures,
+            job=job,
+            folder=folder,
+            make_scoring=partial(CoalitionScoring, coalitions=coalitions, witnesses=witnesses),
+        )
+        loop = find_loop(callbacks_of(trainer))
+        loop.set_arguments(engine=partial(CoalitionRows, joins_clients=joins_clients))
+        CoalitionRows.guard_first_hooks(module, data)
+        fit_quietly(trainer, module, data)
+        results: dict[Members, FitResult] = scoring.results()
+
+    changes = [*changed_tensors, *run_copy.folder.changed_files]
+    if changes:
+        raise NotBatched(
+            f"training changes {changes[0]}, which the program keeps outside of the module."
+        )
+    return results

@@ -6,7 +6,7 @@ run only if training depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,20 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
-from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from flsv._lightning.double_precision import compute_in_double
 from flsv._lightning.logged_values import GuardedValues
-from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
+from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv._lightning.private import set_root
-from flsv._lightning.round_boundary import averaged_weights
-from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.needs import fields_of
 from flsv.data import FederatedDataModule
-from flsv.games.client_evaluation import ClientEvaluator
-from flsv.games.make_evaluators import make_evaluators
-from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.isolation.silent_logger import SilentLogger
-from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
+from flsv.retraining.fit_scoring import CoalitionScoring
+from flsv.retraining.training_job import TrainingJob
 from flsv.retraining.training_needs import only_watches_the_run
 from flsv.sampling.base import coalition_sampler
-from flsv.scores.performance import Measure, Measures
-from flsv.server.round_server import NoModel
-from flsv.utilities.plain_values import digest
-from flsv.values.coalition_files import ScoredModel, measure_name
+from flsv.scores.performance import Measures
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
@@ -65,158 +55,6 @@ def arguments_that_train(loop: Any, without: str = "") -> dict[str, Any]:
     """
     algorithm = None if only_watches_clients(loop) else loop.config.client_algorithm
     return {"metrics": metrics_in_use(loop, without), "client_algorithm": algorithm}
-
-
-class CoalitionScoring(L.Callback):
-    """Callback that scores a coalition's model before the first round, after the rounds that its job lists, and after
-    training.
-    """
-
-    _untrained: ScoredModel | None = None
-    # The last finite model, if training ended because no further model was finite.
-    _last_model: ScoredModel | None = None
-    _has_last_round_ended = False
-    _start_hash = ""
-    _initial_model: Tensor
-    _has_read_logged_values = False
-
-    def __init__(self, data: FederatedDataModule, measures: Measures, job: TrainingJob) -> None:
-        self._data = data
-        self._job = job
-        self._measures = measures if job.scores_rounds else {}
-        self._model_by_round: dict[int, ScoredModel] = {}
-        # The models [P] themselves, after the rounds that the job names.
-        self._vector_by_round: dict[int, Tensor] = {}
-        self._first_updates: Mapping[int, Tensor] = {}
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._rounding = rounding_of(trainer)
-        fit_loop: Any = trainer.fit_loop
-        # Models are scored at the same points as in the run: before all hooks of the first round, and after Lightning
-        # has ended a round.
-        fit_loop.on_advance_start = in_turn(
-            partial(self._begin_round, trainer), fit_loop.on_advance_start
-        )
-        fit_loop.on_advance_end = in_turn(
-            fit_loop.on_advance_end, partial(self._end_round, trainer)
-        )
-
-    def _begin_round(self, trainer: L.Trainer) -> None:
-        if self._start_hash:
-            return
-        module = trainer.lightning_module
-        loop: Any = find_loop(callbacks_of(trainer))
-        self._start_hash = hash_of_start(module)
-        self._initial_model = loop.space.read(module).cpu().clone()
-        self._scoring = ModelScoring(
-            self._measures, partial(self._make_evaluator, trainer, loop), copies_modules=False
-        )
-        if self._job.scores_untrained:
-            self._untrained = self._scoring.score(module)
-
-    def _make_evaluator(self, trainer: L.Trainer, loop: Any, measure: Measure) -> VectorEvaluator:
-        device = trainer.lightning_module.device
-        (evaluator,) = make_evaluators(
-            trainer,
-            loop.space,
-            self._data.val_dataloader(),
-            measures={"the utility": measure},
-            num_classes=self._data.known_num_classes,
-            seed=loop.state.seed,
-            effects=self._job.effects.get(measure_name(measure)),
-            make_client_evaluator=partial(
-                ClientEvaluator, loop.space, loop.clients, self._data, device
-            ),
-        )
-        return evaluator
-
-    def _end_round(self, trainer: L.Trainer) -> None:
-        round_index = trainer.current_epoch - 1
-        self._keep_model(trainer, round_index)
-        # The fit has as many rounds as the run, even if a callback wants to stop it earlier.
-        is_last = round_index == self._job.rounds[-1]
-        trainer.should_stop = is_last
-        if is_last:  # `deliver` scores the model after all hooks at the end of training
-            self._has_last_round_ended = True
-            trainer.fit_loop.min_epochs = 0
-        elif round_index in self._job.rounds:
-            module = trainer.lightning_module
-            with averaged_weights(trainer, module):
-                self._model_by_round[round_index] = self._scoring.score(module)
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """If training ends because a round has no finite model, score the global model after the last complete round,
-        unless it was scored already.
-        """
-        last_round = trainer.current_epoch - 1
-        if not isinstance(exception, NoModel) or last_round in self._model_by_round:
-            return
-        loop: Any = find_loop(callbacks_of(trainer))
-        last_model = loop.state.model()
-        for round_index in self._job.model_rounds:
-            self._vector_by_round.setdefault(round_index, last_model.cpu().clone())
-        loop.space.write(pl_module, last_model)
-        self._last_model = self._scoring.score(pl_module)
-
-    def deliver(self, trainer: L.Trainer) -> None:
-        """Store and score the model after all hooks at the end of training."""
-        last_round = self._job.rounds[-1]
-        if not self._has_last_round_ended:
-            raise RuntimeError(
-                f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds, because a callback or a "
-                "hook has stopped it"
-            )
-        loop: Any = find_loop(callbacks_of(trainer))
-        self._first_updates = loop.run.engine.first_updates
-        self._model_by_round[last_round] = self._scoring.score(trainer.lightning_module)
-
-    def _keep_model(self, trainer: L.Trainer, round_index: int) -> None:
-        if round_index in self._job.model_rounds:
-            loop: Any = find_loop(callbacks_of(trainer))
-            self._vector_by_round[round_index] = loop.state.model().cpu().clone()
-
-    def refuse_logged_values(self) -> None:
-        """Note that the program reads logged values, although the fit does not validate, and raise NeedsValidation."""
-        self._has_read_logged_values = True  # the program may catch the error
-        raise NeedsValidation
-
-    def result(self) -> FitResult:
-        """Return the fit's result, after the end of training."""
-        if not self._start_hash:
-            raise RuntimeError("the fit has trained nothing")
-        if self._has_read_logged_values:
-            raise NeedsValidation
-        return FitResult(
-            scored=self._scored_models(),
-            untrained=self._untrained,
-            start_hash=self._start_hash,
-            models=FitModels(self._initial_model, after_round=self._vector_by_round),
-            rounding=self._rounding,
-            first_updates=self._first_updates,
-        )
-
-    def _scored_models(self) -> list[ScoredModel]:
-        """Return the model after each of the job's rounds. A round without a finite model has the last finite one."""
-        models: list[ScoredModel] = []
-        for round_index in self._job.rounds:
-            model = self._model_by_round.get(round_index, self._last_model)
-            if model is None and models:
-                model = models[-1]
-            if model is not None:
-                models.append(model)
-        return models
-
-
-def hash_of_start(module: L.LightningModule) -> str:
-    """Return a hash of a module's weights before training, including frozen weights."""
-    weights = {name: weight for name, weight in module.named_parameters() if not is_lazy(weight)}
-    return digest(weights).hex()[:16]
-
-
-class NeedsValidation(Exception):
-    """Error: training reads values that only validations log."""
 
 
 def prepare_coalition_fit(

@@ -23,12 +23,12 @@ from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import BEFORE_TRAINING, ShadowShapley
 from flsv.retraining.after_the_run import NoValues
 from flsv.retraining.at_sites import AtSites
-from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
     check_sampler,
     check_settings,
     metrics_with_coalitions,
 )
+from flsv.retraining.fit_scoring import hash_of_start
 from flsv.retraining.here import Here
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.plan_in_words import (

@@ -16,25 +16,32 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from flsv._lightning.data_source import kept_data_generators
-from flsv._lightning.patches import callbacks_of, find_loop
+from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.isolation.pickles import pickled
 from flsv.isolation.program_state import present_state
-from flsv.retraining.coalition_fit import CoalitionScoring, prepare_coalition_fit
+from flsv.retraining.coalition_fit import (
+    callbacks_that_train,
+    only_watches_clients,
+    prepare_coalition_fit,
+)
 from flsv.retraining.copied_fits import HOW_TO_MAKE_AGAIN, CopyOfRun, KeptRun, fit_quietly, in_quiet
-from flsv.retraining.fit_at_once import try_rows, why_not_at_once
-from flsv.retraining.price import RowTrial
+from flsv.retraining.fit_scoring import CoalitionScoring
+from flsv.retraining.price import MAX_ELEMENTS_OF_MODEL, RowTrial
 from flsv.retraining.training_job import TrainingJob
 from flsv.retraining.training_needs import (
     depends_on_validations,
     only_watches_the_run,
     reads_checkpoints,
 )
+from flsv.server.coalition_server import metric_of_aggregator
 from flsv.server.round_server import NoModel
+from flsv.training.algorithms.base import ClientAlgorithm, is_proximal
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed, reason_of
 from flsv.utilities.plain_values import are_equal, digest
+from flsv.vmap.coalition_rows import CoalitionRows
 
 #: Types of objects to which a callback may refer, and which are not part of its own state.
 _SHARED_TYPES = (
@@ -162,7 +169,7 @@ def _fit_one_round(
 ) -> DryRunResult:
     trainer, module, data = run_copy.load()
     needs_checkpoints = reads_checkpoints(trainer, module)
-    why_not = why_not_at_once(trainer) if tries_rows else "It was not tried."
+    why_not = _why_not_at_once(trainer) if tries_rows else "It was not tried."
     scoring: Any = prepare_coalition_fit(
         trainer,
         module,
@@ -193,6 +200,53 @@ def _fit_one_round(
     )
 
 
+def _try_rows(trainer: L.Trainer) -> RowTrial:
+    """Try in the fit of a copy of the run, at its first batch, whether coalitions can be trained at once."""
+    loop: Any = find_loop(callbacks_of(trainer))
+    num_elements = loop.space.size
+    if num_elements > MAX_ELEMENTS_OF_MODEL:
+        return RowTrial(f"the model has {num_elements} numbers.")
+    try:
+        dry_run = CoalitionRows.trial(trainer, loop)
+    except Exception as error:  # whatever it is, coalitions are trained one by one
+        return RowTrial(reason_of(error))
+    return RowTrial(
+        "",
+        dry_run.megaflops,
+        num_elements=num_elements,
+        joins_clients=not dry_run.kind.shares_batch,
+        enlarges_rounding=dry_run.enlarges_rounding,
+    )
+
+
+def _why_not_at_once(trainer: L.Trainer) -> str:
+    """Return why coalitions of a run cannot be trained in one fit. Empty: no reason is known before the fit."""
+    for callback in callbacks_that_train(trainer, keeps_checkpoints=False):
+        if not is_loop(callback):
+            name = type(callback).__name__
+            return (
+                f"{name} takes part in training. If it only watches, leave it out of the training of groups: "
+                f"ShadowShapley(excluded_callbacks=[{name!r}])."
+            )
+    return _why_not_on_server(find_loop(callbacks_of(trainer)))
+
+
+def _why_not_on_server(loop: Any) -> str:
+    config = loop.config
+    if config.uploads:
+        return f"{config.uploads[0]!r} has a state for each client and coalition."
+    for role, strategy in config.strategies.items():
+        if role == "client_algorithm" and only_watches_clients(loop):
+            continue  # coalitions are trained without it
+        if isinstance(strategy, ClientAlgorithm) and is_proximal(strategy):
+            continue  # it sends nothing, since all clients start from the model of their coalition
+        if strategy.sends or strategy.reports:
+            return f"{strategy!r} sends or reports tensors."
+    if metric_of_aggregator(config):
+        return f"{config.aggregator!r} reads a metric."
+    return ""
+
+
 class _TrialOfRows(CoalitionScoring):
     """Callback that finds out at the first batch whether the run's coalitions can be trained at once, and else how much
     work a step is.
@@ -212,7 +266,7 @@ class _TrialOfRows(CoalitionScoring):
         # The hooks at the round's start may have made what a step needs.
         if not self._has_tried:
             self._has_tried = True
-            self.rows = try_rows(trainer)
+            self.rows = _try_rows(trainer)
         if self._counts_work and isnan(self.rows.megaflops):
             self._counts_work = False
             self._counter = FlopCounterMode(display=False)

@@ -13,7 +13,7 @@ import pytest
 from flsv import FederatedLoop
 from flsv._lightning.patches import find_loop
 from flsv.cli.parser import make_cli
-from flsv.retraining.coalition_fit import CoalitionScoring
+from flsv.retraining.fit_scoring import CoalitionScoring
 from helpers import pages
 
 ROOT = Path(__file__).parents[2]
