@@ -24,6 +24,9 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 _END_OF_BATCHES = object()
 
 
+#: The name of the model ``[P]`` that a server sends if proximal gradients pull toward another model than the client has
+#: started from.
+ANCHOR = "anchor"
 #: Function from a layer's positional arguments and its output to a scalar.
 Term = Callable[[tuple[Any, ...], Any], Tensor]
 
@@ -374,14 +377,16 @@ class ClientAlgorithm(Strategy):
         self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
     ) -> None:
         """Change the gradients in place, before every optimizer step and before gradient clipping. By default
-        :meth:`add_proximal_gradients` changes them.
+        :meth:`add_proximal_gradients` changes them. Its initial parameters are those of the model :data:`ANCHOR` if the
+        server has sent one, and otherwise those from which the client has started.
 
         Args:
             context: the client's training.
             parameters: the parameters that are shared with the server and have a gradient.
             gradients: the parameters' gradients.
         """
-        initial_parameters = context.unflatten(context.start, parameters)
+        anchor = context.instruction.tensors.get(ANCHOR, context.start)
+        initial_parameters = context.unflatten(anchor, parameters)
         self.add_proximal_gradients(parameters, gradients, initial_parameters)
 
     def add_proximal_gradients(
@@ -430,7 +435,7 @@ def used_model(
 
 
 #: What a proximal algorithm may define, too. It sends nothing if clients start from the global model, as in coalitions.
-_ALLOWED_BESIDE_PROXIMAL = {"add_proximal_gradients", "gradients", "send", "sends", "check_fit"}
+_ALLOWED_BESIDE_PROXIMAL = {"add_proximal_gradients", "send", "sends", "check_fit"}
 
 
 def overrides(algorithm: ClientAlgorithm, name: str) -> bool:

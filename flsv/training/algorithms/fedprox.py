@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import FederationState
-from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
+from flsv.training.algorithms.base import ANCHOR, ClientAlgorithm
 from flsv.utilities.declared import NonNegative
 
 
@@ -32,7 +32,7 @@ class FedProx(ClientAlgorithm):
         FedProx(mu=0.1)
     """
 
-    sends = ("anchor",)
+    sends = (ANCHOR,)
 
     def __init__(
         self, mu: NonNegative = 0.01, anchor: Literal["global", "start"] = "global"
@@ -45,13 +45,7 @@ class FedProx(ClientAlgorithm):
         client_has_anchor = self.anchor == "start" or start is state.global_vector
         if client_has_anchor:
             return {}
-        return {"anchor": state.model()}
-
-    def gradients(
-        self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        anchor = context.instruction.tensors.get("anchor", context.start)
-        self.add_proximal_gradients(parameters, gradients, context.unflatten(anchor, parameters))
+        return {ANCHOR: state.model()}
 
     @torch.no_grad()
     def add_proximal_gradients(

@@ -9,6 +9,7 @@ from flsv import ClientEvaluation
 from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import FedProx, MoreauSGD
+from flsv.training.algorithms.base import is_proximal
 from helpers import refused
 from helpers.fits import KeepsRounds, fit
 from helpers.models import Plain, make_sgd, network
@@ -58,6 +59,19 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor, offset
     for client, offset in personalizer.offsets_after_training:
         distance_to_anchor = (offset - offset_of_anchor(client)).abs().max()
         assert distance_to_anchor < 1  # two starts are 3 apart
+
+
+class HalvedGradients(FedProx):
+    """Changes gradients by more than the proximal term, so that rows of stacked models would train otherwise."""
+
+    def gradients(self, context, parameters, gradients):
+        super().gradients(context, parameters, gradients)
+        torch._foreach_div_(gradients, 2)
+
+
+def test_algorithm_that_changes_gradients_otherwise_too_is_not_proximal():
+    assert is_proximal(FedProx())
+    assert not is_proximal(HalvedGradients())
 
 
 moreau_sgd = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
