@@ -28,6 +28,7 @@ from flsv.utilities.atomic_files import write_json
 from flsv.utilities.csv_files import read_rows, save_csv, save_table
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn_of_versions
+from flsv.utilities.stop_signals import error_of_stop
 
 #: Sections of a saved configuration that define a federation.
 SAVED_SECTIONS = ("seed_everything", *SECTIONS)
@@ -165,7 +166,7 @@ def _check_complete(run: Run, folder: Path) -> None:
         )
     for performance in run.performances.values():
         if performance.get("interrupted"):
-            raise KeyboardInterrupt  # the fit has ended as usual, without its coalitions
+            raise error_of_stop()  # the fit has ended as usual, without its coalitions
         if performance.get("unfinished"):
             raise ConfigurationError(
                 f"the run in {folder} has no values. {performance['why_no_values']} Run the same command again."

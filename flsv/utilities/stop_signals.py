@@ -48,11 +48,11 @@ class _StopSignals:
         self._noted_signal: int | None = None
         self._noted_at = 0.0
         self._was_raised = False
-        self._was_terminated = False
+        self.was_terminated = False
         self._previous_hook = sys.unraisablehook
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and self._was_terminated:
+        if number == signal.SIGTERM and self.was_terminated:
             return
         if self._noted_signal is None and self.waits_for_batch and not self._was_raised:
             self._note(number, MAX_SECONDS_OF_BATCH)
@@ -72,7 +72,7 @@ class _StopSignals:
         self._noted_signal = None
         self._was_raised = True
         if number == signal.SIGTERM:
-            self._was_terminated = True
+            self.was_terminated = True
         raise _ERROR_BY_SIGNAL[number]
 
     def raise_noted(self, *_: Any) -> None:
@@ -145,6 +145,14 @@ def stop_if_signaled() -> None:
     """Raise the error of a signal that was noted. This is called between two batches."""
     if _signals is not None and _is_main_thread():
         _signals.raise_noted()
+
+
+def error_of_stop() -> KeyboardInterrupt:
+    """Return the error that ends a command after a fit that a signal has cut short without an error: that of SIGTERM if
+    it was received, and otherwise that of Ctrl-C.
+    """
+    was_terminated = _signals is not None and _signals.was_terminated
+    return Terminated() if was_terminated else KeyboardInterrupt()
 
 
 def begin_to_stop() -> None:

@@ -2,10 +2,15 @@
 
 import signal
 import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flsv.cli import runs_with_seeds
+from flsv.cli.entry import exit_status
 from flsv.utilities.stop_signals import (
     Terminated,
     stop_if_signaled,
@@ -72,6 +77,21 @@ def test_signal_that_was_lost_is_not_sent_again_after_the_command():
             signal.signal(number, handler)
 
     assert received_signals == []
+
+
+@SIGNALS
+def test_command_whose_fit_has_ended_without_coalitions_has_the_status_of_the_signal(
+    signal_number, error, capsys
+):
+    run = SimpleNamespace(ended=True, performances={"value": {"interrupted": True}})
+
+    def repeat(words):
+        with suppress(error):  # as the training of coalitions does
+            signal.raise_signal(signal_number)
+        runs_with_seeds._check_complete(run, Path())
+
+    assert exit_status(repeat, [], is_resumable=True) == 128 + signal_number
+    assert "flsv: stopped" in capsys.readouterr().err
 
 
 def run_batches(*batches):
