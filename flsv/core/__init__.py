@@ -12,7 +12,7 @@ from flsv.core.responses import Numbers, RespondingClient, declare_response
 from flsv.core.round import Round, Start, request_initial_models
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
-from flsv.core.values import Values
+from flsv.core.values import IntervalKind, Values
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "FederationInfo",
     "FederationState",
     "Instruction",
+    "IntervalKind",
     "LocalData",
     "NoResponse",
     "Numbers",

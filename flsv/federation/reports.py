@@ -25,7 +25,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.isolation.silent_logger import SilentLogger
 from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, RECORD, run_folder
-from flsv.results.record import Record, model_settings, now, record_of
+from flsv.results.record import INTERVALS, Record, model_settings, now, record_of
 from flsv.results.round_result import (
     INVALID_UPDATES,
     UNLIKE_RUN,
@@ -35,7 +35,7 @@ from flsv.results.round_result import (
     RunResult,
     Sink,
 )
-from flsv.results.rows import ResultBuilder
+from flsv.results.rows import ResultBuilder, kinds_of_intervals
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
 from flsv.server import ContributionMetrics
@@ -420,6 +420,9 @@ class RunReports:
             "logged": self._logged_numbers(),
             **further_items,
         }
+        interval_kinds = kinds_of_intervals(values)
+        if interval_kinds:
+            record[INTERVALS] = interval_kinds
         return RunResult(
             last_round,
             table=frame(rows),

@@ -153,7 +153,7 @@ def interval_over_seeds(values: Tensor, fit: Tensor | float = 0.0) -> Tensor:
     return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 
-def seed_covariance(values: Tensor, half_widths: Tensor) -> Tensor:
+def seed_covariance(values: Tensor, standard_errors: Tensor) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
     Its diagonal corresponds to the intervals of :func:`interval_over_seeds`, whose errors are Student's t. The
@@ -161,16 +161,10 @@ def seed_covariance(values: Tensor, half_widths: Tensor) -> Tensor:
 
     Args:
         values: ``[S, n]``, the values in each seed's trainings.
-        half_widths: ``[n]``, half the widths of their 90 % intervals.
+        standard_errors: ``[n]``, those of the mean values, by which their intervals were computed.
     """
     num_seeds = len(values)
-    degrees_of_freedom = seed_freedom(num_seeds)
-    if degrees_of_freedom is None:
-        quantile = t_quantile(INTERVAL_LEVEL)
-    else:
-        quantile = t_quantile(INTERVAL_LEVEL, degrees_of_freedom)
-    # A half width is the quantile times the standard error.
-    variances = (half_widths.double() / quantile).square()
+    variances = standard_errors.double().square()
     if num_seeds == 1:
         return variances.diag()
     covariance_of_values = torch.cov(values.double().T)
@@ -183,8 +177,8 @@ def seed_covariance(values: Tensor, half_widths: Tensor) -> Tensor:
     return covariance
 
 
-def seed_freedom(num_seeds: int) -> int | None:
-    """Return the degrees of freedom of :func:`interval_over_seeds`. None: the intervals are normal."""
+def seed_freedom(num_seeds: int) -> float:
+    """Return the degrees of freedom of :func:`interval_over_seeds`. Infinite: the intervals are normal."""
     if num_seeds == 1:
-        return None
+        return math.inf
     return num_seeds - 1 + PRIOR_SEEDS

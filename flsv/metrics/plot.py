@@ -270,12 +270,13 @@ def _draw_intervals(
     high = _as_array(intervals[1])
     # If there is a NaN, matplotlib cannot find the limits of the axes.
     has_interval = np.isfinite(values) & np.isfinite(low) & np.isfinite(high)
-    lengths_below = (values - low)[has_interval]
-    lengths_above = (high - values)[has_interval]
+    # An interval may lie on one side of its value, as a bootstrap's, so it is drawn around its own middle.
+    shifts = (low + high) / 2 - values
+    half_lengths = (high - low) / 2
     ax.errorbar(
         positions[has_interval],
-        heights[has_interval],
-        yerr=[lengths_below, lengths_above],
+        (heights + shifts)[has_interval],
+        yerr=half_lengths[has_interval],
         fmt="none",  # without markers
         ecolor="0.25",
         capsize=3,

@@ -23,7 +23,7 @@ from flsv.__about__ import code_version
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import Curves
 from flsv.results.folder import CONTRIBUTIONS
-from flsv.results.record import now, record_head, write_record
+from flsv.results.record import INTERVALS, now, record_head, write_record
 from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV
 from flsv.results.tensorboard import TensorBoard
@@ -377,6 +377,8 @@ class _Files:
             "samples": [self._samples.get(client, 0) for client in range(num_clients)],
             "rounds_done": index + 1,
         }
+        if result.interval_kinds:
+            self._record[INTERVALS] = dict(result.interval_kinds)
         write_record(self._folder, self._record)
 
     def _weights(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:

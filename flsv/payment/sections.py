@@ -27,7 +27,7 @@ def notes_on_values(
     notes = [f"Source of the values: {source}; {basis.origin}. {basis.sentence_on_intervals}"]
     if shares is not None:
         notes.append(MESSAGES["rules"][shares.budget.rule])
-        if basis.has_intervals:
+        if basis.has_standard_errors:
             notes.append(MESSAGES["intervals"]["shares"])
     if misses_value:
         notes.append(MESSAGES["dash"])

@@ -15,7 +15,8 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
+from flsv.core import IntervalKind
+from flsv.functional.intervals import seed_covariance, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values
@@ -67,6 +68,8 @@ class Basis:
     #: seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the mean
     #: over many seeds often enough.
     estimates: DataFrame
+    #: How these intervals were computed from one seed's or several seeds' values.
+    interval_kind: IntervalKind
     #: The facts that decide whether a budget may be shared out by the values.
     inputs: PaymentInputs
     client_names: Sequence[str] = ()
@@ -114,6 +117,11 @@ class Basis:
         """Return whether the interval of any value is known."""
         return bool(self.estimates["low"].notna().any())
 
+    @property
+    def has_standard_errors(self) -> bool:
+        """Return whether intervals are known, and standard errors with them, by which shares have intervals, too."""
+        return self.has_intervals and self.interval_kind.freedom is not None
+
     def _repr_html_(self) -> str:
         """Return the values and the verdict on them as HTML, for a notebook."""
         verdict = self.verdict()
@@ -137,9 +145,11 @@ class Basis:
         sentences: Mapping[str, str] = MESSAGES["intervals"]
         if not self.has_intervals:
             return sentences["none"]
-        if len(self.inputs.errors) == 1:  # errors of seeds alone
-            return sentences["seeds"]
-        return sentences["seeds_and_samples"]
+        if not self.has_standard_errors:
+            return sentences["ends"]
+        if _has_joint_errors(self.inputs.errors, torch.tensor(self.values)):
+            return sentences["seeds_and_samples"]
+        return sentences["seeds"]
 
 
 def basis_of(run: Run, values_name: str | None = None) -> Basis:
@@ -213,8 +223,9 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 def basis_by_metric(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over its repetitions."""
     estimates = run.estimates(metric)
+    interval_kind = run.interval_kind(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
-    errors = _errors_by_metric(run, metric, estimates)
+    errors = _errors_by_metric(run, metric, estimates, interval_kind)
     performance = run.performances.get(metric, {})
     trained_coalitions = design_in_words(run.design(metric))
     inputs = PaymentInputs(
@@ -228,6 +239,7 @@ def basis_by_metric(run: Run, metric: str) -> Basis:
         origin=_listed(trained_coalitions, _seeds(run), _rounds(run)),
         origin_for_one=_listed(trained_coalitions, _rounds(run)),
         estimates=_with_joint_intervals(estimates, errors),
+        interval_kind=interval_kind,
         inputs=inputs,
         client_names=run.client_names,
         initial_score=_number(performance.get("start")),
@@ -350,40 +362,50 @@ def _number(recorded: float | None) -> float:
 
 def _with_joint_intervals(estimates: DataFrame, errors: Sequence[ValueErrors]) -> DataFrame:
     """Return the values with intervals that combine all sources of their errors, if several are known."""
-    has_intervals = bool(estimates["low"].notna().any())
-    if len(errors) == 1 or not has_intervals:
-        return estimates
     values = torch.tensor(estimates["value"].to_numpy("float64"))
+    if not _has_joint_errors(errors, values):
+        return estimates
     low, high = joint_intervals(values, errors)
     return estimates.assign(low=low.tolist(), high=high.tolist())
 
 
-def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[ValueErrors]:
+def _has_joint_errors(errors: Sequence[ValueErrors], values: Tensor) -> bool:
+    """Return whether values ``[n]`` have several sources of errors, of which each is known for all that are not NaN."""
+    has_value = ~values.isnan()
+    if len(errors) == 1 or not has_value.any():
+        return False
+    covariances = [source.covariance[has_value][:, has_value] for source in errors]
+    return all(covariance.isfinite().all() for covariance in covariances)
+
+
+def _errors_by_metric(
+    run: Run, metric: str, estimates: DataFrame, interval_kind: IntervalKind
+) -> list[ValueErrors]:
     """Return the sources of the errors of a metric's values: the seeds, and the validation samples if their part is
     known.
 
     Without trained coalitions the errors of two values are independent, and follow from the values' intervals. They are
-    NaN if the intervals are not known.
+    NaN if the intervals are not known, or do not tell standard errors.
     """
-    errors_by_source = [_errors_of_seeds(run, metric, estimates)]
+    errors_by_source = [_errors_of_seeds(run, metric, estimates, interval_kind)]
     covariance_of_samples = _sample_covariance(run.runs, metric)
     if covariance_of_samples is not None:
         errors_by_source.append(ValueErrors(covariance_of_samples))
     return errors_by_source
 
 
-def _errors_of_seeds(run: Run, metric: str, estimates: DataFrame) -> ValueErrors:
-    widths = torch.tensor((estimates["high"] - estimates["low"]).to_numpy("float64"))
-    half_widths = widths / 2
+def _errors_of_seeds(
+    run: Run, metric: str, estimates: DataFrame, interval_kind: IntervalKind
+) -> ValueErrors:
+    low = torch.tensor(estimates["low"].to_numpy("float64"))
+    high = torch.tensor(estimates["high"].to_numpy("float64"))
+    standard_errors = interval_kind.standard_error(low, high)
     if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
         values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
-        return ValueErrors(seed_covariance(values, half_widths), seed_freedom(run.seeds))
-
-    # Without a covariance, the values' errors count as independent.
-    freedom = run.seeds - 1 if run.seeds > 1 else None
-    quantile = t_quantile(INTERVAL_LEVEL, freedom or math.inf)
-    standard_errors = half_widths / quantile
-    return ValueErrors(standard_errors.square().diag(), freedom)
+        covariance = seed_covariance(values, standard_errors)
+    else:  # the values' errors count as independent
+        covariance = standard_errors.square().diag()
+    return ValueErrors(covariance, interval_kind.common_freedom)
 
 
 def _sample_covariance(runs: Sequence[Run], metric: str) -> Tensor | None:

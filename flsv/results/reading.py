@@ -14,6 +14,7 @@ import yaml
 from pandas import DataFrame
 
 from flsv.configuration.option_texts import other_options
+from flsv.core import IntervalKind, Values
 from flsv.results.folder import (
     CONFIG,
     CONTRIBUTIONS,
@@ -25,7 +26,7 @@ from flsv.results.folder import (
     find_contributions,
     repeated_folders,
 )
-from flsv.results.record import read_record
+from flsv.results.record import INTERVALS, read_record
 from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
     last_estimates,
@@ -153,7 +154,16 @@ class Run:
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
-        return mean_estimates(self.runs, metric)
+        if self.seeds == 1:
+            return last_estimates(self.runs[0].table, metric, self.num_clients)
+        columns = _means_over_seeds(self.runs, metric).columns()
+        return DataFrame({name: column.tolist() for name, column in columns.items()})
+
+    def interval_kind(self, metric: str) -> IntervalKind:
+        """Return how the intervals of a metric's last values were computed."""
+        if self.seeds == 1:
+            return IntervalKind.from_plain(self.record.get(INTERVALS, {}).get(metric))
+        return _means_over_seeds(self.runs, metric).interval_kind
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -343,20 +353,15 @@ def _means_of_all(
     return means.where(means.notna(), None).to_dict()
 
 
-def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
-    """Return the means of a metric's last values over runs."""
-    first_run = runs[0]
-    if len(runs) == 1:
-        return last_estimates(first_run.table, metric, first_run.num_clients)
+def _means_over_seeds(runs: Sequence[Run], metric: str) -> Values:
+    """Return the means of a metric's last values over runs with different seeds. Their intervals follow from the
+    differences between these, and not from the intervals of each.
+    """
     values = final_values(runs, metric).to_numpy("float64")
     evidence = None
-    if first_run.metric_info(metric).get("class") == "ShadowShapley":
+    if runs[0].metric_info(metric).get("class") == "ShadowShapley":
         evidence = [run.performances.get(metric, {}) for run in runs]
-    estimates = mean_with_interval(torch.tensor(values), evidence)
-    columns = {}
-    for name, column in estimates.columns().items():
-        columns[name] = column.tolist()
-    return DataFrame(columns)
+    return mean_with_interval(torch.tensor(values), evidence)
 
 
 def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:

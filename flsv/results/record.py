@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 #: Version of the layout of ``run.json``.
 RECORD_VERSION = 6
+#: The entry that says, by metric, how intervals were computed that are not normal, see
+#: :class:`flsv.core.IntervalKind`.
+INTERVALS = "intervals"
 
 
 class Record(Sink):
@@ -53,11 +56,11 @@ class Record(Sink):
         # The events in the file. None: the file has not been written.
         self._written_events: list[Event] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._write_new_events(events())
+        self._write_news(events())
 
     def write_round(self, result: RoundResult) -> None:
-        """Write new events at once, so that the file of a killed run has them, too."""
-        self._write_new_events(result.events)
+        """Write new events and kinds of intervals at once, so that the file of a killed run has them, too."""
+        self._write_news(result.events, result.interval_kinds)
 
     def finish(self, result: RunResult) -> None:
         content = dict(result.record)
@@ -81,10 +84,14 @@ class Record(Sink):
         """Write the events, including those of a failed round."""
         if failed:
             with suppress(OSError):  # the run's own error is raised instead
-                self._write_new_events(self._events())
+                self._write_news(self._events())
 
-    def _write_new_events(self, events: Sequence[Event]) -> None:
-        if list(events) != self._written_events:
+    def _write_news(self, events: Sequence[Event], interval_kinds: Mapping[str, Any] = {}) -> None:
+        known_kinds = self._content.get(INTERVALS, {})
+        has_new_kinds = not interval_kinds.items() <= known_kinds.items()
+        if has_new_kinds:
+            self._content[INTERVALS] = {**known_kinds, **interval_kinds}
+        if has_new_kinds or list(events) != self._written_events:
             self._written_events = list(events)
             self._content["events"] = [asdict(event) for event in events]
             write_record(self._folder, self._content)

@@ -116,6 +116,8 @@ class RoundResult:
     changes: Sequence[Row]
     #: The run's events so far.
     events: Sequence[Event] = ()
+    #: `{metric: kind}`, how intervals that are not normal were computed, see :class:`flsv.core.IntervalKind`.
+    interval_kinds: Mapping[str, Any] = field(default_factory=dict)
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     #: Whether pictures of this round are due.

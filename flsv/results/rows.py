@@ -104,6 +104,12 @@ def _has_other_interval(values: Values, earlier: Values) -> Tensor:
     return has_interval & ((values.low != earlier.low) | (values.high != earlier.high))
 
 
+def kinds_of_intervals(values: Mapping[str, Values]) -> dict[str, Any]:
+    """Return how the intervals of metrics' values were computed, for ``run.json``, without those that are normal."""
+    kinds = {name: of_metric.interval_kind.to_plain() for name, of_metric in values.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
 def _federation_row(index: int, metric: str, number: float) -> Row:
     return Row(index, metric, client=None, column="", value=number)
 
@@ -251,6 +257,7 @@ class ResultBuilder:
             table=metric_rows + rows_of_round + score_rows,
             changes=changes,
             events=events,
+            interval_kinds=kinds_of_intervals(values),
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )
@@ -339,7 +346,7 @@ def draw_metric(
     options: dict[str, Any] = {}
     if isinstance(metric, ContributionMetric):
         options["intervals"] = values.error_bars
-        if values.half_width is not None:
+        if values.low is not None:
             title += f", {100 * INTERVAL_LEVEL:.0f} % intervals over seeds"
     if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
         options["limits"] = (metric.plot_lower_bound, metric.plot_upper_bound)

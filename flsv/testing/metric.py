@@ -134,10 +134,14 @@ class MetricCase(fits.FitCase):
 def results_of(metric: Any) -> dict[str, Any]:
     """Return the tensors of a metric's :class:`flsv.core.Values`, by name."""
     values = result_of(metric)
+    ends = {}
+    if values.ends is not None:
+        ends = dict(zip(("low", "high"), values.ends))
     return {
         "value": values.value,
         "overall": values.overall,
         "half_width": values.half_width,
+        **ends,
         **values.diagnostics,
     }
 

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from flsv.core import Values
-from flsv.functional.intervals import half_width, interval_over_seeds, prediction_stderr
+from flsv.functional.intervals import (
+    half_width,
+    interval_over_seeds,
+    prediction_stderr,
+    seed_freedom,
+)
 from flsv.utilities.display import INTERVAL_LEVEL
 
 #: Facts on each seed's values.
@@ -28,15 +33,18 @@ def mean_with_interval(
             seed has no values, there are no means. None: intervals are Student's t.
     """
     mean = values.nanmean(0)
-    has_values = (~values.isnan()).any(1)
     if evidence is None:
-        half_widths = _students_half_widths(values)
-    elif has_values.all():
+        freedom = (~values.isnan()).sum(0) - 1
+        half_widths = _students_half_widths(values, freedom)
+        return Values(mean, half_width=half_widths, freedom=freedom)
+
+    has_values = (~values.isnan()).any(1)
+    if has_values.all():
         half_widths = _half_widths_by_evidence(values, evidence)
     else:  # a coalition of some seed has no finite performance
         mean = torch.full_like(mean, torch.nan)
         half_widths = mean
-    return Values(mean, half_width=half_widths)
+    return Values(mean, half_width=half_widths, freedom=seed_freedom(len(values)))
 
 
 def _half_widths_by_evidence(values: Tensor, evidence: Evidence) -> Tensor:
@@ -49,11 +57,11 @@ def _half_widths_by_evidence(values: Tensor, evidence: Evidence) -> Tensor:
     return half_widths
 
 
-def _students_half_widths(values: Tensor) -> Tensor:
-    num_seeds = (~values.isnan()).sum(0)
+def _students_half_widths(values: Tensor, freedom: Tensor) -> Tensor:
     deviations = values - values.nanmean(0)
-    variances = deviations.square().nansum(0) / (num_seeds - 1)
-    return half_width(variances / num_seeds, num_seeds - 1, confidence_level=INTERVAL_LEVEL)
+    variances = deviations.square().nansum(0) / freedom
+    num_seeds = freedom + 1
+    return half_width(variances / num_seeds, freedom, confidence_level=INTERVAL_LEVEL)
 
 
 def stderr_over_seeds(evidence: Evidence) -> Tensor:

@@ -36,8 +36,12 @@ def test_command_that_a_fit_prints_repeats_its_run(tmp_path, capsys):
     assert table_of_repetition.read_text() == table_of_run.read_text()
 
 
-#: One metric to pay by, and one that is not.
-METRICS = {"cssv": "ClassSpecificShapley", "sv": "CumulativeShapley"}
+#: A metric to pay by, and two that are not, of which one has intervals of its own.
+METRICS = {
+    "cssv": "ClassSpecificShapley",
+    "sv": "CumulativeShapley",
+    "boot": "cli.own_metrics.Bootstrapped",
+}
 NUM_RUNS = 3
 
 
@@ -63,22 +67,27 @@ def repeated(tmp_path_factory):
 @pytest.mark.slow
 def test_repeat_prints_means_with_shares_of_metrics_to_pay_by_only(repeated):
     assert "Run 3 of 3: seed 2" in repeated.printed
-    _, table_of_sv, table_of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", repeated.printed)
-    assert "share" in table_of_sv
-    assert "share" not in table_of_cssv
+    _, *parts = re.split(r"(\w+), mean of 3 runs", repeated.printed)
+    tables = dict(zip(parts[::2], parts[1::2]))
+    assert "share" in tables["sv"]
+    assert "share" not in tables["cssv"]
 
-    text_on_cssv = " ".join(table_of_cssv.split())
+    text_on_cssv = " ".join(tables["cssv"].split())
     assert "Do not base payments on these values" in text_on_cssv
     assert MESSAGES["intervals"]["seeds"] in text_on_cssv
 
 
+def runs_in(folder):
+    return [open_run(table) for table in sorted(folder.rglob("contributions.csv"))]
+
+
 @pytest.mark.slow
-def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated):
-    tables = sorted(repeated.folder.rglob("contributions.csv"))
-    runs = [open_run(table) for table in tables]
+@pytest.mark.parametrize("metric", ["cssv", "boot"])
+def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated, metric):
+    runs = runs_in(repeated.folder)
     seeds = [run.record["settings"]["federation_seed"] for run in runs]
     assert seeds == [0, 1, 2]
-    values = np.array([run.final("cssv") for run in runs])
+    values = np.array([run.final(metric) for run in runs])
     assert (values[0] != values[2]).all()
 
     means = values.mean(axis=0)
@@ -95,10 +104,27 @@ def test_repeat_writes_means_and_students_t_intervals_over_seeds(repeated):
         "high": high,
     }
     summary = read_csv(repeated.folder / "repeat.csv", index_col="metric")
-    rows_of_cssv = summary.loc["cssv"]
+    rows_of_metric = summary.loc[metric]
     for column, expected_numbers in expected.items():
-        assert rows_of_cssv[column].to_list() == pytest.approx(expected_numbers)
+        assert rows_of_metric[column].to_list() == pytest.approx(expected_numbers)
     assert (summary["runs"] == NUM_RUNS).all()
+
+
+@pytest.mark.slow
+def test_run_records_that_a_metric_computes_ends_of_its_own(repeated):
+    run = runs_in(repeated.folder)[0]
+    assert run.record["intervals"] == {"boot": "ends"}
+    basis = basis_of(run, "boot")
+
+    values = np.array(basis.values)
+    assert basis.estimates["low"].to_list() == pytest.approx(values - 0.01)
+    assert basis.estimates["high"].to_list() == pytest.approx(values + 0.03)
+    assert basis.sentence_on_intervals == MESSAGES["intervals"]["ends"]
+
+    basis_of_all = basis_of(open_run(repeated.folder), "boot")
+    assert basis_of_all.sentence_on_intervals == MESSAGES["intervals"]["seeds"]
+    (errors,) = basis_of_all.inputs.errors
+    assert errors.freedom == NUM_RUNS - 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 from flsv import allocate
 from flsv.cli import main
@@ -202,6 +203,33 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
     assert alone.missing == [1]
     intervals = alone.table[["share_low", "share_high"]]
     assert intervals.isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantile"),
+    [(None, stats.norm.ppf(0.95)), (4.0, stats.t.ppf(0.95, df=4)), ("ends", math.inf)],
+)
+def test_shares_have_intervals_only_if_those_of_values_tell_standard_errors(
+    tmp_path, kind, quantile
+):
+    game = make_game(tmp_path, {"sv": [3.0, 1.0]}, intervals={"sv": kind})
+    folder = add_intervals(make_trained(game), "sv", 1)
+    # Those of a bootstrap are no normal intervals, even if they are symmetric.
+    has_standard_errors = math.isfinite(quantile)
+
+    basis = basis_of(open_run(folder))
+    assert basis.estimates["low"].to_list() == [2, 0]
+    (errors,) = basis.inputs.errors
+    if has_standard_errors:
+        assert errors.covariance.diag().sqrt().tolist() == pytest.approx([1 / quantile] * 2)
+
+    page = write_report(folder, budget=Budget(100.0))
+    rows = read_share_rows(folder)
+    assert [row["amount"] for row in rows] == ["75.00", "25.00"]
+    assert ("share_low" in rows[0]) == has_standard_errors
+    text = words_in(text_of_page(page))
+    for name, is_shown in {"ends": not has_standard_errors, "shares": has_standard_errors}.items():
+        assert (words_in(MESSAGES["intervals"][name]) in text) == is_shown
 
 
 def test_what_the_verdict_forbids_stands_nowhere(tmp_path, capsys):
