@@ -59,6 +59,21 @@ def test_paths_named_in_pages_exist():
     assert broken == []
 
 
+def test_names_that_readers_look_up_are_defined_where_the_page_says():
+    page = (ROOT / "docs/explanation/concepts.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/.]+)` \|", page, flags=re.MULTILINE)
+    misplaced = []
+    for name, path in rows:
+        file = ROOT / "flsv" / path
+        source = file.read_text() if file.is_file() else ""
+        definition = rf"^\s*((class|def) {name}\b|(self\.)?{name}(: [^=]+)? = )|\"{name}\""
+        if not re.search(definition, source, flags=re.MULTILINE):
+            misplaced.append(f"{name}: {path}")
+
+    assert len(rows) > 150
+    assert misplaced == []
+
+
 def test_architecture_page_lists_the_layers_of_the_import_contract():
     text = (ROOT / "pyproject.toml").read_text()
     project = tomllib.loads(text)
