@@ -145,6 +145,7 @@ def test_word_of_the_command_line_is_read_as_yaml(parser):
     assert own.anything is None
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["-999", "1e3", "null", "2020-01-01", "yes", "[1]"])
 def test_every_option_of_a_fit_that_takes_a_text_keeps_it(text, fit_parser, tmp_path):

@@ -97,6 +97,7 @@ class WithRate(L.LightningModule):
 """
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("report*", "init*", "fti*", "fit --model*", "*EarlyStoping*", "*model.lrr*")
 @pytest.mark.parametrize(("line", "message"), WRONG_COMMANDS)
 def test_wrong_command_is_refused_with_the_nearest_word_or_what_is_expected(
@@ -176,6 +177,7 @@ MISSPELT = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("yaml")
 @pytest.mark.parametrize("name", MISSPELT)
 def test_misspelt_configuration_is_refused_with_its_line_and_the_nearest_name(
@@ -238,6 +240,7 @@ def load_config(optimizers, *options):
     return config
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*model.optimizer=*", "*init_args.optimizer={*")
 @pytest.mark.parametrize(
     "option",

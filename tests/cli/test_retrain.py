@@ -183,6 +183,7 @@ def test_retrain_by_another_score_trains_no_coalition_again(retrained_twice, tmp
     assert [row["share"] for row in retrained_rows(run)] == shares_beside_accuracy
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value"), [("max_fits", 1.0), ("per_class", ABSENT), ("mode", "max")]

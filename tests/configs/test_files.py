@@ -20,6 +20,7 @@ ALL_SCENARIOS = {path.stem: path for path in sorted(SCENARIOS.glob("*.yaml"))}
 OTHER_SCENARIOS = [name for name in ALL_SCENARIOS if name not in TEST_OF_PAPERS]
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_SCENARIOS)
 def test_every_scenario_composes_with_a_base(load, name):

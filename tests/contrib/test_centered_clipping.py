@@ -100,12 +100,14 @@ def test_discarded_aggregate_leaves_no_step_to_continue_from():
     assert not aggregator._center.any()
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little", "*resumes")
 @parametrize_with_checks([CenteredClipping()])
 def test_centered_clipping_passes_the_checks_of_aggregators(check):
     check()
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little")
 @parametrize_with_checks([CenteredClipping(radius=0.01, iterations=3)])
 def test_centered_clipping_with_a_small_radius_passes_the_checks(check):

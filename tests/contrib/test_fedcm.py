@@ -87,6 +87,7 @@ def make_loop(aggregator, alpha=ALPHA):
     )
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("proportions", "batch_norm", "weighting", "server_lr"),
@@ -132,6 +133,7 @@ def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(tmp_path, optimiz
         fit(make_loop(FedAvg()), tmp_path, Plain(optimizer=optimizer), make_data(UNEQUAL))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*trains_alone")
 @parametrize_with_checks([FedCM()])
 def test_fedcm_passes_the_checks_of_client_algorithms(check):

@@ -65,6 +65,7 @@ def make_parameters(vector, statistics=False):
     return torch.tensor(vector[:NUM_PARAMETERS])
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little", "*resumes")
 @parametrize_with_checks([FedExP()])
 def test_fedexp_passes_the_checks_of_aggregators(check):

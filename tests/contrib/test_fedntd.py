@@ -84,6 +84,7 @@ def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
         )
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*trains_alone")
 @parametrize_with_checks([FedNTD()])
 def test_fedntd_passes_the_checks_of_client_algorithms(check):

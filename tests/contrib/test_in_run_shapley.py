@@ -323,6 +323,7 @@ def test_metric_passes_the_checks(check):
     check()
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("*pickles", "*trains_alone")
 @parametrize_with_checks(
     [InRunValues()],

@@ -173,6 +173,7 @@ def naive_scores_of_coalitions(net, round, data, weighting, server_lr):
     return scores
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
@@ -210,6 +211,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     assert games.evaluations == num_evaluators * len(MASKS)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("weighting", "message"),

@@ -96,6 +96,7 @@ def parameter_names(module):
     return [name for name, _ in module.named_parameters()]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("normalize_weights")
 @pytest.mark.parametrize(
     "add_function",
@@ -320,6 +321,7 @@ def model_without_metrics(tmp_path_factory):
     return loop.state.model()
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:value")
 @pytest.mark.parametrize(

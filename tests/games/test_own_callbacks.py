@@ -77,6 +77,7 @@ def make_loop():
     return make_shadow_loop(metric)
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("kind", [ReturnsThreeCallbacks, ReturnsOneCallback, ReturnsItsLayer])
 def test_values_by_a_logged_value_of_own_callbacks_sum_to_its_gain(kind, tmp_path):
     module = kind()

@@ -118,6 +118,7 @@ def fit_module(module, folder, performance, metric=CumulativeShapley, rounds=4, 
     return loop, [message for message in messages if "scored in copies" in message]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make", "performance", "round_number"),

@@ -282,6 +282,7 @@ def assert_scores(evaluator, performance, models, probabilities, expected):
     assert scores_of_outputs.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", ["two logits", "one logit", "probabilities"])
 @pytest.mark.parametrize("name", SCORES_OF_TWO_CLASSES)

@@ -103,6 +103,7 @@ def test_scores_of_a_module_do_not_depend_on_earlier_ones(module_class):
     assert losses == next_losses == [loss_of_module, loss_of_module]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("module_class", EFFECTS)
 def test_scores_change_neither_module_nor_program(module_class):
@@ -144,6 +145,7 @@ def test_module_that_scoring_does_not_change_is_scored_itself_if_allowed():
     assert dropout.training
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module_class", [CountsCallsInBuffer, CountsCallsInItsClass, SetsPrecision]

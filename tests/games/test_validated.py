@@ -28,6 +28,7 @@ from zoo.program import Base
 from zoo.tasks import VAE, Autoencoder, Hooked, LanguageModel, Regression, SeveralLoaders
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -260,6 +261,7 @@ class SavesItsBias(Base):
         torch.save(self.net[-1].bias.detach(), folder / "bias.pt")
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "folder_of",

@@ -198,6 +198,7 @@ def outputs_of(module, x: Tensor) -> Tensor:
     return torch.stack([log_complement, outputs], -1)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "case", [OF_CLASSES, replace(OF_CLASSES, weighting="uniform"), OF_TEXTS, OF_REGRESSION]

@@ -76,6 +76,7 @@ def events(monkeypatch):
     return events
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley()])
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])

@@ -214,6 +214,7 @@ def values_without_callbacks(tmp_path_factory):
     return loop.contributions["shadow"]
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make_callback",

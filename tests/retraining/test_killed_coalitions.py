@@ -104,6 +104,7 @@ def expected_results(prepared_folder, tmp_path_factory):
     return results_in(folder)
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize(
     ("pattern", "file_number", "is_moved"),
     [

@@ -195,6 +195,7 @@ def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(tm
         fit(loop, tmp_path, Plainest(), make_three_clients(), rounds=1)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
 @pytest.mark.parametrize("members", [[3], [1, 2, 4], [0, 1, 2, 3, 4]])

@@ -98,6 +98,7 @@ class AndOtherwiseInRows(ModuleThatTrainsOtherwiseInCopiesFromRound3On):
         return 1.1 * loss if is_in_row and self.current_epoch >= 2 else loss
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make_module",
@@ -161,6 +162,7 @@ def import_callback(folder, monkeypatch):
     return import_module("searches_rates").Reports
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("requirement", "options", "takes_part"),

@@ -52,6 +52,7 @@ def test_a_claim_that_does_not_exist_is_refused():
         check_part(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @parametrize_with_checks([faulty_parts.Norm()])
 def test_checks_pass_for_the_metric_without_a_fault(check):

@@ -66,6 +66,7 @@ def train_by_hand(data, sent_round, client, case):
     return space.read(model), num_steps
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("case", CASES)
 def test_models_and_steps_of_unequal_work_equal_a_loop_by_hand(tmp_path, case):

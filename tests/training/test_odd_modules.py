@@ -337,6 +337,7 @@ class WithOtherClassifier(Plain):
         return getattr(self, name)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "kind", [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier]

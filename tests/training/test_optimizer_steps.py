@@ -244,6 +244,7 @@ def test_client_begins_with_the_state_that_adagrads_constructor_makes():
     assert optimizer.state[parameter]["sum"].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "policy", "kind"),
@@ -266,6 +267,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     assert_as_by_hand(module, train_by_closures(make_optimizer, keep=keeps_optimizers))
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):

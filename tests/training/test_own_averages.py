@@ -48,6 +48,7 @@ class AveragesInNetwork(AveragesInList):
         return self.average.parameters()
 
 
+@pytest.mark.by_turn
 @pytest.mark.parametrize("make_callback", [AveragesInList, AveragesByName, AveragesInNetwork])
 def test_callback_that_averages_weights_of_clients_in_turn_is_named(make_callback, tmp_path):
     with warns(

@@ -118,6 +118,7 @@ def train_in_mode(model, optimizer, batches):
 KINDS = [LeavesModeToTheLoop, SwitchesModeInValidationHooks, SwitchesModeWithTheModel]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("reset-SwitchesModeWithTheModel", "persist-SwitchesModeInValidationHooks")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["reset", "persist"])

@@ -158,6 +158,7 @@ def assert_equal_columns(table, rows, keys, columns, tolerance):
         assert known_differences.abs().max() <= tolerance
 
 
+@pytest.mark.by_turn
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.fast_rows("singles")
 @pytest.mark.parametrize("game_of_run", GAMES.values(), ids=GAMES)

@@ -45,6 +45,7 @@ def test_estimators_of_closed_form_games_are_exact(name, n):
         assert (estimate.stderr == 0).all()
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("name", UNBIASED)
 def test_sampled_values_are_unbiased(name):
@@ -66,6 +67,7 @@ def test_sampled_values_are_unbiased(name):
     assert (error <= 4 * stderr_of_mean + 1e-12).all()
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_standard_error_is_near_the_spread_over_seeds(name):
@@ -139,6 +141,7 @@ def test_value_of_one_player_is_the_whole_gain(name, options):
     assert estimate.stderr.tolist() == [0.0]
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 40])
 @pytest.mark.parametrize("name", SAMPLED)

@@ -40,6 +40,7 @@ def exchange_points(client, server, support, rounds):
     return distances
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("dtype1-50")
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -57,6 +57,7 @@ def potentials_by_pot(cost, eps):
     return potentials
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
 def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur):

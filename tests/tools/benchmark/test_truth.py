@@ -55,6 +55,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
             function(longer, tmp_path)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("name", names())
 def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name):
