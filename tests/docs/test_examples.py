@@ -58,6 +58,7 @@ def test_every_example_script_is_run_by_a_test():
     assert sorted(ONE_ROUND) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ONE_ROUND))
 def test_example_runs_and_measures_contributions(name, folder, monkeypatch):

@@ -50,6 +50,7 @@ def test_page_of_a_notebook_shows_all_its_pictures(path):
     assert docs_render.page(path).count("data:image/png") == num_pictures
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @lessons
 def test_notebook_has_the_outputs_that_the_lesson_gives_now(path):

@@ -156,6 +156,7 @@ def parameters():
     return pages_with_marks
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("page", parameters())
 def test_every_code_block_of_a_page_runs(page):

@@ -158,20 +158,21 @@ TESTS_OF_CORE = (
     "tests/federation/test_without_classes.py",
     "tests/games/test_coalition.py",
     "tests/results/test_run_table.py",
-    "tests/retraining/test_whole_fits.py",
     "tests/training/test_counters.py",
     "tests/values/test_query.py",
 )
 
 
-#: A slow one, of the default of ShadowShapley.
-TEST_AT_ONCE = "test_coalitions_at_once_are_those_that_train_one_by_one"
+#: And a slow one, of the default of ShadowShapley.
+FILE_AT_ONCE = "tests/retraining/test_at_once.py"
+SELECTED = "not slow or (test_coalitions_at_once and regression)"
 
 
-@pytest.fixture(scope="module")
-def core_alone(tmp_path_factory):
+@pytest.fixture
+def core_alone(tmp_path):
     """A copy of the package without the folders of its wings, and the tests."""
-    folder = tmp_path_factory.mktemp("core")
+    folder = tmp_path / "core"
+    folder.mkdir()
     folders = []
     for wing in house()["wings"].values():
         for pattern in wing["files"]:
@@ -187,17 +188,10 @@ def core_alone(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        TESTS_OF_CORE,
-        ("-m", "slow", f"tests/retraining/test_at_once.py::{TEST_AT_ONCE}", "-k", "regression"),
-    ],
-    ids=["fast tests", "coalitions at once"],
-)
-def test_core_passes_its_tests_without_the_folders_of_wings(core_alone, arguments):
+def test_core_passes_its_tests_without_the_folders_of_wings(core_alone):
     environment = {**os.environ, "PYTHONPATH": f"{core_alone}{os.pathsep}{core_alone / 'tests'}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow", "-k", SELECTED]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS_OF_CORE, FILE_AT_ONCE]
     completed = subprocess.run(
         command, cwd=core_alone, env=environment, capture_output=True, text=True, check=False
     )

@@ -3,7 +3,6 @@
 import logging
 import os
 import pty
-import subprocess
 import sys
 import termios
 from contextlib import ExitStack, suppress
@@ -14,6 +13,7 @@ from flsv.metrics import ShadowShapley
 from flsv.retraining import progress as progress_module
 from flsv.retraining.progress import PAUSE_SECONDS, Progress
 from helpers.fits import plain_trainer
+from helpers.forked import Forked
 from zoo.program import Base, fit_valued
 
 TITLE = "Groups of clients"
@@ -232,30 +232,23 @@ LINES_OF_THREE_GROUPS = [
     f"flsv: {TITLE}: 2 of 3 are done.",
     f"flsv: {TITLE}: 3 of 3 are done.",
 ]
-#: A fit of three clients whose log lines have no pause.
-FIT_IN_A_PROCESS = """
-from flsv.retraining import progress
-progress.PAUSE_SECONDS = 0.0
-from zoo.program import Base, fit_valued
-fit_valued("{folder}", Base(), enable_progress_bar=True)
-"""
+
+
+def fit_with_lines_without_pauses(folder):
+    """Fit three clients. Logs go to standard error, as they do outside of pytest."""
+    logging.getLogger("lightning.pytorch").handlers = [logging.StreamHandler()]
+    progress_module.PAUSE_SECONDS = 0.0
+    fit_valued(folder, Base(), enable_progress_bar=True)
 
 
 @pytest.mark.slow
-def test_pipe_gets_whole_lines_of_the_work_after_a_run(tmp_path):
-    program = FIT_IN_A_PROCESS.format(folder=tmp_path)
-    python_path = os.pathsep.join(folder for folder in sys.path if folder)
+def test_file_gets_whole_lines_of_the_work_after_a_run(tmp_path):
+    process = Forked(tmp_path / "process", fit_with_lines_without_pauses, tmp_path / "run")
 
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": python_path},
-        check=True,
-    )
+    status, output = process.wait()
 
-    assert "\r" not in process.stderr
-    lines = process.stderr.splitlines()
+    assert status == 0, output
+    lines = output.splitlines()
     lines_of_groups = [line for line in lines if TITLE in line]
     assert lines_of_groups == LINES_OF_THREE_GROUPS
     assert any(line.startswith("flsv: Values of clients: ") for line in lines)
