@@ -48,7 +48,7 @@ class RankCase(NamedTuple):
     loop: FederatedLoop
     module: L.LightningModule
     data: FederatedDataModule
-    rounds: int = 3
+    rounds: int = 2
     logs: bool = False
     monitor: str | None = None
     trainer_options: Mapping[str, Any] = MappingProxyType({})
@@ -213,7 +213,7 @@ def pfedsv():
         sampler=UniformSampler(cohort_size=4),
         evaluation=ClientEvaluation(every=2),
     )
-    return RankCase(loop, Plain(), make_five_clients(client_val=0.2), rounds=4)
+    return RankCase(loop, Plain(), make_five_clients(client_val=0.2), rounds=3)
 
 
 def scaffold():
@@ -223,7 +223,7 @@ def scaffold():
         client_algorithm=SCAFFOLD(),
         sampler=UniformSampler(cohort_size=3),
     )
-    return RankCase(loop, make_plain(optimizer=plain_sgd), make_five_clients(), rounds=4)
+    return RankCase(loop, make_plain(optimizer=plain_sgd), make_five_clients(), rounds=3)
 
 
 def own_models_of_clients_with_a_large_loss():
@@ -238,7 +238,7 @@ def own_models_of_clients_with_a_large_loss():
     data = FederatedDataModule(
         NoisySamples(), partitioner, batch_size=8, splits=Splits(client_test=0.2)
     )
-    return RankCase(loop, Plain(network(dropout=0.3)), data, rounds=4)
+    return RankCase(loop, Plain(network(dropout=0.3)), data, rounds=3)
 
 
 def values_of_samples():
@@ -263,15 +263,15 @@ def persistent_optimizers():
     return RankCase(loop, make_plain(), make_five_clients())
 
 
-def adam_with_five_steps_a_round():
+def adam_with_three_steps_a_round():
     module = LogsEverything(network(dropout=0.3), adam, step_schedule, interval="step")
     loop = make_loop(
         aggregator=AddsGlobalNoise("cssv"),
         metrics={"cssv": ClassSpecificShapley()},
-        local_epochs="5 steps",
+        local_epochs="3 steps",
     )
     options = {
-        "accumulate_grad_batches": 3,
+        "accumulate_grad_batches": 2,
         "gradient_clip_val": 1.0,
         "limit_train_batches": 0.5,
     }
@@ -300,11 +300,11 @@ def all_coalitions_retrained():
 
 def evaluated_by_clients():
     """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
-    shadow = ShadowShapley(coalitions="both", evaluators="clients")
+    shadow = ShadowShapley(coalitions="leave-one-out", evaluators="clients")
     by_loss = PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients")
     loop = make_loop(metrics={"shadow": shadow, "loss": by_loss}, optimizer_state="persist")
     data = toy_data(server_val=0.0, client_val=0.4)
-    return RankCase(loop, ValidatesOnRanks(), data, rounds=2)
+    return RankCase(loop, ValidatesOnRanks(), data)
 
 
 def module_with_state():
@@ -314,17 +314,17 @@ def module_with_state():
         uploads=[Scaling(1e6, clients=[1])],
         filters=[OutlierFilter(exclude=True)],
     )
-    return RankCase(loop, TrainsByItsState(), make_five_clients(), rounds=5)
+    return RankCase(loop, TrainsByItsState(), make_five_clients(), rounds=3)
 
 
 def two_clients():
     loop = make_loop(metrics={"distance": CalibratedOTGradient()})
-    return RankCase(loop, Plain(), toy_data((1, 1)), rounds=2)
+    return RankCase(loop, Plain(), toy_data((1, 1)))
 
 
 def by_a_logged_value():
-    """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
-    ranks share five clients and 32 coalitions out unequally."""
+    """Every question by what the module logs: of the server's validation set and of the clients' own. Two ranks share
+    three clients and seven coalitions out unequally."""
     by_loss = {"performance": "val_loss", "mode": "min"}
     by_hits = {"performance": "val_hits", "mode": "max"}
     metrics = {
@@ -338,7 +338,7 @@ def by_a_logged_value():
         "fedce": ContributionEstimation(**by_hits),
     }
     loop = make_loop(metrics=metrics, personalizer=FedFomo(**by_loss))
-    return RankCase(loop, ValidatesOnRanks(), make_five_clients(client_val=0.2), rounds=2)
+    return RankCase(loop, ValidatesOnRanks(), toy_data((3, 2, 2), client_val=0.2))
 
 
 def colluders():
@@ -347,7 +347,7 @@ def colluders():
         metrics={"cost": CommunicationCost(), "cssv": ClassSpecificShapley()},
         uploads=[TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)],
     )
-    return RankCase(loop, Plain(), make_five_clients(), rounds=2)
+    return RankCase(loop, Plain(), make_five_clients())
 
 
 def rank_without_a_finite_update():
@@ -361,7 +361,7 @@ RANK_CASES = {
     make_case.__name__: make_case
     for make_case in (
         shapfed_wa, pfedsv, scaffold, own_models_of_clients_with_a_large_loss, values_of_samples,
-        all_coalitions_retrained, evaluated_by_clients, persistent_optimizers, adam_with_five_steps_a_round,
+        all_coalitions_retrained, evaluated_by_clients, persistent_optimizers, adam_with_three_steps_a_round,
         module_with_state, two_clients, by_a_logged_value, rank_without_a_finite_update, colluders,
     )
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """What ranks run, and the processes that run it, forks of the tests' process, which have a hard end."""
 
+import importlib
 import logging
 import os
 import runpy
@@ -33,6 +34,10 @@ from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
 
+# Fits import these late, and ranks, which are forked, would each import them.
+for module_name in ("joblib", "ot", "torch.utils.tensorboard", "torch._functorch.vmap"):
+    importlib.import_module(module_name)
+
 #: For the ranks that a rank starts.
 IMPORT_PATH = os.pathsep.join(path for path in sys.path if path)
 #: The agent of torchrun, on processes that need not import everything again.
@@ -49,7 +54,7 @@ AGENT = LaunchConfig(
 
 
 class EndsARank(Callback):
-    """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
+    """One rank ends in the second round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
     def __init__(self, folder, rank, kill):
@@ -58,9 +63,9 @@ class EndsARank(Callback):
         self.kill = kill
 
     def on_train_batch_start(self, trainer, *args):
-        is_third_round = trainer.current_epoch >= 2
+        is_second_round = trainer.current_epoch >= 1
         is_this_rank = ranks_of(trainer).rank == self.rank
-        if is_third_round and is_this_rank and not self.mark.exists():
+        if is_second_round and is_this_rank and not self.mark.exists():
             self.mark.touch()
             self.end()
 
@@ -78,10 +83,10 @@ class StopsARank(Callback):
 
 
 class SavesWithinARound(Callback):
-    """Saves in the middle of the third round."""
+    """Saves in the middle of the second round."""
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        if trainer.current_epoch == 2 and batch_idx == 1:
+        if trainer.current_epoch == 1 and batch_idx == 1:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
 
@@ -90,7 +95,11 @@ def make_trainer(folder, case, callbacks):
     size = int(variables.get("RANKS") or variables["WORLD_SIZE"])  # the second is of torchrun
     nodes = int(variables.get("NODES", 1))
     checkpoint = ModelCheckpoint(
-        folder, save_last=True, monitor=case.monitor, save_top_k=1, enable_version_counter=False
+        folder,
+        save_last=True,
+        monitor=case.monitor,
+        save_top_k=0 if case.monitor is None else 1,
+        enable_version_counter=False,
     )
     return plain_trainer(
         folder,
@@ -136,7 +145,7 @@ def run_one(folder, name):
 
 
 def run_and_kill(folder, name, killed_rank):
-    """A federation of which one rank is killed in its third round; or, where one has been, what is left of it."""
+    """A federation of which one rank is killed in its second round; or, where one has been, what is left of it."""
     fit(folder, RANK_CASES[name](), EndsARank(folder, killed_rank, kill=True))
 
 
@@ -191,7 +200,7 @@ def run_without_a_seed(folder):
     torch.seed()
     module = Plain(nn.Sequential(nn.Linear(6, 3)))
     loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="singles")})
-    fitted_loop = fit(folder, RankCase(loop, module, make_five_clients(), logs=True))
+    fitted_loop = fit(folder, RankCase(loop, module, toy_data(), rounds=1))
     assert fitted_loop.contributions["shadow"].isfinite().all()
 
 
@@ -199,8 +208,8 @@ def train_groups_of_coalitions(folder):
     """Each rank trains groups of coalitions, those of a group at once."""
     price.MAX_ELEMENTS_OF_GROUP = 1  # a group for each coalition
     PriceList.at_once = lambda prices, masks: 0.0
-    loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="all")}, seed=3)
-    fit(folder, RankCase(loop, Plain(), toy_data(), logs=True))
+    loop = FederatedLoop(metrics={"shadow": ShadowShapley(coalitions="leave-one-out")}, seed=3)
+    fit(folder, RankCase(loop, Plain(), toy_data()))
 
 
 class AddsItsOwnNumber(FedAvg):

@@ -28,7 +28,7 @@ ON_THREE = (
     "rank_without_a_finite_update",
 )
 #: A table of contributions, and Lightning's own log.
-WRITTEN_ON_TWO = ("adam_with_five_steps_a_round", "pfedsv")
+WRITTEN_ON_TWO = ("adam_with_three_steps_a_round", "pfedsv")
 
 
 @pytest.fixture(scope="module")
