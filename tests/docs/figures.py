@@ -358,9 +358,6 @@ def sentences_of_trust():
     # not measured: bits of a number with three digits, and with an exponent
     yield "up to 16 from a loss"
 
-    # not measured: a limit of the default, and about how long its steps take
-    yield "Below 10,000 steps of a small model, some 15 to 30 seconds"
-
     # not measured: names
     yield "SHAKE-256"
 
@@ -546,18 +543,6 @@ def sentences_of_results_performance():
 
 
 def sentences_of_explanation_metrics():
-    source = benchmark()
-    rows = {
-        "All coalitions of one seed": 'ShadowShapley(coalitions="all",every=1000)',
-        "`BlendedContribution`": "blended",
-        "`GradientAgreement`": "gradient_agreement",
-        '`CumulativeShapley(weighting="samples")`': "fedsv_samples",
-        "`CosineGradientShapley`": "cgsv",
-        "`ClassSpecificShapley`": "cssv",
-    }
-    for row, key in rows.items():
-        yield f"{row} ({source.t.rank_correlation[key]:.2f}, {source.percent[key]:.0f} %)"
-
     # not measured: numbers of fits and of evaluations, for n clients of which k are in a cohort
     yield "2^k evaluations"
     yield "k + 1"
