@@ -140,7 +140,7 @@ def with_ratios(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

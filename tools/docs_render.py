@@ -79,7 +79,7 @@ def page(path: Path) -> str:
 
 
 def example_of(of: type) -> Any:
-    """The metric at the end of its class's example, which is run as the doctest is."""
+    """Return the metric at the end of its class's example, which is run as the doctest is."""
     scope = vars(importlib.import_module(of.__module__)) | {"__name__": "__page__"}
     for example in doctest.DocTestParser().get_examples(inspect.getdoc(of) or ""):
         exec(compile(example.source, f"<{of.__name__}>", "exec"), scope)
@@ -88,7 +88,7 @@ def example_of(of: type) -> Any:
 
 
 def picture(of: type) -> bytes:
-    """What :func:`example_of` draws, SVG."""
+    """Draw the metric of :func:`example_of` as SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,7 +99,7 @@ def picture(of: type) -> bytes:
 
 
 def inside_docs(markdown: str, source: str) -> str:
-    """A page whose links into the rest of the repository, which is not on the site, are names only.
+    """Turn a page's links into the rest of the repository, which is not on the site, into names.
 
     Example:
         >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/retrain.md")

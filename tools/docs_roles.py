@@ -22,7 +22,7 @@ _EXAMPLE = re.compile(r"^( *)Examples?:(?=\n\s*>>>)", flags=re.MULTILINE)
 
 
 def markdown(text: str) -> str:
-    """A docstring with references, formulas and doctests as the site shows them.
+    """Return a docstring with references, formulas and doctests as the site shows them.
 
     Example:
         >>> markdown("See :class:`flsv.Round`.")
@@ -53,7 +53,7 @@ class Roles(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Shows arguments that another class lists, and the values of defaults that a module calls by a name."""
+        """Show arguments that another class lists, and the values of defaults that a module calls by a name."""
         show_arguments(pkg)
         show_defaults(pkg)
 

@@ -111,13 +111,13 @@ class Algorithm:
 
 
 def rendered(template: str, **given: Any) -> str:
-    """A page; templates call the functions of this module, as ``site``."""
+    """Render a page; templates call the functions of this module, as ``site``."""
     return TEMPLATES.get_template(template).render(site=globals(), **given).rstrip() + "\n"
 
 
 @cache
 def algorithms() -> tuple[Algorithm, ...]:
-    """All algorithms, by their titles."""
+    """Return all algorithms, by their titles."""
     entries = []
     for path in CONFIGS.glob("*.yaml"):
         text = comment(path.stem)
@@ -136,7 +136,7 @@ def algorithms() -> tuple[Algorithm, ...]:
 
 
 def without_entry() -> list[str]:
-    """The configurations that are neither of an algorithm nor bring data."""
+    """Return the configurations that are neither of an algorithm nor bring data."""
     of_an_algorithm = set()
     for algorithm in algorithms():
         of_an_algorithm.update(algorithm.configs)
@@ -151,7 +151,7 @@ def without_entry() -> list[str]:
 
 
 def comment(config: str) -> str:
-    """The comment at the top of a configuration."""
+    """Return the comment at the top of a configuration."""
     lines = []
     for line in (CONFIGS / f"{config}.yaml").read_text().splitlines():
         if not line.startswith("#"):
@@ -162,7 +162,7 @@ def comment(config: str) -> str:
 
 
 def crossings() -> dict[Messages, list[str]]:
-    """``{(down, up): configurations}``, what crosses in each direction, the most frequent first."""
+    """Return ``{(down, up): configurations}``, what crosses in each direction, the most frequent first."""
     configs: dict[Messages, list[str]] = {}
     for algorithm in algorithms():
         messages = (tuple(algorithm.down), tuple(algorithm.up))
@@ -173,12 +173,12 @@ def crossings() -> dict[Messages, list[str]]:
 
 
 def in_code(names: Iterable[str]) -> str:
-    """Names in the type of code, or "nothing"."""
+    """Write names in the type of code, or "nothing"."""
     return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
 def parts(config: str) -> dict[str, list[str]]:
-    """What a configuration names, by part: class paths, and patterns where it says what is shared."""
+    """Return what a configuration names, by part: class paths, and patterns where it says what is shared."""
     found: dict[str, list[str]] = {}
     whole = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
     for part, path in PARTS.items():
@@ -206,7 +206,7 @@ def _named(node: Any) -> Iterator[str]:
 
 @cache
 def _homes() -> dict[str, str]:
-    """Public name to its path, which configurations leave out."""
+    """Return the path of each public name, which configurations leave out."""
     return {
         name: f"{package}.{name}"
         for package in reversed(PACKAGES)
@@ -215,7 +215,7 @@ def _homes() -> dict[str, str]:
 
 
 def about(config: str) -> str:
-    """The text at the top of a configuration, without the commands."""
+    """Return the text at the top of a configuration, without the commands."""
     text = _ENTRY.split(comment(config), maxsplit=1)[0]
     text = re.sub(
         r"^(?:Composes with any data|Composes with any data of images):.*$",
@@ -229,8 +229,10 @@ def about(config: str) -> str:
 
 
 def algorithm_page(each: Algorithm) -> str:
-    """One algorithm: what it is, its parts, its configuration, its paper and results; the docstrings of its parts, with
-    their formulas, shapes and examples; of metrics also what the example draws."""
+    """Describe an algorithm: what it is, its parts, its configuration, its paper and results.
+
+    The docstrings of its parts follow, with formulas, shapes and examples, of metrics also what the example draws.
+    """
     named = {config: parts(config) for config in each.configs}
     shown: dict[str, None] = {}  # an ordered set
     for paths_by_part in named.values():
@@ -241,30 +243,30 @@ def algorithm_page(each: Algorithm) -> str:
 
 
 def body(config: str) -> str:
-    """A configuration without its comments."""
+    """Return a configuration without its comments."""
     text = (CONFIGS / f"{config}.yaml").read_text()
     return "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip()
 
 
 def reference(path: str, name: str) -> str:
-    """A link to where it is described, if it is."""
+    """Link a name to where it is described, if it is."""
     return f'<autoref identifier="{defined_at(path)}" optional><code>{name}</code></autoref>'
 
 
 def title(name: str) -> str:
-    """Of a page of results."""
+    """Return the title of a page of results."""
     return (
         (ROOT / "docs" / "results" / f"{name}.md").read_text().split("\n", 1)[0].removeprefix("# ")
     )
 
 
 def page_of(each: Algorithm) -> str:
-    """Its address on the site."""
+    """Return an algorithm's address on the site."""
     return f"algorithms/{each.configs[0]}.md"
 
 
 def source_of(package: str) -> Path:
-    """The file of a package or module."""
+    """Return the file of a package or module."""
     path = ROOT / Path(*package.split("."))
     if path.is_dir():
         return path / "__init__.py"
@@ -272,7 +274,7 @@ def source_of(package: str) -> Path:
 
 
 def tier(package: str) -> str:
-    """What a package promises about its names, as its docstring says in a line of its own."""
+    """Return what a package promises about its names, as its docstring says in a line of its own."""
     line = _TIER.search(docstring(package))
     if line is None:
         path = source_of(package).relative_to(ROOT)
@@ -283,12 +285,12 @@ def tier(package: str) -> str:
 
 
 def docstring(package: str) -> str:
-    """What a package or module says of itself, without importing it."""
+    """Return the docstring of a package or module, without importing it."""
     return ast.get_docstring(ast.parse(source_of(package).read_text())) or ""
 
 
 def public_names(package: str) -> list[str]:
-    """``__all__`` of a package or module, without importing what it names."""
+    """Return ``__all__`` of a package or module, without importing what it names."""
     if package == CONTRIB:
         return list(importlib.import_module(package).__all__)
     source = source_of(package)
@@ -303,7 +305,7 @@ def public_names(package: str) -> list[str]:
 
 
 def defined_at(path: str) -> str:
-    """Where the reference's tool finds a name: contrib has no stub, so by the module that defines it."""
+    """Return where the reference's tool finds a name: contrib has no stub, so by the module that defines it."""
     package, _, name = path.rpartition(".")
     if package != CONTRIB:
         return path
@@ -312,7 +314,7 @@ def defined_at(path: str) -> str:
 
 
 def names_of_stub(stub: Path) -> list[str]:
-    """The names that a package imports when they are first asked for, without its subpackages."""
+    """Return the names that a package imports when they are first asked for, without its subpackages."""
     names = []
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module not in (None, "__about__"):
@@ -321,7 +323,7 @@ def names_of_stub(stub: Path) -> list[str]:
 
 
 def metrics() -> list[str]:
-    """The metrics that have a page of their own."""
+    """Return the metrics that have a page of their own."""
     return [name for answers in questions().values() for name in answers]
 
 
@@ -329,7 +331,7 @@ def metrics() -> list[str]:
 
 
 def questions() -> dict[str, list[str]]:
-    """Question to the names of the metrics that answer it, as the package's docstring has them."""
+    """Return the names of the metrics that answer each question, as the package's docstring has them."""
     return {
         question: re.findall(r"\b[A-Z][a-zA-Z]+[a-z][A-Z]\w+\b", names)
         for question, names in _QUESTION.findall(docstring(METRICS))
@@ -337,18 +339,18 @@ def questions() -> dict[str, list[str]]:
 
 
 def metric_address(name: str) -> str:
-    """Its address on the site."""
+    """Return a metric's address on the site."""
     return f"reference/metrics/{name}.md"
 
 
 def metric_page(name: str) -> str:
-    """One metric."""
+    """Describe one metric."""
     question = next(question for question, names in questions().items() if name in names)
     return rendered("metric.md", name=name, question=question)
 
 
 def drawn(name: str, folder: str = "") -> str:
-    """The picture of a metric's example, as Markdown."""
+    """Refer to the picture of a metric's example, in Markdown."""
     return f"![metric.plot() after the example of {name}]({folder}{name}.svg)"
 
 
@@ -356,7 +358,7 @@ def drawn(name: str, folder: str = "") -> str:
 
 
 def reference_page(package: str) -> str:
-    """Everything that a package exports; metrics by question, with pages of their own."""
+    """List everything that a package exports; metrics by question, with pages of their own."""
     asked = questions() if package == METRICS else {}
     names = [
         name for name in public_names(package) if not any(name in each for each in asked.values())
@@ -367,14 +369,14 @@ def reference_page(package: str) -> str:
 
 
 def vocabulary_page() -> str:
-    """All attributes of a round, by the table that the code reads."""
+    """List all attributes of a round, by the table that the code reads."""
     from flsv.core.vocabulary import REQUIREMENTS, VOCABULARY
 
     return rendered("vocabulary.md", vocabulary=VOCABULARY, requirements=REQUIREMENTS)
 
 
 def generated_pages() -> dict[str, str]:
-    """Markdown by address on the site."""
+    """Return Markdown by address on the site."""
     pages = {
         "algorithms/index.md": rendered("algorithms.md", algorithms=algorithms()),
         "reference/api.md": rendered("api.md", packages=PACKAGES),
@@ -391,7 +393,7 @@ def generated_pages() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """The pages that nobody has to list, and a link to the repository, once pyproject.toml names it."""
+    """Add the pages that nobody has to list, and a link to the repository, once pyproject.toml names it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     if "urls" in project:
         config.repo_url = project["urls"]["Repository"]
@@ -411,7 +413,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that are made here."""
+    """Add the pages that are made here."""
     from mkdocs.structure.files import File
 
     for address, content in generated_pages().items():
@@ -447,7 +449,7 @@ BOOSTS = {
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links that lead out of docs/ become words; the search is told what counts."""
+    """Turn links that lead out of docs/ into words, and tell the search what counts."""
     for start, boost in BOOSTS.items():
         if page.file.src_uri.startswith(start):
             page.meta.setdefault("search", {"boost": boost})

@@ -58,7 +58,7 @@ MOST_KILLS, PATIENCE = 3, 30.0  # seconds until a killed run's other processes h
 
 
 def fit(*more: str) -> Command:
-    """A fit of six rounds that goes on from its last checkpoint, where it has one."""
+    """Return the command of a fit of six rounds that goes on from its last checkpoint, where it has one."""
     given = (
         "--config",
         "digits",
@@ -77,7 +77,7 @@ def fit(*more: str) -> Command:
 
 
 def fits_differ(whole: Path, again: Path) -> list[str]:
-    """The newest checkpoint and the newest run of both folders: a fit without a round left saves no checkpoint."""
+    """Compare the newest checkpoint and run of both folders: a fit without a round left saves no checkpoint."""
     mine, theirs = (newest(f, "last.ckpt").parent for f in (again, whole))
     same = read_run(newest(again, "run.json").parent).equals(
         read_run(newest(whole, "run.json").parent)
@@ -94,7 +94,7 @@ def newest(folder: Path, name: str) -> Path:
 
 
 def tables_differ(whole: Path, again: Path) -> list[str]:
-    """Tables anywhere below, without columns of seconds."""
+    """Compare tables anywhere below, without columns of seconds."""
     found = [path for path in whole.rglob("*.csv") if path.stem in ("retrained", "repeat")]
     pairs = [(path, again / path.relative_to(whole)) for path in found]
     same = [
@@ -160,7 +160,7 @@ IMPORTED = (
 
 
 def stop_all(trials: int, draw: random.Random, below: Path) -> int:
-    """Signals to every command of STOPPED. How many did not end it as they should."""
+    """Send signals to every command of STOPPED. Return how many did not end it as they should."""
     faulthandler.enable()  # a process that stays alive says where it is
     for module in IMPORTED:
         importlib.import_module(module)
@@ -202,7 +202,7 @@ def stop_all(trials: int, draw: random.Random, below: Path) -> int:
 def stop(
     process: Forked, number: signal.Signals, moment: float, last_line: str
 ) -> tuple[float | None, str]:
-    """How long after its signal a process ended, None if it was done before, and the fault that was found."""
+    """Return how long after its signal a process ended, None if it was done before, and the fault that was found."""
     status, _ = process.wait(moment)
     if status is not None:
         return None, ""
@@ -230,7 +230,7 @@ def spin() -> None:
 
 
 def start(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-    """``flsv`` with these arguments, as the leader of its own session."""
+    """Start ``flsv`` with these arguments, as the leader of its own session."""
     command = [sys.executable, "-m", "flsv", *arguments]
     with output.open("ab") as out:
         return subprocess.Popen(
@@ -239,7 +239,7 @@ def start(arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
 
 
 def alive(session: int) -> list[int]:
-    """The processes of a session, also where its leader is gone."""
+    """Return the processes of a session, also where its leader is gone."""
     found = map(
         str.split, subprocess.check_output(["ps", "-eo", "pid=,sid=,stat="], text=True).splitlines()
     )
@@ -247,7 +247,7 @@ def alive(session: int) -> list[int]:
 
 
 def kill(process: subprocess.Popen[bytes], draw: random.Random, seconds: float) -> bool:
-    """One of its processes; whether all are gone soon after."""
+    """Kill one of its processes. Return whether all are gone soon after."""
     with contextlib.suppress(ProcessLookupError):
         number = draw.choice((signal.SIGKILL, signal.SIGTERM))
         os.kill(draw.choice(alive(process.pid) or [process.pid]), number)
@@ -266,7 +266,7 @@ def kill(process: subprocess.Popen[bytes], draw: random.Random, seconds: float) 
 def trial(
     command: Command, folder: Path, output: Path, seconds: float, draw: random.Random
 ) -> tuple[int, str]:
-    """How often it was killed until it ended, and the first fault that was found."""
+    """Return how often it was killed until it ended, and the first fault that was found."""
     kills = 0
     while True:
         process, before = start(command(folder), output), output.stat().st_size

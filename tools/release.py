@@ -22,7 +22,7 @@ _HEAD = re.compile(
 
 
 def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
-    """Every section's date and text by its version, newest first.
+    """Return each section's date and text by its version, newest first.
 
     Example:
         >>> sections("# Changelog\\n\\n## [Unreleased]\\n\\n## [1.0] - 2026-01-02\\n\\n- New.\\n")
@@ -37,7 +37,7 @@ def sections(changelog: str) -> dict[str, tuple[str | None, str]]:
 
 
 def git(root: Path, *command: str) -> str | None:
-    """What git says; None where it does not know, or there is no git."""
+    """Return what git says; None where it does not know, or there is no git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *command], capture_output=True, text=True, check=False
@@ -48,7 +48,7 @@ def git(root: Path, *command: str) -> str | None:
 
 
 def changed_sections(root: Path) -> list[str]:
-    """Versions whose section is not what it was when they were tagged."""
+    """Return versions whose section is not what it was when they were tagged."""
     present = sections((root / "CHANGELOG.md").read_text())
     tags = git(root, "tag", "--list", "v*") or ""
     changed = []
@@ -61,7 +61,7 @@ def changed_sections(root: Path) -> list[str]:
 
 
 def problems(root: Path, tag: str | None = None) -> list[str]:
-    """What has to be done before this is a release; each a sentence.
+    """Return what has to be done before this is a release, each a sentence.
 
     Args:
         root: the checkout.
