@@ -48,12 +48,11 @@ class TrainingAfterTheRun:
         scored: the run, with the store.
         metrics: the metrics that need coalitions, by name.
         choice: the coalitions to train.
-        fallback: the coalitions to train if these cannot be trained at once, as they should be. None: they should not.
         run_copy: the copy of the run from before its fit.
         dry_run_result: what the training of coalitions needs.
 
     Attributes:
-        choice: the coalitions that were trained: ``fallback``, if the others could not be.
+        choice: the coalitions that were trained: the choice's fallback, if they could not be trained at once.
         masks: bool ``[K, n]``, these coalitions. The first two are the empty coalition and that of all clients.
         witnesses: clients that were trained at once with others and also alone, with the same models.
         why_not_at_once: why coalitions were trained one by one although they were to be trained at once. Empty: they
@@ -66,7 +65,6 @@ class TrainingAfterTheRun:
         scored: ScoredRun,
         metrics: Mapping[str, ShadowShapley],
         choice: Choice,
-        fallback: Choice | None,
         run_copy: CopyOfRun,
         dry_run_result: DryRunResult,
     ) -> None:
@@ -78,7 +76,6 @@ class TrainingAfterTheRun:
         self._scored = scored
         self._store = scored.store
         self._metrics = metrics
-        self._fallback = fallback
         self._run_copy = run_copy
         self._trial = dry_run_result.rows
         self._alone = OneByOne(
@@ -149,7 +146,7 @@ class TrainingAfterTheRun:
 
     def _train_at_once(self) -> None:
         """If it is planned, train the coalitions at once. If they cannot be, let others be trained one by one."""
-        if self._fallback is None:
+        if self.choice.fallback is None:
             return
         at_once = AtOnce(
             self._alone,
@@ -165,7 +162,7 @@ class TrainingAfterTheRun:
             self._proofs.accept_at_once()
         except NotBatched as error:
             self._discard(at_once)
-            self._fall_back(self._fallback, error)
+            self._fall_back(self.choice.fallback, error)
 
     def _discard(self, at_once: AtOnce) -> None:
         """Remove all coalitions that have trained at once."""

@@ -91,7 +91,6 @@ class AtSites:
         scored: ScoredRun,
         metrics: Mapping[str, ShadowShapley],
         choice: Choice,
-        fallback: Choice | None,
     ) -> tuple[Choice, Tensor]:
         """Exclude the rounds after which models of coalitions are missing in the store, since sites do not train them
         again. Return the choice, and all coalitions, bool ``[K, n]``.

@@ -56,9 +56,8 @@ MetricValues = dict[int, dict[str, Values]]
 
 
 class Coalitions:
-    """The coalitions that a run trains for its metrics, from their choice to the metrics' values.
-
-    A loop makes it if one of its metrics has ``trains_coalitions``, and calls the methods in the order below.
+    """The coalitions that a run trains for its metrics, from their choice to the metrics' values. A loop makes it if a
+    metric has ``trains_coalitions``, and calls the methods in the order below.
 
     Args:
         config: the run's :class:`FederationConfig`.
@@ -78,10 +77,9 @@ class Coalitions:
         way = AtSites if _is_engine_of_sites(config.engine) else Here
         self._way: Here | AtSites = way(config, self._metrics, self._request)
         self._awaits_training = False
-        # In a fit: the run, the coalitions to train, those if these cannot be trained at once, and all scores.
+        # In a fit: the MeasuredRun, the Choice of the coalitions to train, and all scores.
         self._run: Any = None
-        self._choice: Choice | None = None
-        self._fallback: Choice | None = None
+        self._choice: Any = None
         self._scored: ScoredRun | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,15 +121,16 @@ class Coalitions:
         """Choose the coalitions to train, once in a fit. A resumed run, whose request is the same, keeps its choice, if
         it was made before its checkpoint.
         """
-        memory = self._run.memory
         if self._choice is not None:
             return self._choice
+        memory = self._run.memory
         if self._run.resumed and "choice" in memory:
             choice = Choice.of_record(memory["choice"])
         else:
             choice = choose(self._request, prices)
+        if choice.is_at_once:
+            choice = choice._replace(fallback=one_by_one(self._request, prices))
         self._choice = choice
-        self._fallback = one_by_one(self._request, prices) if choice.is_at_once else None
         memory["choice"] = choice.record(self._run.data.num_clients)
         return choice
 
@@ -141,13 +140,11 @@ class Coalitions:
         if not self._way.begin_training(self._run):
             return
         masks = self._masks
-        words = estimation_in_words(masks, self._have_outputs())
-        words += self._way.duration_in_words(self._run, self._chosen, masks, self._metrics, first)
+        measures = [metric.measure for metric in self._metrics.values()]
+        have_outputs = all(map(self._run.games.output_measure, measures))
+        words = estimation_in_words(masks, have_outputs)
+        words += self._way.duration_in_words(self._run, self._choice, masks, self._metrics, first)
         rank_zero_info(f"flsv: {self._plan_in_words(masks)}{words}")
-
-    def _have_outputs(self) -> bool:
-        metrics = self._metrics.values()
-        return all(self._run.games.output_measure(metric.measure) for metric in metrics)
 
     def _open(self) -> FirstScore:
         """Score the run's module, choose the coalitions, and open the store of their scores."""
@@ -159,8 +156,7 @@ class Coalitions:
             run.memory["start"] = hash_of_start(run.trainer.lightning_module)
         prices = self._way.prices(run, first.model.outputs)
         choice = self._choose(prices)
-        choices = [choice, self._fallback] if self._fallback else [choice]
-        self._scored = ScoredRun(run, self._metrics, first, choices)
+        self._scored = ScoredRun(run, self._metrics, first, choice)
         limit = MAX_VALUED_ROUNDS  # if clients score models, there are no outputs
         for outputs in first.model.outputs.values():
             limit = max_valued_rounds(self._config, run, choice, prices, len(outputs))
@@ -173,25 +169,18 @@ class Coalitions:
         return first
 
     @property
-    def _chosen(self) -> Choice:
-        assert self._choice is not None
-        return self._choice
-
-    @property
     def _masks(self) -> Tensor:
         """Coalitions ``[K, n]`` with the number and the sizes of those that are trained."""
-        return self._chosen.design.planned_masks(self._run.data.num_clients)
+        return self._choice.design.planned_masks(self._run.data.num_clients)
 
     def _plan_in_words(self, masks: Tensor) -> str:
-        plan = self._way.plan_in_words(self._run, self._chosen, masks)
+        plan = self._way.plan_in_words(self._run, self._choice, masks)
         return f"{', '.join(self._metrics)}: {plan}"
 
     # ---- between rounds
 
     def end_round(self, index: int, is_run_over: bool) -> None:
-        """Store the scores of the run's model, which is that of the coalition of all clients, and of the models that
-        sites have trained.
-        """
+        """Store the scores of the run's model, which is that of all clients, and of models of coalitions at sites."""
         if self._scored is None or not self._valued_metrics:
             return
         self._way.end_round(self._run, index)
@@ -205,9 +194,8 @@ class Coalitions:
         """Return whether a round's models are scored even if it is not the last."""
         metrics = self._metrics.values()
         # A run may end early, and its values may be means over its last rounds.
-        if self._way.scores_each_round and any(metric.averages for metric in metrics):
-            return True
-        return any(metric.is_due(index) for metric in metrics)
+        may_be_last = self._way.scores_each_round and any(metric.averages for metric in metrics)
+        return may_be_last or any(metric.is_due(index) for metric in metrics)
 
     # ---- after the last round
 
@@ -234,7 +222,7 @@ class Coalitions:
         assert self._scored is not None
         metrics = self._valued_metrics
         self._scored.value_rounds(metrics.values())
-        self._choice, masks = self._way.train(self._scored, metrics, self._chosen, self._fallback)
+        self._choice, masks = self._way.train(self._scored, metrics, self._choice)
         self._run.memory["choice"] = self._choice.record(self._run.data.num_clients)
 
         store = self._scored.store

@@ -186,7 +186,6 @@ class Here:
         scored: ScoredRun,
         metrics: Mapping[str, ShadowShapley],
         choice: Choice,
-        fallback: Choice | None,
     ) -> tuple[Choice, Tensor]:
         """Train the coalitions that are missing in the store. Return what was chosen in the end, and all coalitions,
         bool ``[K, n]``.
@@ -200,7 +199,6 @@ class Here:
             scored,
             metrics,
             choice,
-            fallback,
             run_copy=self._run_copy,
             dry_run_result=self._dry_run_result,
         )

@@ -97,6 +97,8 @@ class Choice(NamedTuple):
     is_at_once: bool
     #: In training runs of the whole federation.
     price: float
+    #: What is trained if these cannot be trained at once, as they should be. None: they should not.
+    fallback: Any = None  # a Choice
 
     @classmethod
     def of_record(cls, record: Sequence[Any]) -> Choice:

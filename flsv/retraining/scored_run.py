@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class ScoredRun:
         run: the run.
         metrics: the metrics that need coalitions, by name.
         first: the score of the run's module. If it is untrained, this and scores of other untrained models are added.
-        choices: the coalitions that may be trained. Stored coalitions of other settings are removed.
+        choice: the coalitions to train. Stored coalitions of other settings are removed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ScoredRun:
         run: MeasuredRun,
         metrics: Mapping[str, ShadowShapley],
         first: FirstScore,
-        choices: Sequence[Choice],
+        choice: Choice,
     ) -> None:
         self.run = run
         self.scoring = first.scoring
@@ -96,7 +96,7 @@ class ScoredRun:
             list(self.measures),
             settings={**_settings_of_training(run), "run": run.memory["start"]},
             ranks=ranks_of(run.trainer),
-            outputs=set(chain.from_iterable(map(self._measures_with_outputs, choices))),
+            outputs=self._measures_with_outputs(choice),
         )
         if not run.resumed:
             run.memory["untrained"] = self._scores_of_untrained()
@@ -105,11 +105,13 @@ class ScoredRun:
             self.add(EMPTY, {NO_ROUND: first.model})
 
     def _measures_with_outputs(self, choice: Choice) -> set[str]:
-        """Return the names of the measures of which the outputs of chosen coalitions are stored. If all are trained one
-        by one, outputs that are large are not.
+        """Return the names of the measures of which the outputs of coalitions that may be trained are stored. If all
+        are trained one by one, outputs that are large are not.
         """
         masks = choice.design.masks(self.run.data.num_clients)
         names: set[str] = set()
+        if choice.fallback is not None:
+            names |= self._measures_with_outputs(choice.fallback)
         if not favors_nobody(masks):  # values are computed from outputs for no other coalitions
             return names
         for metric in self._metrics.values():
