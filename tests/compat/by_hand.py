@@ -22,7 +22,8 @@ from helpers.loops_by_hand import average_models, federate
 from zoo.program import SEED
 
 #: Of two clients.
-COALITIONS = [(), (0,), (1,), (0, 1)]
+ALL_CLIENTS = (0, 1)
+COALITIONS = [(), (0,), (1,), ALL_CLIENTS]
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
 WHOLE = (
     {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}

@@ -1,14 +1,23 @@
 """One program trained twice: in a federation, and by hand."""
 
+import json
 import warnings
 from dataclasses import dataclass
 
 import lightning as L
 import torch
-from compat.by_hand import HandRound, coalition_values, fedavg_by_trainers, validate_with_trainer
+from compat.by_hand import (
+    ALL_CLIENTS,
+    COALITIONS,
+    HandRound,
+    coalition_values,
+    fedavg_by_trainers,
+    shapley_values_of_two,
+    validate_with_trainer,
+)
 
 from flsv import FederatedLoop
-from flsv.metrics import PartialFederatedShapley
+from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers.fits import KeepsRounds, plain_trainer
 from zoo.program import SEED, Program, Small, make_images
 
@@ -82,13 +91,36 @@ class Pair:
         assert expected.abs().max() > 1e-4
         torch.testing.assert_close(values, expected, rtol=program.tolerance, atol=program.tolerance)
 
+    def check_values_by_retraining(self, folder):
+        """The values of trained coalitions are those of the loop by hand over their members."""
+        program = self.program
+        worth = {}
+        for members in COALITIONS:
+            if members == ALL_CLIENTS:
+                model = self.expected
+            elif members:
+                model, _ = fedavg_by_trainers(program, folder, ROUNDS, members=members)
+            else:
+                model = program.module()
+            worth[members] = -validate_with_trainer(model, program.samples(), program.logged)
 
-def train_with_values(program, folder):
-    """Train twice. The federation evaluates coalitions in every round."""
-    metric = PartialFederatedShapley(
-        performance=program.logged, mode="min", weighting="samples", estimator="exact"
-    )
-    return train_both_ways(program, folder, metrics={"value": metric})
+        record = json.loads((folder / "run.json").read_text())
+        assert record["events"] == []
+        torch.testing.assert_close(
+            self.loop.contributions["retrained"],
+            shapley_values_of_two(worth),
+            rtol=1e-5,
+            atol=program.tolerance,
+        )
+
+
+def train_with_values(program, folder, is_retrained):
+    """Train twice. The federation evaluates coalitions in every round, and may train all of them at its end."""
+    measure = {"performance": program.logged, "mode": "min"}
+    metrics = {"value": PartialFederatedShapley(weighting="samples", estimator="exact", **measure)}
+    if is_retrained:
+        metrics["retrained"] = ShadowShapley(coalitions="all", **measure)
+    return train_both_ways(program, folder, metrics=metrics)
 
 
 def train_both_ways(program, folder, rounds=ROUNDS, **loop):

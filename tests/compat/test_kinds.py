@@ -3,23 +3,14 @@
 Modules of public libraries are tested in an environment of their own (``make libraries``).
 """
 
-import json
-
 import lightning as L
 import pytest
-import torch
 from compat import further_libraries, libraries
-from compat.by_hand import (
-    COALITIONS,
-    fedavg_by_trainers,
-    shapley_values_of_two,
-    validate_with_trainer,
-)
-from compat.runs import ROUNDS, train_federated, train_with_values
+from compat.runs import train_with_values
 
 import flsv
 from flsv import FederatedLoop
-from flsv.metrics import PartialFederatedShapley, ShadowShapley
+from flsv.metrics import PartialFederatedShapley
 from helpers.fits import assert_resumes, plain_trainer
 from zoo.program import SEED
 from zoo.table import ROWS, rows_with
@@ -38,17 +29,18 @@ def program_if_installed(name):
     return LIBRARIES[name]
 
 
-@pytest.fixture(scope="module", params=[*rows_with("by_hand"), *OF_LIBRARIES])
-def pair(request, tmp_path_factory):
-    """The same training in a federation that evaluates coalitions every round, and by hand."""
-    name = request.param
-    return train_with_values(program_if_installed(name), tmp_path_factory.mktemp(name))
-
-
 @pytest.mark.by_turn
 @pytest.mark.fast_rows("hooks")
-def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
+@pytest.mark.parametrize("name", [*rows_with("by_hand"), *OF_LIBRARIES])
+def test_every_kind_of_module_trains_and_is_valued_as_by_hand(tmp_path, name):
+    """And what compares all clients' second training with the run doubts nothing."""
+    is_retrained = name not in ROWS or ROWS[name].retrained_by_hand
+    pair = train_with_values(program_if_installed(name), tmp_path, is_retrained)
+
     pair.check()
+    pair.check_values()
+    if is_retrained:
+        pair.check_values_by_retraining(tmp_path)
 
 
 class WatchesBuffers(L.Callback):
@@ -83,41 +75,6 @@ def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path
 
     at_start, before_first_batch = watch.contents
     assert {name: before_first_batch[name] for name in at_start} == at_start
-
-
-@pytest.mark.by_turn
-@pytest.mark.fast_rows("hooks")
-def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
-    pair.check_values()
-
-
-@pytest.mark.by_turn
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*rows_with("retrained_by_hand"), *OF_LIBRARIES])
-def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
-    """And what compares all clients' second training with the run doubts nothing."""
-    program = program_if_installed(name)
-    metric = ShadowShapley(
-        coalitions="all",
-        performance=program.logged,
-        mode="min",
-    )
-    _, loop = train_federated(program, tmp_path, metrics={"value": metric})
-
-    worth = {}
-    for members in COALITIONS:
-        model = program.module()
-        if members:
-            model, _ = fedavg_by_trainers(program, tmp_path, ROUNDS, members=members)
-        worth[members] = -validate_with_trainer(model, program.samples(), program.logged)
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert record["events"] == []
-    torch.testing.assert_close(
-        loop.contributions["value"],
-        shapley_values_of_two(worth),
-        rtol=1e-5,
-        atol=program.tolerance,
-    )
 
 
 @pytest.mark.by_turn

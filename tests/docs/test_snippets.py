@@ -26,6 +26,8 @@ SERVERS = [ROOT / "docs" / "deployment.md", ROOT / "docs" / "nvflare.md"]
 WALKED = {
     ROOT / "docs" / "tutorials" / "hospitals.md",
     ROOT / "docs" / "howto" / "hugging_face.md",
+    ROOT / "docs" / "howto" / "own_algorithm.md",
+    ROOT / "docs" / "howto" / "own_metric.md",
     ROOT / "docs" / "reference" / "tables_at_sites.md",
 }
 PAGES = [
