@@ -161,28 +161,18 @@ FIVE_VALUES = torch.tensor([0.189, 0.214, 0.128, 0.104, 0.193], dtype=torch.floa
 
 
 @pytest.mark.parametrize("signs", SIGNS)
-def test_intervals_of_shares_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch, signs):
+def test_intervals_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch, signs):
     errors = make_correlated_errors()
-    intervals = joint_shares(FIVE_VALUES, errors)
+    shares = joint_shares(FIVE_VALUES, errors)
+    intervals = joint_intervals(FIVE_VALUES, errors)
 
     transform_eigenvectors(monkeypatch, torch.tensor(signs).diag())
-    intervals_of_another_machine = joint_shares(FIVE_VALUES, errors)
+    other_shares = joint_shares(FIVE_VALUES, errors)
 
-    assert_close(intervals_of_another_machine.low, intervals.low, rtol=0, atol=1e-10)
-    assert_close(intervals_of_another_machine.high, intervals.high, rtol=0, atol=1e-10)
-    assert intervals_of_another_machine.moved == pytest.approx(intervals.moved, abs=1e-10)
-
-
-@pytest.mark.parametrize("signs", SIGNS)
-def test_intervals_of_values_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch, signs):
-    errors = make_correlated_errors()
-    low, high = joint_intervals(FIVE_VALUES, errors)
-
-    transform_eigenvectors(monkeypatch, torch.tensor(signs).diag())
-    low_of_another_machine, high_of_another_machine = joint_intervals(FIVE_VALUES, errors)
-
-    assert_close(low_of_another_machine, low, rtol=0, atol=1e-10)
-    assert_close(high_of_another_machine, high, rtol=0, atol=1e-10)
+    assert_close(joint_intervals(FIVE_VALUES, errors), intervals, rtol=0, atol=1e-10)
+    assert_close(other_shares.low, shares.low, rtol=0, atol=1e-10)
+    assert_close(other_shares.high, shares.high, rtol=0, atol=1e-10)
+    assert other_shares.moved == pytest.approx(shares.moved, abs=1e-10)
 
 
 def test_draws_do_not_depend_on_the_basis_of_equal_eigenvalues(monkeypatch):

@@ -283,42 +283,30 @@ def assert_scores(evaluator, performance, models, probabilities, expected):
 
 
 @pytest.mark.by_turn
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("kind", ["two logits", "one logit", "probabilities"])
-@pytest.mark.parametrize("name", SCORES_OF_TWO_CLASSES)
-def test_auroc_average_precision_and_f1_of_two_classes_equal_scikit_learns(name, kind):
+@pytest.mark.fast_rows("auroc-two logits", "*three logits")
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("name", TORCHMETRICS_OF_SCORES)
+def test_auroc_average_precision_and_f1_equal_scikit_learns(name, kind):
     net = NETWORKS[kind]()
     models = make_models(net)
-    data = make_batches(num_classes=2)
+    num_classes = 3 if kind == "three logits" else 2
+    data = make_batches(num_classes)
     x, y = all_samples(data)
     probabilities = probabilities_by_hand(kind, models, x)
-    probabilities_of_class_1 = probabilities[:, :, 1].numpy()
-    score = SCORES_OF_TWO_CLASSES[name]
-    expected = [score(y.numpy(), of_model) for of_model in probabilities_of_class_1]
-
-    by_name = make_evaluator(net, name, data)
-    metric = TORCHMETRICS_OF_SCORES[name]
-    by_torchmetrics = make_evaluator(net, metric, data)
-
-    assert len(set(expected)) > 1
-    assert_scores(by_name, name, models, probabilities, expected)
-    assert_scores(by_torchmetrics, metric, models, probabilities, expected)
-
-
-@pytest.mark.parametrize("name", SCORES_OF_THREE_CLASSES)
-def test_auroc_average_precision_and_f1_of_three_classes_equal_scikit_learns(name):
-    net = NETWORKS["three logits"]()
-    models = make_models(net)
-    data = make_batches(num_classes=3)
-    x, y = all_samples(data)
-    probabilities = probabilities_by_hand("three logits", models, x)
-    score = SCORES_OF_THREE_CLASSES[name]
-    expected = [score(y.numpy(), of_model) for of_model in probabilities.numpy()]
-
-    evaluator = make_evaluator(net, name, data)
+    if num_classes == 2:
+        expected = scores_by_sklearn(SCORES_OF_TWO_CLASSES[name], y, probabilities[:, :, 1])
+        metric = TORCHMETRICS_OF_SCORES[name]
+        by_torchmetrics = make_evaluator(net, metric, data)
+        assert_scores(by_torchmetrics, metric, models, probabilities, expected)
+    else:
+        expected = scores_by_sklearn(SCORES_OF_THREE_CLASSES[name], y, probabilities)
 
     assert len(set(expected)) > 1
-    assert_scores(evaluator, name, models, probabilities, expected)
+    assert_scores(make_evaluator(net, name, data), name, models, probabilities, expected)
+
+
+def scores_by_sklearn(score, labels, probabilities):
+    return [score(labels.numpy(), of_model) for of_model in probabilities.numpy()]
 
 
 @pytest.mark.fast_rows("two logits-auroc-labels2-all of class 1")

@@ -188,6 +188,7 @@ def core_alone(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_core_passes_its_tests_without_the_folders_of_wings(core_alone):
     environment = {**os.environ, "PYTHONPATH": f"{core_alone}{os.pathsep}{core_alone / 'tests'}"}
     options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow", "-k", SELECTED]

@@ -220,16 +220,26 @@ def make_seeded_loop(**kwargs):
 
 
 @pytest.mark.by_turn
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("policy", ["reset", "persist"])
-@pytest.mark.parametrize("name", NESTED)
-def test_nested_optimizers_are_swapped_between_clients(tmp_path, name, policy):
-    module = Plainest(NESTED[name])
+@pytest.mark.fast_rows("sam-reset-*")
+@pytest.mark.parametrize(
+    ("name", "policy", "kind"),
+    [
+        *[(name, policy, Plainest) for name in NESTED for policy in ("reset", "persist")],
+        ("plain", "persist", KeepsOptimizerFromFirstBatch),
+        ("sam", "reset", KeepsOptimizerFromFitStart),
+        ("own wrapper", "reset", KeepsOptimizerFromFirstBatch),
+        ("own wrapper", "persist", KeepsOptimizerFromFitStart),
+    ],
+)
+def test_optimizers_are_swapped_between_clients(tmp_path, name, policy, kind):
+    """Also nested ones, and those in attributes of the module."""
+    make_optimizer = OPTIMIZERS[name]
+    module = kind(make_optimizer)
 
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
 
     keeps_optimizers = policy == "persist"
-    assert_as_by_hand(module, train_by_closures(NESTED[name], keep=keeps_optimizers))
+    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=keeps_optimizers))
 
 
 def test_client_begins_with_the_state_that_adagrads_constructor_makes():
@@ -242,29 +252,6 @@ def test_client_begins_with_the_state_that_adagrads_constructor_makes():
     swapped_optimizer.enter(stored=None, options=[])
 
     assert optimizer.state[parameter]["sum"].tolist() == [0.5, 0.5]
-
-
-@pytest.mark.by_turn
-@pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    ("name", "policy", "kind"),
-    [
-        ("plain", "persist", KeepsOptimizerFromFirstBatch),
-        ("sam", "reset", KeepsOptimizerFromFitStart),
-        ("own wrapper", "reset", KeepsOptimizerFromFirstBatch),
-        ("own wrapper", "persist", KeepsOptimizerFromFitStart),
-    ],
-)
-def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
-    tmp_path, name, policy, kind
-):
-    make_optimizer = OPTIMIZERS[name]
-    module = kind(make_optimizer)
-
-    fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
-
-    keeps_optimizers = policy == "persist"
-    assert_as_by_hand(module, train_by_closures(make_optimizer, keep=keeps_optimizers))
 
 
 @pytest.mark.by_turn

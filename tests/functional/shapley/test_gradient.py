@@ -22,25 +22,19 @@ def slopes_of_players(n):
 SERVER_LR = 0.3
 
 
+@pytest.mark.parametrize("is_mean", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 6])
-def test_gradient_shapley_equals_enumeration_of_the_game_of_means(n):
+def test_gradient_shapley_equals_enumeration_of_the_game_of_means_or_of_weights(n, is_mean):
     slopes = slopes_of_players(n)
     masks = all_coalitions(n).double()
-    shares = masks / masks.sum(1, keepdim=True).clamp_min(1)
+    if is_mean:
+        weighting = "uniform"
+        shares = masks / masks.sum(1, keepdim=True).clamp_min(1)
+    else:
+        weighting = torch.rand(n).double()
+        shares = masks * weighting
 
-    values = gradient_shapley(slopes, weighting="uniform", server_lr=SERVER_LR)
-
-    expected = shapley_by_all_orders(-SERVER_LR * shares @ slopes)
-    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("n", [1, 2, 6])
-def test_gradient_shapley_equals_enumeration_of_the_game_of_fixed_weights(n):
-    slopes = slopes_of_players(n)
-    weights = torch.rand(n).double()
-    shares = all_coalitions(n) * weights
-
-    values = gradient_shapley(slopes, weighting=weights, server_lr=SERVER_LR)
+    values = gradient_shapley(slopes, weighting=weighting, server_lr=SERVER_LR)
 
     expected = shapley_by_all_orders(-SERVER_LR * shares @ slopes)
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
