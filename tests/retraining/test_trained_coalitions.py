@@ -12,6 +12,7 @@ from flsv.functional import few_coalitions
 from flsv.metrics import ShadowShapley
 from flsv.retraining import plan_in_words as plan
 from flsv.retraining.price import PriceList
+from flsv.values.designs import BySize, Halves
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_sets
 from helpers.fits import fit
@@ -23,6 +24,7 @@ ESTIMATED = (
     "predictions is more accurate. For this, choose a performance that is computed from outputs, and "
     'coalitions="singles", "both" or "halves".'
 )
+SINGLE_CLIENTS = BySize("singles")
 UNFAIR = [[1, 1, 1], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]
 
 
@@ -34,16 +36,20 @@ def metric_with(evidence):
     ("sentence", "expected"),
     [
         (
-            plan.coalitions_in_words(few_coalitions(4, "singles"), False),
+            SINGLE_CLIENTS.in_words(few_coalitions(4, "singles")),
             "a model of each of 4 clients alone is",
         ),
         (
-            plan.coalitions_in_words(few_coalitions(4, "both"), False),
+            SINGLE_CLIENTS.in_words(few_coalitions(4, "both")),
             "models of 8 groups of clients are",
         ),
         (
-            plan.coalitions_in_words(few_coalitions(4, "both"), True),
+            Halves().in_words(few_coalitions(4, "both")),
             "models of each of 4 clients alone and of 4 complementary groups of unlike clients are",
+        ),
+        (
+            Halves().in_words(few_coalitions(4, "singles")),
+            "a model of each of 4 clients alone is",
         ),
         (plan.estimation_in_words(few_coalitions(3, "all"), False), ""),
         (plan.estimation_in_words(few_coalitions(3, "singles"), True), PREDICTED),
