@@ -48,7 +48,7 @@ LYON_ADDRESS = 101
 OSAKA_ADDRESS = 102
 ADDRESSES = [BOSTON_ADDRESS + client for client in range(len(NAMES))]
 SEED = 7
-ROUNDS = 3
+ROUNDS = 2
 NUM_DIGITS = 1437
 #: Validation and test samples of the sites' own.
 SPLITS = {"client_val": 0.3, "client_test": 0.2}

@@ -286,7 +286,6 @@ def make_halving_loop():
     return make_shapfed_loop(
         optimizer_state="persist",
         sampler=UniformSampler(2),
-        local_epochs=2,
         metrics={
             "cssv": ClassSpecificShapley(),
             "shadow": ShadowShapley(coalitions="halves"),
@@ -305,9 +304,9 @@ def kill_at_last_reply_of_round_1(address, packet, reply):
 def test_run_of_a_server_that_is_killed_twice_equals_the_uninterrupted_run(tmp_path, monkeypatch):
     """It is killed in round 1 after its sites have trained, and while it stores coalitions of this round."""
     whole = SitesInProcess(tmp_path / "whole", make_halving_loop, make_momentum_module)
-    whole_run = whole.fit(rounds=3, server_data=ServerData())
+    whole_run = whole.fit(rounds=2, server_data=ServerData())
     killed = SitesInProcess(tmp_path / "killed", make_halving_loop, make_momentum_module)
-    fit_on = partial(killed.go_on_until, 3, server_data=ServerData())
+    fit_on = partial(killed.go_on_until, 2, server_data=ServerData())
 
     pass_reply_on = killed.transport.on_reply
     killed.transport.on_reply = kill_at_last_reply_of_round_1

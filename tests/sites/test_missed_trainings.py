@@ -110,7 +110,7 @@ def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
 
 @pytest.mark.slow
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
-    SitesInProcess(tmp_path, make_shadow_loop).fit(rounds=2, server_data=ServerData())
+    SitesInProcess(tmp_path, make_shadow_loop).fit(rounds=1, server_data=ServerData())
     events = open_run(tmp_path).record["events"]
     assert inputs_of_events(events, NAMES)["incidents"] == ""
 
@@ -171,6 +171,7 @@ class SitesThatLoseReplies(SitesInProcess):
         return "larger coalition"
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
 @pytest.mark.filterwarnings("ignore:.*is excluded")

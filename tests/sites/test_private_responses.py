@@ -182,6 +182,7 @@ def fixed_noise(monkeypatch):
     monkeypatch.setattr(GaussianPrivacy, "apply", make_constant)
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")

@@ -30,6 +30,7 @@ from helpers import refused, sites, warns
 from helpers.fits import client_tensors
 from helpers.sites import (
     NAMES,
+    ROUNDS,
     SPLITS,
     ServerData,
     SitesInProcess,
@@ -129,7 +130,7 @@ CASES = {
     ),
     "a schedule by rounds": (
         make_shapfed_loop,
-        {"make_module": partial(make_module_of, ModuleWithRateByRound)},
+        {"make_module": partial(make_module_of, ModuleWithRateByRound), "rounds": 3},
     ),
     "a schedule by a client's own steps": (
         partial(make_shapfed_loop, sampler=UniformSampler(2)),
@@ -154,10 +155,11 @@ NUM_TRAINING_SAMPLES = 480
 VALIDATION_SHARE = 0.1
 
 
-def fit_sites_and_one_process(tmp_path, make, **options):
+def fit_sites_and_one_process(tmp_path, make, rounds=ROUNDS, **options):
     """Fit a federation of sites, and the same one in one process."""
-    remote = SitesInProcess(tmp_path / "sites", make, **options).fit(server_data=ServerData())
-    local = fit_in_one_process(tmp_path / "one", make, **options)
+    in_process = SitesInProcess(tmp_path / "sites", make, **options)
+    remote = in_process.fit(rounds, server_data=ServerData())
+    local = fit_in_one_process(tmp_path / "one", make, rounds=rounds, **options)
     return remote, local
 
 
@@ -224,6 +226,7 @@ def test_site_with_another_number_of_epochs_than_the_server_is_refused(tmp_path)
         remote.fit()
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
