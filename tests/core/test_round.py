@@ -203,6 +203,7 @@ def fit_and_inspect(folder, **options):
     )
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

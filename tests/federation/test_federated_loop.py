@@ -77,45 +77,43 @@ def test_standalone_run_equals_each_client_training_alone(tmp_path):
 # ---- memory
 
 
-#: The first layer has 6 * 3000 + 3000 parameters, the second one 3000 * 10 + 10.
-WIDE_LAYERS = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
 SIZE_OF_WIDE_LAYERS = 20_000
 
 
-def floats_by_address():
-    """The numbers of floats in the memory of all tensors."""
+@pytest.fixture
+def no_earlier_objects():
+    """Hide the objects of other tests from the garbage collector, which would look at each of them."""
     gc.collect()
-    bytes_of_float = 4
-    floats = {}
-    for tensor in gc.get_objects():
-        # Other classes are what a compiler has left, without memory.
-        if type(tensor) in (torch.Tensor, nn.Parameter):
-            storage = tensor.untyped_storage()
-            floats[storage.data_ptr()] = storage.nbytes() // bytes_of_float
-    return floats
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class CountsFloatsAfterEachRound(Callback):
-    """Counts floats in tensors as large as a wide layer, without those that other tests have left."""
+    """Counts floats in tensors as large as a wide layer."""
 
     def __init__(self):
-        self.initial_addresses = floats_by_address().keys()
         self.counts = []
 
     def on_train_epoch_end(self, trainer, module):
-        new_sizes = [
-            size
-            for address, size in floats_by_address().items()
-            if address not in self.initial_addresses and size >= SIZE_OF_WIDE_LAYERS
-        ]
-        self.counts.append(sum(new_sizes))
+        gc.collect()
+        sizes = {}
+        for tensor in gc.get_objects():
+            # Other classes are what a compiler has left, without memory.
+            if type(tensor) in (torch.Tensor, nn.Parameter):
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        self.counts.append(sum(size for size in sizes.values() if size >= SIZE_OF_WIDE_LAYERS))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_earlier_objects")
 def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
     counting = CountsFloatsAfterEachRound()
     loop = make_shapfed_loop()
-    module = Plain(nn.Sequential(*WIDE_LAYERS), partial(torch.optim.SGD, lr=0.001))
+    # The first layer has 6 * 3000 + 3000 parameters, the second one 3000 * 10 + 10.
+    layers = [nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3)]
+    module = Plain(nn.Sequential(*layers), partial(torch.optim.SGD, lr=0.001))
 
     fit(loop, tmp_path, module, rounds=3, callbacks=[counting])
 

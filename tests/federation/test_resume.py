@@ -51,7 +51,7 @@ class LogsNoise(Plain):
         self.log("epoch_noise", torch.rand(()))
 
 
-def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):
+def fit_with_everything(folder, rounds=4, callbacks=(), ckpt_path=None):
     loop = FederatedLoop(
         ShapFedWA("cssv"),
         {"cssv": ClassSpecificShapley(momentum=0.7)},
@@ -105,7 +105,7 @@ def assert_same_run(folder, loop, module, uninterrupted_run):
 
 @pytest.mark.slow
 def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
-    killed_in_round = 3
+    killed_in_round = 2
     kill = StopInRound(killed_in_round, batch=4)
     fit_and_die = partial(fit_with_everything, callbacks=[kill])
     process = Forked(tmp_path, fit_and_die, tmp_path)
@@ -132,12 +132,12 @@ def test_round_that_fails_at_the_server_is_counted_once(
     rounds = itertools.count()
 
     @wraps(method)
-    def fail_in_the_fourth_round(self, *arguments, **options):
-        if next(rounds) == 3:
+    def fail_in_the_third_round(self, *arguments, **options):
+        if next(rounds) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         return method(self, *arguments, **options)
 
-    monkeypatch.setattr(owner, method_name, fail_in_the_fourth_round)
+    monkeypatch.setattr(owner, method_name, fail_in_the_third_round)
     saving = OnExceptionCheckpoint(tmp_path, "exception")
     not_saved = "exception.ckpt is not saved: round"
     with warns(not_saved), pytest.raises(OSError, match="No space left"):

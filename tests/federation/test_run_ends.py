@@ -113,6 +113,7 @@ def planned_run(tmp_path_factory):
     return loop
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
@@ -151,6 +152,7 @@ def test_interrupted_run_names_values_and_scores_of_an_earlier_round(tmp_path):
 # ---- runs that go on
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("planned", "every", "is_saved_in_fit", "compared"),

@@ -86,6 +86,7 @@ BALANCED = "ClassifierClient"
 NOT_DOUBTED = pytest.mark.filterwarnings("error:.*clients train otherwise")
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "label_source",

@@ -351,6 +351,7 @@ RUNS: dict[str, MakeRun] = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", RUNS)
 def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path, capsys):

@@ -153,6 +153,7 @@ def run_without(tmp_path_factory):
     return fit_run(folder, metrics)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("method", METHODS)
 def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(

@@ -357,6 +357,7 @@ OUTCOMES = {
 }
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows(
     "no change-one process",
     "decimal commas-one process",
@@ -373,6 +374,7 @@ def test_table_without_a_dictionary_is_read_warned_about_or_refused(kind, reader
     assert re.match(pattern, answer, re.DOTALL), answer
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows("no change-one process", "marks of gaps-one process")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", OUTCOMES)
@@ -416,6 +418,7 @@ def warnings_or_refusal(read, sources, val):
     return "; ".join(reading.data_warnings) or "right"
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", OUTCOMES_OF_VAL)
@@ -436,6 +439,7 @@ CELLS_WITH_FRACTIONS = [f"{cell}.5" for cell in USUAL_CELLS]
 LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("cells", "change", "message"),
