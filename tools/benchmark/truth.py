@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
@@ -20,7 +18,6 @@ from benchmark.federation import Federation, quiet
 from benchmark.result_file import ResultFile
 from benchmark.scores import NAN, spearman
 from flsv.configuration.federation_config import Reporting
-from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -251,6 +248,8 @@ def train_coalitions(
         ConfigurationError: a training failed.
     """
     measure = performance_of("make_truth", federation.performance, federation.mode)
+    if store is None:
+        store = CoalitionStore(None, [UTILITY_NAME], settings={})
     # The loop's own seed: with the same seed it starts from the same weights.
     with isolated_rngs(seed, "benchmark"), quiet():
         loop = FederatedLoop(
@@ -260,32 +259,14 @@ def train_coalitions(
             seed=seed,
             reporting=Reporting(table=False, figures=0, files=False),
         )
-        trainer = federation.trainer(loop)
-        return train_copies(
-            trainer, federation.module(), federation.datamodule(), measure, masks, seed, store
+        data = federation.datamodule()
+        run = CopyOfRun(federation.trainer(loop), federation.module(), data)
+        way = OneByOne(
+            CopiedFits(run, {UTILITY_NAME: measure}),
+            TrainingJob(members=(), seed=seed, rounds=(federation.rounds - 1,)),
+            num_samples=data.num_samples.tolist(),
         )
-
-
-def train_copies(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    data: FederatedDataModule,
-    measure: Any,
-    masks: Tensor,
-    seed: int,
-    store: CoalitionStore | None = None,
-) -> Tensor:
-    """Train each of K coalitions, bool masks ``[K, n]``, as the copy of a run, and return what the ``measure`` says of
-    the models after its last round, float64 ``[K]``."""
-    if store is None:
-        store = CoalitionStore(None, [UTILITY_NAME], settings={})
-    last_round = int(trainer.max_epochs or 1) - 1
-    way = OneByOne(
-        CopiedFits(CopyOfRun(trainer, module, data), {UTILITY_NAME: measure}),
-        TrainingJob(members=(), seed=seed, rounds=(last_round,)),
-        num_samples=data.num_samples.tolist(),
-    )
-    train_missing(way, members_of(masks), store, SameStart().check)
+        train_missing(way, members_of(masks), store, SameStart().check)
     return stored_utilities(store, seed, masks)
 
 
