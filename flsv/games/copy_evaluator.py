@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,47 @@ from torch import Tensor, nn
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ScoringCopies, ScoringEffects, isolated_scoring, put_private
 from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.isolation.program_state import ProgramState, present_state, restored_program
 
 Private = Callable[[], Mapping[str, Tensor]]
+
+Arguments = ParamSpec("Arguments")
+Evaluator = TypeVar("Evaluator", bound="CopyEvaluator")
+Result = TypeVar("Result")
+
+
+def leaves_program(
+    score: Callable[Concatenate[Evaluator, Arguments], Result],
+) -> Callable[Concatenate[Evaluator, Arguments], Result]:
+    """Decorate a method that scores models, so that it changes no global of the program.
+
+    If scores change the program although the first score has not, the method is called again, and the program is
+    restored after each score from then on.
+    """
+
+    @wraps(score)
+    def score_and_restore(
+        self: Evaluator, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        if self.effects.program is not False:  # it is restored after each score
+            return score(self, *args, **kwargs)
+        # It is kept, since looking whether it is present takes less time than looking at the program again.
+        self._program = present_state()
+        with restored_program(self._program):
+            result = score(self, *args, **kwargs)
+            if self._program.is_present():
+                return result
+        self.effects.program = True
+        return score(self, *args, **kwargs)
+
+    return score_and_restore
 
 
 class CopyEvaluator(VectorEvaluator):
     """Base class of evaluators that score models in copies of a module. The arguments are those of its subclasses."""
+
+    # The program's state before the last scores.
+    _program: ProgramState | None = None
 
     def __init__(
         self,

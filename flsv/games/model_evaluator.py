@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.shapley.predicted_outputs import OutputMeasure
 from flsv.games.classification import Classification
-from flsv.games.copy_evaluator import CopyEvaluator
+from flsv.games.copy_evaluator import CopyEvaluator, leaves_program
 from flsv.games.module_copies import (
     ModuleCopies,
     ScoringEffects,
@@ -202,6 +202,7 @@ class ModelEvaluator(CopyEvaluator):
             with self._scoring():
                 self._try_vmap(self.copies.take().load_to_score(), self._batches[0][0])
 
+    @leaves_program
     @torch.inference_mode(False)
     @torch.no_grad()
     def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
@@ -234,6 +235,7 @@ class ModelEvaluator(CopyEvaluator):
                     self._write(module, vector)
                     yield self._score(1, partial(outputs_of, module), keep)
 
+    @leaves_program
     @torch.inference_mode(False)
     @torch.no_grad()
     def score_module(self, module: nn.Module, in_copy: bool = True) -> Scores:
@@ -295,6 +297,7 @@ class ModelEvaluator(CopyEvaluator):
             measure, self.form, labels, self._metric.clone(torch.device("cpu"))
         )
 
+    @leaves_program
     @torch.inference_mode(False)
     def gradient(self, vector: Tensor, loss: str = "negative_loss") -> Tensor:
         """Compute the gradient of the mean validation cross-entropy at a model, in full precision.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation_run import StoredBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.copy_evaluator import CopyEvaluator
+from flsv.games.copy_evaluator import CopyEvaluator, leaves_program
 from flsv.games.module_copies import (
     ModuleCopies,
     ScoringEffects,
@@ -76,6 +76,7 @@ class ValidatedModels(CopyEvaluator):
     def _read_batches(self, batches: Sequence[StoredBatches]) -> None:
         self._loaders = batches
 
+    @leaves_program
     @torch.no_grad()
     def evaluate(
         self,
@@ -124,12 +125,14 @@ class ValidatedModels(CopyEvaluator):
         """Return whether these batches are all batches of the fit's own validation."""
         return [len(loader) for loader in self._loaders] == list(self._trainer.num_val_batches)
 
+    @leaves_program
     @torch.no_grad()
     def logged_values(self, copies: ModuleCopies) -> dict[str, Tensor]:
         """Return all values that the validation of a copy logs."""
         with self._validation(copies) as run:
             return run.logged()
 
+    @leaves_program
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """Compute the gradient of a logged value at the model ``vector``.
 

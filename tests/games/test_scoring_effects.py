@@ -125,6 +125,31 @@ def test_scores_of_no_models_are_empty():
     assert len(evaluate(no_models)) == 0
 
 
+class CountsCallsInItsClassLater(CountsCallsInItsClass):
+    num_rounds = 0
+
+    def forward(self, x):
+        if self.num_rounds == 0:
+            return self.layers(x)
+        return super().forward(x) * self.num_calls
+
+
+@pytest.mark.parametrize("scores_module", [False, True])
+def test_scores_that_change_the_program_from_a_later_round_on_are_put_back(scores_module):
+    module = CountsCallsInItsClassLater()
+    evaluate = evaluator_of(module)
+    assert evaluate.effects.are_none
+
+    module.num_rounds = 1
+    if scores_module:
+        evaluate.score_module(module)
+    else:
+        loss, repeated_loss = losses_of_two_copies(evaluate, module)
+        assert loss == repeated_loss
+
+    assert module.num_calls == 0
+
+
 def scored_module(evaluate, module, in_copy=False):
     """The module, or the copy of it, whose forward a score has called."""
     evaluate.score_module(module, in_copy)
