@@ -222,9 +222,9 @@ class CoalitionRows(RowEngine):
         if not isinstance(self._training, SharedBatchTraining):
             return super()._train_rows(states, clients)
         (client,) = clients
-        return self._training.train_shared(
+        return self._training.train(
             states,
-            client.batches,
+            [client.batches] * client.num_rows,
             context=partial(self._steps_of, clients),
             chunk=max(1, MAX_ELEMENTS_OF_CHUNK // self.space.size),
             indices=chain.from_iterable(map(range, client.context.lengths)),

@@ -42,7 +42,7 @@ from flsv.vmap.row_step import (
     deny_client_attributes,
     not_batched_error,
 )
-from flsv.vmap.row_training import RowTraining, SharedBatchTraining, names_of_trained
+from flsv.vmap.row_training import RowTraining, names_of_trained
 
 #: Number of batches in a dry run.
 NUM_DRY_RUN_BATCHES = 3
@@ -133,12 +133,12 @@ def _dry_run(
         # The same training, batched, must come to the same model.
         _write_tensors(module, initial_model)
         training = kind.of(trial_trainer, names_without_gradient)
-        row, row_loss = _train_row(
-            training, trial_trainer, _pairs(initial_model, space), batches, seed=seed
-        )
+        with _steps_of_rows(training, trial_trainer, seed):
+            rows, row_losses = training.train(_pairs(initial_model, space), [batches, batches])
+        row = {name: pair[0] for name, pair in rows.items()}
         rounding = rounding_of(trial_trainer)
         number = DOUBLE_TOLERANCE if in_double else rounding.number
-        _compare(module, "the loss", row_loss, mean_loss.to(row_loss), number)
+        _compare(module, "the loss", row_losses[0], mean_loss.to(row_losses), number)
         _compare_models(module, row, trained_model, initial_model, rounding, number)
     megaflops = counter.get_total_flops() / 1e6 / len(batches)
     return DryRunOfRows(names_without_gradient, megaflops, kind, enlarges_rounding=in_double)
@@ -232,24 +232,8 @@ def _use_initial_rates(optimizer: Any) -> None:
         group["lr"] = group.get("initial_lr") or group["lr"]
 
 
-def _train_row(
-    training: RowTraining,
-    trainer: L.Trainer,
-    pairs: State,
-    batches: list[Any],
-    seed: int,
-) -> tuple[State, Tensor]:
-    """Train two equal models at once, so that rows are batched as in a round. Return the first, and its mean loss."""
-    with _steps_of_rows(training, trainer, seed):
-        if isinstance(training, SharedBatchTraining):
-            trained_pairs, mean_losses = training.train_shared(pairs, batches)
-        else:
-            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
-    return {name: pair[0] for name, pair in trained_pairs.items()}, mean_losses[0]
-
-
 def _pairs(tensors: State, space: ParameterSpace) -> State:
-    """Return two rows with a model's tensors."""
+    """Return two equal rows with a model's tensors, so that rows are batched as in a round."""
     shared_names = names_without_rows(space)
     return {
         name: torch.stack([tensor, tensor])

@@ -180,16 +180,16 @@ class SharedBatchTraining(RowTraining):
 
     shares_batch = True
 
-    def train_shared(
+    def train(
         self,
         states: State,
-        batches: Iterable[Any],
+        batches: Sequence[Iterable[Any]],
         context: Callable[[], AbstractContextManager[None]] = nullcontext,
         chunk: int | None = None,
         indices: Iterable[int] | None = None,
     ) -> tuple[State, Tensor]:
-        """Train m models in place on the same batches, ``chunk`` models in a step. Return them and their mean losses
-        ``[m]``. ``indices`` are the batches' ``batch_idx``, by default 0, 1, 2, ...
+        """Train m models in place, ``chunk`` models in a step. ``batches`` has the same batches m times. Return the
+        models' states and mean losses ``[m]``. ``indices`` are the batches' ``batch_idx``, by default 0, 1, 2, ...
         """
         some_tensor = next(iter(states.values()))
         num_models = len(some_tensor)
@@ -203,7 +203,7 @@ class SharedBatchTraining(RowTraining):
             chunks.append((states_of_chunk, losses[rows], optimizer))
         own_generators = find_generators(self._module, closed=SHARED_TYPES)
         num_batches = 0
-        for index, batch in zip(indices or count(), batches):
+        for index, batch in zip(indices or count(), batches[0]):
             stop_if_signaled()
             num_batches += 1
             self._step.set_batch_index(index)

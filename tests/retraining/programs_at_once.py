@@ -561,6 +561,20 @@ class SeenInDataModule(MasksUnseen):
         return data.seen
 
 
+class ForgetsInBuffer(Classifier):
+    """Its buffer changes only in the coalition that has not seen class 2, and in no row of the run."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("forgets", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch, batch_idx):
+        loss = (1 + self.forgets) * super().training_step(batch, batch_idx)
+        biases = self.network[-1].bias
+        self.forgets = (biases[2] < biases[:2].mean() + 0.03).long()
+        return loss
+
+
 class SwallowsRefusal(Classifier):
     weight = 1.0
 
@@ -879,6 +893,7 @@ TRAINED_ONE_BY_ONE = [
     (SeenInClosure, WITHOUT_A_CLASS, CHANGES),
     (SeenInMetric, WITHOUT_A_CLASS, CHANGES),
     (SeenInDataModule, WITHOUT_A_CLASS, CHANGES),
+    (ForgetsInBuffer, WITHOUT_A_CLASS, CHANGES),
     (WeighsInSetup, {}, READS_DATA),
     (WeighsAtTrainStart, {}, READS_DATA),
     (WeighsByCounts, {}, READS_DATA),

@@ -27,8 +27,10 @@ from flsv import FederatedLoop, Reporting
 from flsv.retraining import scored_run
 from flsv.retraining.at_once import AtOnce
 from flsv.retraining.price import PriceList
+from flsv.vmap import coalition_rows
+from flsv.vmap.row_training import RowTraining, SharedBatchTraining
 from helpers.data import toy_data
-from helpers.fits import fit
+from helpers.fits import fit, make_checkpoint_callback
 
 pytestmark = [
     pytest.mark.slow,
@@ -223,3 +225,31 @@ def test_values_with_a_callback_that_watches_are_those_without():
     torch.testing.assert_close(one_by_one.values, without.values, rtol=1e-3, atol=1e-5)
     assert is_trained_at_once(excluded), excluded.lines
     assert torch.equal(excluded.values, without.values)
+
+
+def test_a_resumed_run_names_a_further_callback_that_takes_part(tmp_path):
+    checkpoint = make_checkpoint_callback(tmp_path)
+    saved = fit_with_coalitions(
+        AT_ONCE, rounds=1, callbacks=[checkpoint], enable_checkpointing=True
+    )
+    resumed = fit_with_coalitions(
+        AT_ONCE, rounds=2, callbacks=[Prints()], ckpt_path=checkpoint.best_model_path
+    )
+
+    assert is_trained_at_once(saved), saved.lines
+    assert any("at once: Prints takes part in training" in line for line in resumed.lines)
+
+
+def test_a_fit_tries_only_the_kind_of_rows_of_the_dry_run(monkeypatch):
+    dry_run = coalition_rows._dry_run
+    kinds = []
+
+    def record_kind(*arguments, kind=RowTraining):
+        kinds.append(kind)
+        return dry_run(*arguments, kind=kind)
+
+    monkeypatch.setattr(coalition_rows, "_dry_run", record_kind)
+    result = fit_with_coalitions(AT_ONCE, WithDropout, rounds=1)
+
+    assert is_trained_at_once(result), result.lines
+    assert kinds == [RowTraining, SharedBatchTraining, SharedBatchTraining]
