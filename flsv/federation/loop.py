@@ -151,8 +151,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the settings as text, cached because a fit may change them."""
         return settings_of(self.config, self.metrics)
 
-    #: The identity of the run of which this loop is a copy. None: it is computed from the samples.
-    inherited_identity: Identity | None = None
+    # The identity of the run of which this loop is a copy. None: it is computed from the samples.
+    _identity_of_run: Identity | None = None
 
     def _reset(self) -> None:
         self._has_rounds_left = True
@@ -201,6 +201,14 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """
         self._begin(self.replace(**changes).config)
 
+    def set_arguments_of_copy(self, **changes: Any) -> None:
+        """Change arguments of a copy of a run's loop before its fit. It keeps the run's identity, for which all samples
+        would be hashed again.
+        """
+        identity = self.run_state.identity
+        self.set_arguments(**changes)
+        self._identity_of_run = identity
+
     # ---- Lightning's hooks
 
     def prepare(self, trainer: L.Trainer) -> None:
@@ -218,7 +226,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
 
-        identity = self.inherited_identity or fit_identity(self._described, data)
+        identity = self._identity_of_run or fit_identity(self._described, data)
         is_new_run = trainer.current_epoch == 0
         if is_new_run:
             self._reset()
@@ -303,7 +311,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def _hash_model(self, module: L.LightningModule) -> None:
         federation = self._fit.federation
-        is_copy = self.inherited_identity is not None  # it is not fitted again
+        is_copy = self._identity_of_run is not None  # it is not fitted again
         if federation is not None and not is_copy:
             self._last_model = model_hash(module, federation.space.names)
 

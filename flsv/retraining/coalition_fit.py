@@ -131,8 +131,7 @@ def _callbacks_of_copy(trainer: L.Trainer, job: TrainingJob) -> list[L.Callback]
 
 
 def _set_up_loop(loop: Any, job: TrainingJob) -> None:
-    identity = loop.run_state.identity
-    loop.set_arguments(
+    loop.set_arguments_of_copy(
         sampler=coalition_sampler(loop.config.sampler, job.members),
         seed=job.seed,
         # The metric that the run's sampler reads is not needed, because the sampler is replaced.
@@ -140,7 +139,6 @@ def _set_up_loop(loop: Any, job: TrainingJob) -> None:
         reporting=Reporting(table=False, figures=0, files=False),
         evaluation=ClientEvaluation(),
     )
-    loop.inherited_identity = identity  # otherwise all samples would be hashed again
 
 
 def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.Callback]:
