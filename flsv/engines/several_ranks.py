@@ -108,15 +108,14 @@ class SeveralRanks(Engine):
         if clients_of_rank:
             return super()._load(clients_of_rank)
         # Lightning ends a fit whose loader is empty, so an idle rank gets one batch, whose training is discarded.
-        loader_of_one_batch = CohortLoader(
+        return CohortLoader(
             self.data,
             clients[:1],
             seed=self.state.seed,
             round_index=self.state.round_index,
             lengths=lambda *_: [1],
+            is_idle=True,
         )
-        loader_of_one_batch.batches_of_clients = []  # no client trains on this rank
-        return loader_of_one_batch
 
     @property
     def client(self) -> int | None:

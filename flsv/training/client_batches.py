@@ -72,9 +72,10 @@ class CohortLoader(Iterable[Any]):
         round_index: the round's number, from 0.
         lengths: ``lengths(client, num_batches, round_index)`` returns the number of batches of each of a client's local
             epochs, given the number in its loader.
+        is_idle: whether no client trains, and the training on the batches is discarded.
 
     Attributes:
-        batches_of_clients: each client's batches, in the cohort's order.
+        batches_of_clients: the batches of each client that trains, in the cohort's order.
         epochs: the local epochs of all clients.
         left_out: ``{client: (rows, samples)}`` of the clients in whose batches ``collate_fn`` has left samples out.
     """
@@ -87,14 +88,16 @@ class CohortLoader(Iterable[Any]):
         seed: int,
         round_index: int,
         lengths: Callable[[int, int, int], list[int]] = one_epoch,
+        is_idle: bool = False,
     ) -> None:
         self.round_index = round_index
         self._seed = seed
         self._data = data
         self.left_out: dict[int, tuple[int, int]] = {}  # (rows, samples) by client
-        self.batches_of_clients = [self._batches_of_client(client, lengths) for client in cohort]
+        batches_of_cohort = [self._batches_of_client(client, lengths) for client in cohort]
+        self.batches_of_clients = [] if is_idle else batches_of_cohort
         self.epochs: list[LocalEpoch] = []
-        for client_batches in self.batches_of_clients:
+        for client_batches in batches_of_cohort:
             self.epochs += client_batches.epochs
         self._epochs_to_yield = self.epochs
 
