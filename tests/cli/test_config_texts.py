@@ -98,7 +98,7 @@ def test_written_text_is_read_as_the_same_by_both_readers(text):
 
 @pytest.mark.slow
 @given(text=TEXTS)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 def test_text_of_a_file_is_written_again_as_the_same_text(text, parser, tmp_path_factory):
     config = texts_everywhere(text)
     path = tmp_path_factory.getbasetemp() / "texts.yaml"

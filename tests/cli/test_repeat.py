@@ -201,6 +201,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert not (out / "seed_2").exists()
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("retrains", [False, True])
 def test_all_seeds_train_the_coalitions_that_the_first_one_has_chosen(

@@ -170,47 +170,6 @@ def test_errors_over_seeds_and_samples_have_covariance_matrices(retrained_twice)
         assert covariance.diagonal().min() > 0
 
 
-@pytest.mark.slow
-def test_retrain_by_another_score_trains_no_coalition_again(retrained_twice, tmp_path, monkeypatch):
-    run = copy_run(retrained_twice[0], tmp_path)
-    shares_beside_accuracy = [row["share"] for row in retrained_rows(run, "by_negative_loss")]
-    trained = record_fits(monkeypatch)
-
-    retrain(run, metric="negative_loss", rounds=1, seeds=2)
-
-    # The run's first rounds are trained to be compared with the run.
-    assert trained == {ALL_CLIENTS}
-    assert [row["share"] for row in retrained_rows(run)] == shares_beside_accuracy
-
-
-@pytest.mark.by_turn
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "value"), [("max_fits", 1.0), ("per_class", ABSENT), ("mode", "max")]
-)
-def test_retraining_that_another_version_has_begun_is_continued(
-    retrained_twice, tmp_path, monkeypatch, option, value
-):
-    run = copy_run(retrained_twice[0], tmp_path)
-    for path in (run / "retrained").rglob("config.yaml"):
-        config = yaml.safe_load(path.read_text())
-        arguments = config["federation"]["metrics"]["value"]["init_args"]
-        del arguments[option]
-        if value is not ABSENT:
-            arguments[option] = value
-        path.write_text(yaml.safe_dump(config))
-    tables = [*(run / "retrained").rglob("contributions.csv")]
-    times_before = [path.stat().st_mtime_ns for path in tables]
-    trained_seeds = record_seeds(monkeypatch)
-
-    retrain(run, rounds=1, seeds=3)
-
-    assert {row["runs"] for row in retrained_rows(run)} == {"3"}
-    assert trained_seeds == {SEED + 2}
-    are_kept = [path.stat().st_mtime_ns for path in tables] == times_before
-    assert are_kept == (option != "mode")
-
-
 # ---- coalitions of one client
 
 
@@ -237,6 +196,49 @@ def retrained_singles(trained_run, tmp_path_factory):
         patch.setenv("COLUMNS", "80")
         printed = retrain_one_round(run, "--seeds", "1", "--trainings", "singles")
     return run, printed
+
+
+@pytest.mark.slow
+def test_retrain_by_another_score_trains_no_coalition_again(
+    retrained_singles, tmp_path, monkeypatch
+):
+    run = copy_run(retrained_singles[0], tmp_path)
+    shares_beside_accuracy = [row["share"] for row in retrained_rows(run, "by_negative_loss")]
+    trained = record_fits(monkeypatch)
+
+    retrain(run, "singles", metric="negative_loss", rounds=1, seeds=1)
+
+    # The run's first round is trained to be compared with the run.
+    assert trained == {ALL_CLIENTS}
+    assert [row["share"] for row in retrained_rows(run)] == shares_beside_accuracy
+
+
+@pytest.mark.by_turn
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value"), [("max_fits", 1.0), ("per_class", ABSENT), ("mode", "max")]
+)
+def test_retraining_that_another_version_has_begun_is_continued(
+    retrained_singles, tmp_path, monkeypatch, option, value
+):
+    run = copy_run(retrained_singles[0], tmp_path)
+    for path in (run / "retrained").rglob("config.yaml"):
+        config = yaml.safe_load(path.read_text())
+        arguments = config["federation"]["metrics"]["value"]["init_args"]
+        del arguments[option]
+        if value is not ABSENT:
+            arguments[option] = value
+        path.write_text(yaml.safe_dump(config))
+    tables = [*(run / "retrained").rglob("contributions.csv")]
+    times_before = [path.stat().st_mtime_ns for path in tables]
+    trained_seeds = record_seeds(monkeypatch)
+
+    retrain(run, "singles", rounds=1, seeds=2)
+
+    assert {row["runs"] for row in retrained_rows(run)} == {"2"}
+    assert trained_seeds == {SEED + 1}
+    are_kept = [path.stat().st_mtime_ns for path in tables] == times_before
+    assert are_kept == (option != "mode")
 
 
 @pytest.mark.slow
@@ -331,36 +333,29 @@ def test_retrain_of_a_run_with_values_of_samples_trains_without_them(tmp_path, m
     assert basis.estimates["value"].notna().all()
 
 
-@pytest.fixture
-def checkpoint_path(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("content", "num_rounds", "expected_reason"),
+    [
+        ({"epoch": 1}, 2, ""),
+        (None, 2, "has no last.ckpt"),
+        ({"epoch": 1}, 1, "last.ckpt was saved after 2 rounds, and they have 1"),
+        ({"epoch": 1, "own": MakesAFolderWhenUnpickled()}, 2, "holds objects that may run code"),
+    ],
+    ids=["of as many rounds", "missing", "of other rounds", "that may run code"],
+)
+def test_checkpoint_is_compared_or_the_reason_is_named(
+    content, num_rounds, expected_reason, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoints" / "last.ckpt"
     path.parent.mkdir()
-    return path
+    if content is not None:
+        torch.save(content, path)
 
+    compared_path, reason = checkpoint_or_reason(tmp_path, num_rounds)
 
-def test_checkpoint_of_as_many_rounds_is_compared(checkpoint_path, tmp_path):
-    torch.save({"epoch": 1}, checkpoint_path)
-    assert checkpoint_or_reason(tmp_path, 2) == (str(checkpoint_path), "")
-
-
-def test_missing_checkpoint_is_not_compared(checkpoint_path, tmp_path):
-    _, reason = checkpoint_or_reason(tmp_path, 2)
-    assert "has no last.ckpt" in reason
-
-
-def test_checkpoint_of_other_rounds_is_not_compared(checkpoint_path, tmp_path):
-    torch.save({"epoch": 1}, checkpoint_path)
-    path, reason = checkpoint_or_reason(tmp_path, 1)
-    assert path is None
-    assert "last.ckpt was saved after 2 rounds, and they have 1" in reason
-
-
-def test_checkpoint_that_may_run_code_is_not_loaded(checkpoint_path, tmp_path):
-    torch.save({"epoch": 1, "hyper_parameters": MakesAFolderWhenUnpickled()}, checkpoint_path)
-    path, reason = checkpoint_or_reason(tmp_path, 2)
-    assert path is None
-    assert "holds objects that may run code" in reason
+    assert compared_path == (None if expected_reason else str(path))
+    assert expected_reason in reason
     assert not Path("hostile").exists()
 
 
