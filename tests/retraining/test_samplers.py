@@ -87,7 +87,7 @@ def values_by_fits(folder, rounds):
 @pytest.fixture(scope="module")
 def values_after_each_round(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fits")
-    return [values_by_fits(folder, rounds) for rounds in (1, 2, 3)]
+    return [values_by_fits(folder, rounds) for rounds in (1, 2)]
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(
     tmp_path, values_after_each_round
 ):
     loop = make_sampled_loop()
-    fit(loop, tmp_path, Plainest(), make_three_clients(), rounds=3)
+    fit(loop, tmp_path, Plainest(), make_three_clients(), rounds=2)
 
     mean_values = torch.stack(values_after_each_round).mean(dim=0)
     assert_near(loop.contributions["shadow"], mean_values)
@@ -106,7 +106,7 @@ def test_retrain_with_a_sampler_returns_means_over_the_last_rounds_as_a_fit(
     tmp_path, values_after_each_round
 ):
     table = flsv.retrain(
-        trainer_for(make_sampled_loop(), tmp_path, rounds=3),
+        trainer_for(make_sampled_loop(), tmp_path, rounds=2),
         Plainest(),
         make_three_clients(),
         coalitions="all",
