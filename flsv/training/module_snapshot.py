@@ -44,7 +44,7 @@ _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
 _TABLES = [_name for _name, _value in vars(nn.Module()).items() if isinstance(_value, dict | set)]
 #: Attributes in which torch stores a parameter's hooks.
-_HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.
 _LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
 #: Path of the user's data module.
@@ -155,7 +155,7 @@ class ModuleSnapshot:
     def _add_parameter(self, path: str, parameter: nn.Parameter) -> None:
         self.visited.add(id(parameter))
         num_hooks = 0
-        for name in _HOOKS_OF_PARAMETERS:
+        for name in HOOKS_OF_PARAMETERS:
             hooks = dict(getattr(parameter, name, None) or {})
             self._hooks.append((parameter, name, hooks))
             num_hooks += len(hooks)

@@ -16,6 +16,7 @@ from flsv._lightning.patches import callbacks_of, is_watcher
 from flsv.configuration.federation_config import FederationConfig
 from flsv.training.algorithms.base import is_proximal
 from flsv.training.client_batches import ClientBatches
+from flsv.training.module_snapshot import HOOKS_OF_PARAMETERS
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.vmap.dry_run_of_rows import compare_gradients, dry_run_of_rows
@@ -198,6 +199,12 @@ def _obstacle_in_module(module: L.LightningModule) -> Obstacle | None:
             return Obstacle(
                 f"{name}, an embedding with max_norm, changes its weight in its forward pass",
                 "Leave max_norm out",
+            )
+    for name, parameter in module.named_parameters():
+        if any(getattr(parameter, kind, None) for kind in HOOKS_OF_PARAMETERS):
+            return Obstacle(
+                f"the parameter {name!r} has a hook, which would see no client's gradient",
+                "Use gradient_clip_val to clip gradients, or leave it out",
             )
     hooks = [hook for hook in MODULE_HOOKS if is_overridden(hook, module, L.LightningModule)]
     if hooks:

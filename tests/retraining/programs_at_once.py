@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import CatMetric, MeanAbsoluteError, MeanMetric
+from torchmetrics import CatMetric, MeanAbsoluteError, MeanMetric, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from flsv import ClassifierClient
@@ -462,23 +462,25 @@ class ScalesGradients(L.Callback):
             parameter.grad *= 0.5
 
 
+#: Weights that NumPy changes, which no mode of torch sees.
+ARRAYS = []
+
+
 class ScheduleThatChangesModel(Classifier):
+    def on_train_start(self):
+        ARRAYS[:] = [self.network[0].weight.detach().numpy()]
+
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         return [optimizer], [LambdaLR(optimizer, self.change_model)]
 
     def change_model(self, epoch):
         if epoch:
-            self.network[0].weight.data.mul_(0.9)
+            ARRAYS[0] *= 0.9
         return 1.0
 
 
-ARRAYS = []
-
-
 class ChangesModelInArray(Classifier):
-    """NumPy changes its weights, which no mode of torch sees."""
-
     def on_train_start(self):
         ARRAYS[:] = [self.network[0].weight.detach().numpy()]
 
@@ -706,6 +708,58 @@ class SlowsAndCatches(SlowsIfAccurate):
             self.accuracy.reset()
 
 
+class SlowsByValues(KeepsAccuracy):
+    """Reads a state by a method that is no operation of torch's."""
+
+    def on_train_epoch_end(self):
+        if max(self.accuracy.tp.tolist()) > 10:
+            self.network[0].requires_grad_(False)
+        self.accuracy.reset()
+
+
+class SlowsByUpdates(KeepsAccuracy):
+    def on_train_epoch_end(self):
+        if self.accuracy.update_count == 3:
+            self.network[0].requires_grad_(False)
+        self.accuracy.reset()
+
+
+class SlowsByWrapper(KeepsAccuracy):
+    """Reads an attribute that a metric sets when it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.range = MinMaxMetric(self.accuracy)
+
+    def on_train_epoch_end(self):
+        self.range.compute()
+        if self.range.max_val > 0.9:
+            self.network[0].requires_grad_(False)
+        self.range.reset()
+
+
+class SlowsBySchedule(KeepsAccuracy):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [LambdaLR(optimizer, self.factor)]
+
+    def factor(self, epoch):
+        return 0.1 if epoch and self.accuracy.compute() > 0.9 else 1.0
+
+
+class SlowsByGradient(Classifier):
+    def on_train_epoch_end(self):
+        gradient = self.network[0].weight.grad
+        if gradient is not None and gradient.norm() < 0.1:
+            self.network[0].requires_grad_(False)
+
+
+class ClipsByHook(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.network[0].weight.register_hook(lambda gradient: gradient.clamp(-10.0, 10.0))
+
+
 # ---- differences that are no rounding, though training enlarges rounding errors
 
 
@@ -903,6 +957,12 @@ TRAINED_ONE_BY_ONE = [
     (SlowsByState, {}, "a hook reads "),
     (SlowsByList, {}, "a hook reads "),
     (SlowsAndCatches, {}, "a hook reads "),
+    (SlowsByValues, {}, READS.format("'accuracy.tp' of the module")),
+    (SlowsByUpdates, {}, READS.format("accuracy._update_count of the module")),
+    (SlowsByWrapper, {}, READS.format("'range.max_val' of the module")),
+    (SlowsBySchedule, {}, READS.format("the metric 'accuracy'")),
+    (SlowsByGradient, {}, READS.format("the gradient of 'network.0.weight' of the module")),
+    (ClipsByHook, {}, "has a hook, which would see no client's gradient."),
     (OtherLossInRows, {}, NO_ROUNDING),
     (OtherScoresOfRows, {}, NO_ROUNDING),
 ]

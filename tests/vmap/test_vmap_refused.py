@@ -103,6 +103,12 @@ class Hooked(Plainest):
         pass
 
 
+class ClipsByHook(Plainest):
+    def __init__(self):
+        super().__init__()
+        self.net[0].weight.register_hook(lambda gradient: gradient.clamp(-10.0, 10.0))
+
+
 class Renormed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -181,6 +187,7 @@ REFUSED = [
     (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to"),
     (partial(Plainest, make_hooked_sgd), {}, {}, "SGD has hooks around its steps"),
     (by_step, {}, {}, "StepLR steps after every batch"),
+    (ClipsByHook, {}, {}, "parameter 'net.0.weight' has a hook"),
     (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
     (Plainest, {"optimizer_state": "persist"}, {}, "gives every client the moments"),
     (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the training"),
