@@ -35,7 +35,7 @@ def leaves_program(
 
     @wraps(score)
     def score_and_restore(
-        self: Evaluator, *args: Arguments.args, **kwargs: Arguments.kwargs
+        self: Evaluator, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
         if self.effects.program is not False:  # it is restored after each score
             return score(self, *args, **kwargs)

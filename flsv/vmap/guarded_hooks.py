@@ -77,7 +77,7 @@ class _OtherReads(TorchFunctionMode):
         self._refuse = refuse
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_gradient = func == Tensor.grad.__get__  # type: ignore[attr-defined]
+        is_gradient = func == Tensor.grad.__get__  # type: ignore[union-attr]
         if is_gradient or func in _READS_WITHOUT_OPERATION:
             name = self._names.get(_address(args[0]))
             if name is not None:
