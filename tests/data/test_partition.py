@@ -72,29 +72,20 @@ def test_partitions_of_one_seed_are_equal_and_use_no_global_generator(name):
 
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"group"}))
 def test_partitions_of_other_seeds_differ(name):
-    parts = divide(name, seed=3)
-    parts_of_other_seed = divide(name, seed=4)
-
-    assert lists_of_samples(parts_of_other_seed) != lists_of_samples(parts)
+    assert lists_of_samples(divide(name, seed=4)) != lists_of_samples(divide(name, seed=3))
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_partition_has_each_sample_at_most_once_in_ascending_order(name):
+def test_partition_has_each_sample_once_in_ascending_order_unless_their_number_is_chosen(name):
     parts = divide(name)
 
     assert len(parts) == 5
     for part in parts:
         assert len(part) > 0
         assert (part.diff() > 0).all()
-    samples = torch.cat(parts)
-    assert len(samples.unique()) == len(samples)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_partition_has_all_samples_unless_their_number_is_chosen(name):
     num_samples = TOTAL_OF_CLIENT_SHARES if name == "client shares" else len(LABELS)
-
-    assert len(torch.cat(divide(name))) == num_samples
+    samples = torch.cat(parts)
+    assert len(samples.unique()) == len(samples) == num_samples
 
 
 class ReturnsParts(Partitioner):
@@ -360,18 +351,11 @@ def indices_as_set(data, client, split="train"):
 NOISY_CLIENT = 1
 
 
-@pytest.fixture(scope="module")
-def whole_and_cleaned_data():
-    """Three clients' digits, of which one has some noisy ones: all of them, and without those that FedBary flags."""
+def test_drop_flagged_drops_noisy_and_few_other_training_samples_and_no_validation_samples():
     noise = GaussianNoise(std=1.0, sample_rate=0.2, clients=[NOISY_CLIENT])
     options = {"corruptions": [noise], "client_val": 0.1, "max_samples": 600}
     whole = set_up_data("digits", IIDPartitioner(3), **options)
     cleaned = set_up_data("digits", IIDPartitioner(3), drop_flagged=FedBary(), **options)
-    return whole, cleaned
-
-
-def test_drop_flagged_drops_few_training_samples_and_no_validation_samples(whole_and_cleaned_data):
-    whole, cleaned = whole_and_cleaned_data
 
     for client in range(3):
         samples = indices_as_set(whole, client)
@@ -381,10 +365,6 @@ def test_drop_flagged_drops_few_training_samples_and_no_validation_samples(whole
         assert indices_as_set(cleaned, client, "val") == indices_as_set(whole, client, "val")
     num_dropped = whole.num_samples.sum() - cleaned.num_samples.sum()
     assert cleaned.describe()["dropped_samples"] == int(num_dropped)
-
-
-def test_drop_flagged_drops_noisy_samples(whole_and_cleaned_data):
-    whole, cleaned = whole_and_cleaned_data
 
     is_noisy = whole.corrupted_samples(NOISY_CLIENT)
     noisy_samples = set(whole.client_indices(NOISY_CLIENT)[is_noisy].tolist())

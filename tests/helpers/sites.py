@@ -401,6 +401,27 @@ SECONDS = 900
 ACCEPTED = "SuperNode ID:"
 
 
+def run_script(folder: Path, commands: str, at_end: str, **variables: str):
+    """Run commands until one fails, and in any case ``at_end``. Whatever they have started ends with them."""
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
+    process = subprocess.Popen(
+        ["bash", "-c", f"set -e; trap '{at_end}' EXIT\n{commands}"],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, stdout + stderr
+    return stdout, stderr
+
+
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 

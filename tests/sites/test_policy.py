@@ -14,7 +14,7 @@ import torch
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.contrib import InRunShapley, InRunValues
-from flsv.metrics import ContributionEstimation, ContributionMetric, PartialFederatedShapley
+from flsv.metrics import ContributionEstimation, ContributionMetric, LeaveOneOut
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sites import Packet, SiteClient, SitePolicy
 from flsv.sites.deployment import reply_or_failure
@@ -210,7 +210,7 @@ HELLO = Packet("handshake", {"client": 0, "clients": 3})
 
 
 def make_loss_loop():
-    metric = PartialFederatedShapley(evaluators="clients", performance="val_loss", mode="min")
+    metric = LeaveOneOut(evaluators="clients", performance="val_loss", mode="min")
     return make_evaluation_loop(metric)
 
 

@@ -1,8 +1,6 @@
 """A SuperLink and three SuperNodes with TLS and authentication, as the guide starts them."""
 
-import os
 import re
-import subprocess
 
 import pytest
 import torch
@@ -14,32 +12,26 @@ from flwr.app import RecordDict
 from flsv.sites import Packet
 from flsv.sites.flower import from_record, to_record
 from helpers.ports import free_ports
-from helpers.sites import BIN, SECONDS, assert_template_equals_one_process, first_commands
+from helpers.sites import assert_template_equals_one_process, first_commands, run_script
 
 pytestmark = pytest.mark.flower
 
 
-def run_commands_of_page(folder):
-    # Others on this machine may run the commands of the page, too.
-    first_port = f"port={free_ports(1)[0]}"
-    commands = first_commands("deployment.md").replace("port=9101", first_port)
-    assert first_port in commands
-
-    stop_at_the_end = "trap 'kill $(jobs -p) 2> /dev/null' EXIT"
-    script = f"set -e; {stop_at_the_end}\n{commands}"
-    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
-    return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS
-    )
-
-
 def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
     folder = tmp_path / "federation"
-    process = run_commands_of_page(tmp_path)
+    # Others on this machine may run the commands of the page, too.
+    first_port, port_of_link = free_ports(2)
+    commands = first_commands("deployment.md").replace("port=9101", f"port={first_port}")
+    assert f"port={first_port}" in commands
 
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert "the run has finished" in process.stdout
+    printed, _ = run_script(
+        tmp_path,
+        commands,
+        at_end="kill $(jobs -p) 2> /dev/null",
+        SUPERLINK=f"127.0.0.1:{port_of_link}",
+    )
+
+    assert "the run has finished" in printed
 
     log = (folder / "Boston.log").read_text()
     request = r"flsv: Flower run \d+ requests '(?:handshake|train)' .*sha256 [0-9a-f]{64}"
