@@ -321,11 +321,13 @@ class MakesAFolderWhenUnpickled:
 def test_retrain_of_a_run_with_values_of_samples_trains_without_them(tmp_path, monkeypatch):
     config = write_config_of_two_rounds(tmp_path / "federation.yaml", {"in_run": "InRunShapley"})
     algorithm = "--federation.client_algorithm=InRunValues"
-    run = fit_by_command(tmp_path, config, algorithm, "--federation.metrics.value=ShadowShapley")
+    metric = "--federation.metrics.value"
+    options = [algorithm, f"{metric}=ShadowShapley", f"{metric}.coalitions=singles"]
+    run = fit_by_command(tmp_path, config, *options)
     trained = record_fits(monkeypatch)
     printed = StringIO()
     with redirect_stdout(printed):
-        assert main(["retrain", str(run), "--seeds", "1"]) == 0
+        assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles"]) == 0
 
     assert "not compared" not in printed.getvalue()  # with the run's last checkpoint
     assert trained == {ALL_CLIENTS}  # the run has trained the others

@@ -38,9 +38,9 @@ from helpers.runs import (
 QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
-def fit_with_all_coalitions(folder):
-    """Fit a run that trains all coalitions for its metric, ``shadow``."""
-    arguments = {"performance": "negative_loss", "coalitions": "all"}
+def fit_with_single_clients(folder):
+    """Fit a run that trains each client alone for its metric, ``shadow``."""
+    arguments = {"performance": "negative_loss", "coalitions": "singles"}
     shadow = {"class_path": "ShadowShapley", "init_args": arguments}
     model = {"class_path": "zoo.configured.DigitsPlateau"}
     config = write_config_of_two_rounds(folder / "fed.yaml", {"shadow": shadow}, model=model)
@@ -54,14 +54,14 @@ def last_values(run, metric):
 
 @pytest.mark.slow
 def test_retrain_trains_only_coalitions_that_the_run_has_not(tmp_path, monkeypatch):
-    run = fit_with_all_coalitions(tmp_path)
-    remove_coalition(run / "coalitions", Training(3, (1, 2)))
+    run = fit_with_single_clients(tmp_path)
+    remove_coalition(run / "coalitions", Training(3, (1,)))
     trained = record_fits(monkeypatch)
 
-    retrain(run, "all", seeds=1)
+    retrain(run, "singles", seeds=1)
 
     assert retrained_values(run) == pytest.approx(last_values(run, "shadow"), abs=1e-6)
-    assert trained == {(1, 2), (0, 1, 2)}
+    assert trained == {(1,), (0, 1, 2)}
 
 
 BY_CLASS = ClassSpecificShapley()
