@@ -84,6 +84,7 @@ def test_commands_whose_writes_are_watched_are_all_commands():
     assert {*WRITING_COMMANDS, *READING_COMMANDS} == {*LIGHTNING_COMMANDS, *FLSV_COMMANDS}
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @with_csv_logger
 @pytest.mark.parametrize("command", WRITING_COMMANDS)
@@ -100,6 +101,7 @@ def test_command_changes_no_file_and_writes_only_what_it_says(command, project_c
     assert [name for name in new_names if not re.fullmatch(pattern, name)] == []
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @with_csv_logger
 @pytest.mark.parametrize("command", READING_COMMANDS)

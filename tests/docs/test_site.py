@@ -212,6 +212,7 @@ def test_house_page_has_each_entry_of_a_loops_checkpoint():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
     command = [

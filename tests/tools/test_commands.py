@@ -67,6 +67,7 @@ IN_THIS_PROCESS = (
 )
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("program", IN_THIS_PROCESS)
 def test_program_of_a_round_returns_its_seconds(monkeypatch, tmp_path, program):

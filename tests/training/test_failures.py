@@ -125,6 +125,7 @@ def make_typed_data(input_type, label_type):
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("input_type", "label_type"),

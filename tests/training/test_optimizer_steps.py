@@ -262,6 +262,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     assert_resumes(make_loop, tmp_path, partial(Plainest, NESTED[name]))
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "kind"),

@@ -317,6 +317,7 @@ READERS_ALONE = [[read] for read in LENGTH_READERS]
 READERS_IN_REVERSE = LENGTH_READERS[::-1]
 
 
+@pytest.mark.by_turn
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("readers", [*READERS_ALONE, READERS_IN_REVERSE])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, readers):
