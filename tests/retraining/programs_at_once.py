@@ -652,6 +652,12 @@ class WeighsByDataSet(WeighsByLabels):
         self.weigh()
 
 
+class WeighsInStep(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss / len(self.trainer.datamodule.members)
+
+
 class RateBySamples(Classifier):
     def configure_optimizers(self):
         num_samples = len(self.trainer.datamodule.train_dataloader().dataset)
@@ -953,6 +959,7 @@ TRAINED_ONE_BY_ONE = [
     (WeighsByCounts, {}, READS_DATA),
     (WeighsByDataSet, {"data": own_data}, READS_DATA),
     (RateBySamples, {}, READS_DATA),
+    (WeighsInStep, {}, "training_step reads the clients' data"),
     (SlowsIfAccurate, {}, "a hook reads "),
     (SlowsByState, {}, "a hook reads "),
     (SlowsByList, {}, "a hook reads "),
