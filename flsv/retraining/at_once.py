@@ -171,7 +171,26 @@ def fit_at_once(
         NotBatched: the coalitions cannot be trained at once.
         torch.OutOfMemoryError: they do not fit into the memory together.
     """
-    with in_quiet() as changed_tensors, run_copy.folder.entered() as folder:
+    with in_quiet() as changed_tensors:
+        # In a function of its own, after which nothing refers to the copy, so that it is freed here.
+        results = _fit_copy(run_copy, measures, job, coalitions, witnesses, joins_clients)
+    changes = [*changed_tensors, *run_copy.folder.changed_files]
+    if changes:
+        raise NotBatched(
+            f"training changes {changes[0]}, which the program keeps outside of the module."
+        )
+    return results
+
+
+def _fit_copy(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    job: TrainingJob,
+    coalitions: Sequence[Members],
+    witnesses: Collection[Members],
+    joins_clients: bool,
+) -> dict[Members, FitResult]:
+    with run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
         scoring: Any = prepare_coalition_fit(
             trainer,
@@ -187,10 +206,4 @@ def fit_at_once(
         CoalitionRows.guard_first_hooks(module, data)
         fit_quietly(trainer, module, data)
         results: dict[Members, FitResult] = scoring.results()
-
-    changes = [*changed_tensors, *run_copy.folder.changed_files]
-    if changes:
-        raise NotBatched(
-            f"training changes {changes[0]}, which the program keeps outside of the module."
-        )
     return results

@@ -34,6 +34,10 @@ from flsv.values.designs import BySize, Design, Halves, design_named
 #: Multiplications and additions, in millions, that take as long: of one model, and of rows.
 MEGAFLOPS_OF_STEP = 15.0
 MEGAFLOPS_OF_ROWS = 35.0
+#: The same of rows of a large model, whose weights do not stay in a core's caches from one product to the next, and the
+#: number of elements from which a model is large. See the case ``at-once/large6`` of ``tools/costs.py``.
+MEGAFLOPS_OF_LARGE_ROWS = 10.0
+MIN_ELEMENTS_OF_LARGE = 1_000_000
 #: A step of rows, and each row in it, besides its multiplications.
 STEP_OF_ROWS = 1.3
 ROW = 0.004
@@ -252,7 +256,8 @@ class PriceList:
         num_rows[self.num_batches.index(min(self.num_batches))] += num_groups
         num_rows[self.num_batches.index(max(self.num_batches))] += num_groups
         millions = self.trial.num_elements / 1e6
-        flops = self.trial.megaflops / MEGAFLOPS_OF_ROWS
+        is_large = self.trial.num_elements >= MIN_ELEMENTS_OF_LARGE
+        flops = self.trial.megaflops / (MEGAFLOPS_OF_LARGE_ROWS if is_large else MEGAFLOPS_OF_ROWS)
         work_of_row = ROW + flops + millions / MILLIONS_OF_ELEMENTS
         steps = max(self.num_batches) if self.trial.joins_clients else sum(self.num_batches)
         cost = num_groups * steps * STEP_OF_ROWS

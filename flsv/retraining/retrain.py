@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -176,7 +176,19 @@ def _values_of(game: ShadowShapley) -> Values:
 
 def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
     """Fit a copy of a run with ``game`` as its only metric, beside those that strategies read. Return the metric."""
-    with in_quiet(), run_copy.folder.entered() as folder:
+    with in_quiet():
+        # In a function of its own, after which nothing refers to the copy, so that it is freed here.
+        metric, differences = _fit_copy(run_copy, game, seed)
+    for difference in differences:
+        warnings.warn(f"flsv.retrain, seed {seed}: {difference}.", stacklevel=2)
+    return metric
+
+
+def _fit_copy(
+    run_copy: CopyOfRun, game: ShadowShapley, seed: int
+) -> tuple[ShadowShapley, Sequence[str]]:
+    """Return the metric of the fit, and how coalitions differ from the run."""
+    with run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
         if not isinstance(module, L.LightningModule):  # a function that creates the module
             module = module()
@@ -192,11 +204,7 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
             reporting=Reporting(table=False, figures=0, files=False),
         )
         fit_quietly(trainer, module, data)
-        metric = loop.metrics["value"]
-        differences = loop.run.coalition_differences
-    for difference in differences:
-        warnings.warn(f"flsv.retrain, seed {seed}: {difference}.", stacklevel=2)
-    return metric
+        return loop.metrics["value"], loop.run.coalition_differences
 
 
 @contextmanager

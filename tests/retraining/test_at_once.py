@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import logging
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -192,6 +193,25 @@ def test_groups_that_do_not_fit_into_memory_are_halved(monkeypatch):
     assert group_sizes == [6, 3, 3]
     assert is_trained_at_once(halves), halves.lines
     torch.testing.assert_close(halves.utilities, whole.utilities, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_leaves_no_copy_of_the_run_behind(monkeypatch):
+    numbers_of_engines = []
+    fit_group = AtOnce._fit
+
+    def fit_and_count(at_once, group, in_double=False):
+        results = fit_group(at_once, group, in_double)
+        types = map(type, gc.get_objects())
+        numbers_of_engines.append(list(types).count(coalition_rows.CoalitionRows))
+        return results
+
+    monkeypatch.setattr(AtOnce, "_fit", fit_and_count)
+    monkeypatch.setattr("flsv.retraining.price.MAX_ELEMENTS_OF_GROUP", 700)
+    gc.collect()  # what other tests have left
+    fit_with_coalitions(AT_ONCE, rounds=1)
+
+    assert len(numbers_of_engines) > 1
+    assert len(set(numbers_of_engines)) == 1, numbers_of_engines
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The choice of the coalitions that a run trains, by counted prices."""
 
 import pytest
+import torch
 
 from flsv.functional import few_coalitions
 from flsv.retraining.price import (
@@ -8,7 +9,7 @@ from flsv.retraining.price import (
     DOUBLE,
     DOUBLE_ROWS,
     MAX_WORK_OF_ALL,
-    MEGAFLOPS_OF_ROWS,
+    MEGAFLOPS_OF_LARGE_ROWS,
     MEGAFLOPS_OF_STEP,
     MILLIONS_OF_ELEMENTS,
     SINGLES,
@@ -188,7 +189,17 @@ def test_each_group_of_large_models_trains_all_clients_and_both_witnesses():
     assert num_groups(len(masks), 4_000_000, 6) == 32
     # 186 rows of members and 32 times 8 others. In one group there would be 194.
     rows_of_run = 6 * (1 + 400 / MEGAFLOPS_OF_STEP + 4 / MILLIONS_OF_ELEMENTS)
-    assert in_groups > (186 + 32 * 8) * 400 / MEGAFLOPS_OF_ROWS / rows_of_run
+    assert in_groups > (186 + 32 * 8) * 400 / MEGAFLOPS_OF_LARGE_ROWS / rows_of_run
+
+
+def test_rows_of_large_models_are_no_cheaper_than_single_models():
+    """As measured: a group of large6, two coalitions beside all clients and two witnesses, takes 3.3 runs."""
+    large = RowTrial("", megaflops=368.0, num_elements=3_880_510, joins_clients=True)
+    prices = PriceList([4] * 6, 6, large, num_rounds=2, num_scored_batches=7)
+    pairs = torch.eye(6).bool()[[0, 2]] | torch.eye(6).bool()[[1, 3]]
+
+    price_of_witnesses = 2 / 6
+    assert prices.at_once(pairs) - price_of_witnesses == pytest.approx(3.3, rel=0.15)
 
 
 def test_trainings_in_64_bits_have_their_price():
