@@ -920,7 +920,7 @@ TRAINED_ONE_BY_ONE = [
     (AnchoredToRound, {}, READS_WEIGHT),
     (TeacherInGlobal, {}, READS_WEIGHT),
     (RateBySteps, {}, READS.format("trainer.optimizers")),
-    (RateByWeights, {}, NO_ROUNDING),
+    (RateByWeights, {}, READS_WEIGHT),
     (RateByLogs, {}, "training may depend on validations or checkpoints."),
     (ScheduleByLength, {}, "CosineAnnealingLR steps after every batch of a client."),
     (CountsSteps, {}, "training changes 'num_steps', which is not shared."),
