@@ -82,7 +82,8 @@ class ShadowShapley(MeasuredMetric):
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
     three rounds. Samplers that choose by values or losses are refused.
 
-    Utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill ``flsv
+    Utilities and outputs of trained coalitions are stored in the run's folder ``coalitions``, and the utilities in
+    ``coalitions.csv``, too. After a kill ``flsv
     retrain``, or the same fit with ``ckpt_path``, trains the rest.
 
     ``compute`` gives the last round's values ``[num_clients]``, or by class. A client that never took part is NaN.

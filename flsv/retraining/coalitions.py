@@ -125,7 +125,7 @@ class Coalitions:
             return self._choice
         memory = self._run.memory
         if self._run.resumed and "choice" in memory:
-            choice = Choice.of_record(memory["choice"])
+            choice = Choice.of_record(memory["choice"], self._request.design)
         else:
             choice = choose(self._request, prices)
         if choice.is_at_once:

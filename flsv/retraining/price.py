@@ -105,10 +105,10 @@ class Choice(NamedTuple):
     fallback: Any = None  # a Choice
 
     @classmethod
-    def of_record(cls, record: Sequence[Any]) -> Choice:
-        """Return the choice that :meth:`record` has described."""
+    def of_record(cls, record: Sequence[Any], design: Design | None) -> Choice:
+        """Return the choice that :meth:`record` has described, of the ``design`` that was asked for, if one was."""
         coalitions, is_at_once, price, halvings = record
-        return cls(design_named(coalitions, halvings), is_at_once, price)
+        return cls(design or design_named(coalitions, halvings), is_at_once, price)
 
     def record(self, num_clients: int) -> list[Any]:
         """Describe the choice for checkpoints."""

@@ -20,7 +20,7 @@ from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.coalition_fit import metrics_in_use, only_watches_clients
 from flsv.retraining.coalition_refusals import check_scored
-from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.measured_run import MeasuredRun
 from flsv.retraining.price import Choice
 from flsv.retraining.scoring import ModelScoring
@@ -30,7 +30,6 @@ from flsv.values.coalition_files import (
     NO_ROUND,
     Models,
     ScoredModel,
-    Training,
     copy_coalitions,
     measure_name,
     outputs_name,
@@ -144,12 +143,6 @@ class ScoredRun:
         """Add models of a coalition, ``{round: model}``."""
         self.store.add(self.run.seed, members, models)
 
-    def take_over_earlier(self) -> None:
-        """Add the coalitions of an earlier run that flsv retrain has put beside, if it was the same run."""
-        if self.run.folder is not None:
-            grand = Training(self.run.seed, self.run.all_clients)
-            self.store.take_over(self.run.folder / EARLIER_FOLDER, grand)
-
     def game(self, metric: ShadowShapley, masks: Tensor) -> Game:
         """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds in which
         the metric has values.
@@ -163,7 +156,7 @@ class ScoredRun:
         return metric.game(masks, rounds, weights=self.run.weights, of_outputs=of_outputs)
 
     def value_rounds(self, metrics: Iterable[ShadowShapley]) -> None:
-        """Let coalitions need models after the rounds after which ``metrics`` have values."""
+        """Set the rounds after which coalitions are scored: those after which ``metrics`` have values."""
         rounds = chain.from_iterable(
             metric.rounds_to_value(self.run.num_rounds) for metric in metrics
         )

@@ -163,14 +163,16 @@ class CoalitionsAtSites(Strategy):
         first_updates = torch.zeros_like(self._update_sums)
         for update in self._updates:
             first_updates[update.client_id] = _update_of(update, global_model)
-        alone = torch.eye(len(first_updates), dtype=torch.bool)
-        next_masks = self._design.next_masks(
-            alone, first_updates, logits=False, names=self._client_names, seed=self._run.seed
-        )
         first_masks = self._design.masks(len(first_updates))
+        members = first_masks.to(first_updates)
+        mean_updates = members @ first_updates / members.sum(1, keepdim=True).clamp_min(1)
+        next_masks = self._design.next_masks(
+            first_masks, mean_updates, logits=False, names=self._client_names, seed=self._run.seed
+        )
         self._masks = torch.cat([first_masks, next_masks])
-        for coalition, members in zip(self._coalitions, _trained_coalitions(self._masks)):
-            coalition.set_members(members)
+        trained_coalitions = _trained_coalitions(self._masks)
+        for coalition, member_ids in zip(self._coalitions, trained_coalitions, strict=True):
+            coalition.set_members(member_ids)
 
     def _check_unchanged(self, round: Round) -> None:
         if self._last_model is None:

@@ -17,6 +17,7 @@ from flsv.functional.shapley.few_coalitions import (
     few_coalitions,
     sizes_of_design,
 )
+from flsv.functional.shapley.game import coalition_keys, first_positions
 from flsv.functional.shapley.halvings import choose_halvings, has_halvings
 from flsv.games.members import members_of
 from flsv.utilities.choices import Trainings
@@ -26,15 +27,14 @@ from flsv.utilities.errors import ConfigurationError
 class Design(ABC):
     """Coalitions that are trained.
 
-    A design of your own is a subclass with :meth:`masks`, and the argument ``coalitions`` of
+    A design of your own is a subclass with :meth:`coalitions`, and the argument ``coalitions`` of
     :class:`flsv.metrics.ShadowShapley`. Its price and its values follow from its coalitions.
 
     Example:
         >>> class Ring(Design):
-        ...     def masks(self, num_clients):
+        ...     def coalitions(self, num_clients):
         ...         alone = torch.eye(num_clients, dtype=torch.bool)
-        ...         nobody = torch.zeros(1, num_clients, dtype=torch.bool)
-        ...         return torch.cat([nobody, ~nobody, alone, alone | alone.roll(1, dims=1)])
+        ...         return torch.cat([alone, alone | alone.roll(1, dims=1)])
         >>> Ring().masks(4).sum(1).tolist()
         [0, 4, 1, 1, 1, 1, 2, 2, 2, 2]
     """
@@ -45,10 +45,29 @@ class Design(ABC):
     """Whether further coalitions are trained that are chosen once the first ones have models."""
 
     @abstractmethod
-    def masks(self, num_clients: int) -> Tensor:
-        """Return the coalitions that are trained first, distinct, bool ``[K, n]``. The first two are the empty
-        coalition and that of all clients.
+    def coalitions(self, num_clients: int) -> Tensor:
+        """Return the coalitions that are trained first, bool ``[J, n]``. Each counts once. The empty coalition and that
+        of all clients are added.
         """
+
+    def masks(self, num_clients: int) -> Tensor:
+        """Return the coalitions that are trained first, bool ``[K, n]``, without duplicates. The first two are the
+        empty coalition and that of all clients.
+
+        Raises:
+            ConfigurationError: the design's coalitions have another type or shape.
+        """
+        coalitions = self.coalitions(num_clients)
+        if coalitions.dtype != torch.bool or coalitions.shape[1:] != (num_clients,):
+            raise ConfigurationError(
+                f"{type(self).__name__}.coalitions({num_clients}) has returned {coalitions.dtype} "
+                f"{list(coalitions.shape)}. Return a bool tensor of shape [J, {num_clients}], with a row for each "
+                "coalition."
+            )
+        ends = torch.zeros(2, num_clients, dtype=torch.bool)
+        ends[1] = True
+        masks = torch.cat([ends, coalitions.cpu()])
+        return masks[list(first_positions(coalition_keys(masks)).values())]
 
     def planned_masks(self, num_clients: int) -> Tensor:
         """Return coalitions ``[K, n]`` with the number and the sizes of all that will be trained."""
@@ -72,6 +91,15 @@ class Design(ABC):
         """Return the argument ``coalitions`` that names these coalitions, as words, numbers and lists."""
         return self.name or [list(members) for members in members_of(self.masks(num_clients))]
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
     def in_words(self, masks: Tensor) -> str:
         """Name the coalitions ``[K, n]`` of this design that are trained, with a verb."""
         num_clients = masks.shape[1]
@@ -87,7 +115,7 @@ class BySize(Design):
 
     name: Which = "both"
 
-    def masks(self, num_clients: int) -> Tensor:
+    def coalitions(self, num_clients: int) -> Tensor:
         return few_coalitions(num_clients, self.name)
 
 
@@ -95,25 +123,23 @@ class BySize(Design):
 class Listed(Design):
     """The coalitions of a list, each with the numbers of its members."""
 
-    coalitions: Sequence[Sequence[int]] = ()
+    members: Sequence[Sequence[int]] = ()
 
-    def masks(self, num_clients: int) -> Tensor:
+    def coalitions(self, num_clients: int) -> Tensor:
         clients = range(num_clients)
-        masks = [[False] * num_clients, [True] * num_clients]
-        for members in self.coalitions:
+        masks = []
+        for members in self.members:
             unknown_clients = [member for member in members if member not in clients]
             if unknown_clients:
                 raise ConfigurationError(
                     f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, but the "
                     f"federation has the clients 0 to {num_clients - 1}."
                 )
-            mask = [client in members for client in clients]
-            if mask not in masks:
-                masks.append(mask)
-        return torch.tensor(masks)  # bool [K, n]
+            masks.append([client in members for client in clients])
+        return torch.tensor(masks, dtype=torch.bool).view(-1, num_clients)
 
     def plain(self, num_clients: int) -> Any:
-        return [list(members) for members in self.coalitions]
+        return [list(members) for members in self.members]
 
 
 @dataclass(frozen=True)
@@ -127,7 +153,7 @@ class Halves(Design):
     name = "halves"
     grows = True
 
-    def masks(self, num_clients: int) -> Tensor:
+    def coalitions(self, num_clients: int) -> Tensor:
         return few_coalitions(num_clients, "singles")
 
     def planned_masks(self, num_clients: int) -> Tensor:

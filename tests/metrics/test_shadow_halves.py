@@ -68,10 +68,9 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
 class Ring(Design):
     """Each client alone, and with its neighbor in a ring."""
 
-    def masks(self, num_clients):
-        alone = few_coalitions(num_clients, "singles")
-        neighbors = alone[2:] | alone[2:].roll(1, dims=1)
-        return torch.cat([alone, neighbors])
+    def coalitions(self, num_clients):
+        alone = torch.eye(num_clients, dtype=torch.bool)
+        return torch.cat([alone, alone | alone.roll(1, dims=1)])
 
 
 @pytest.mark.slow

@@ -468,7 +468,9 @@ def _mean_of_predictions(estimate: ShapleyEstimate, game_shape: Sequence[int]) -
 
 
 def favors_nobody(trained: Tensor) -> bool:
-    """Return whether each player is in equally many ``trained`` coalitions, so that outputs can be predicted."""
+    """Return whether outputs of the other coalitions can be predicted without favor: each player alone is among the
+    ``trained`` ones, with all or no coalitions of every other size, or with complementary halves.
+    """
     return has_complete_sizes(trained) or has_halvings(trained)
 
 
