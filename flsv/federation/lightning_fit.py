@@ -456,7 +456,7 @@ class LightningFit(Rounds):
         self._warn_of_filters()
         self._has_finished = True
         if not self._awaits_coalitions:
-            self._write_results()
+            self._train_coalitions_and_write()
 
     def _warn_of_sizes(self) -> None:
         """Warn if the last round's hooks have changed the sizes of buffers."""
@@ -473,7 +473,7 @@ class LightningFit(Rounds):
         if notices:
             warnings.warn(f"during the whole run, {'; '.join(notices)}.", stacklevel=2)
 
-    def _write_results(self) -> None:
+    def _train_coalitions_and_write(self) -> None:
         """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
         lines: list[str] = []
@@ -505,7 +505,7 @@ class LightningFit(Rounds):
             if self._awaits_coalitions:
                 # Lightning has moved the module to the host, but scores need it on its device.
                 module.to(self.trainer.strategy.root_device)
-                self._write_results()
+                self._train_coalitions_and_write()
                 module.cpu()
             self.reports.terminal.show_table()
             self.close()

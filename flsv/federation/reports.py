@@ -293,6 +293,8 @@ class RunReports:
         ``scores`` of clients' own models after the last round, if they were computed then.
         """
         results = self._late_results(values_by_round, scores)
+        for index in sorted(values_by_round):
+            self._federation.metrics.values.update(values_by_round[index])
         # A logger cannot replace values, so it gets each round's values once.
         unlogged_results = [result for result in results if not self._is_logged(result)]
         # The file is written last, so that the loggers have all its rounds after a crash.
@@ -303,8 +305,6 @@ class RunReports:
             else:
                 sink.write_late_rounds(results)
             sink.flush()
-        for index in sorted(values_by_round):
-            self._federation.metrics.values.update(values_by_round[index])
 
     def _late_results(
         self, values_by_round: Mapping[int, Mapping[str, Values]], scores: Mapping[str, Tensor]

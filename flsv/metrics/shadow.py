@@ -22,7 +22,7 @@ from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
     MAX_VALUED_ROUNDS,
-    Coalitions,
+    WhichCoalitions,
     check_halvings,
     spread_rounds,
 )
@@ -161,7 +161,7 @@ class ShadowShapley(MeasuredMetric):
         self,
         num_clients: int | None = None,
         num_classes: int | None = None,
-        coalitions: Coalitions = "auto",
+        coalitions: WhichCoalitions = "auto",
         performance: str | Metric = "accuracy",
         per_class: bool = False,
         mode: Mode | None = None,

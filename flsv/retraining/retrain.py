@@ -17,7 +17,7 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import Reporting
 from flsv.core import Values
 from flsv.data import FederatedDataModule
-from flsv.metrics.coalitions.design import arguments_of_design
+from flsv.metrics.coalitions.design import WhichCoalitions, arguments_of_design
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import (
@@ -28,7 +28,6 @@ from flsv.retraining.coalition_fit import (
 from flsv.retraining.copied_fits import CopyOfRun, fit_quietly, in_quiet
 from flsv.retraining.price import max_fits_of_retraining
 from flsv.scores.performance import Evaluators, Mode
-from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
@@ -51,7 +50,7 @@ def retrain(
     trainer: L.Trainer,
     module: L.LightningModule | Callable[[], L.LightningModule],
     data: FederatedDataModule,
-    coalitions: Trainings = "auto",
+    coalitions: WhichCoalitions = "auto",
     *,
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
@@ -72,8 +71,9 @@ def retrain(
         module: the module, or a function that makes the module. A function is called under each seed, as by ``flsv
             retrain``. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, or ``"halves"``, which
-            are chosen by the outputs of the clients alone with each seed. ``"auto"``: the most accurate that cost no
+        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, a list of coalitions, a
+            :class:`flsv.values.designs.Design`, or ``"halves"``, which are chosen by the outputs of the clients alone
+            with each seed. ``"auto"``: the most accurate that cost no
             more than ``"both"``, one by one, with the first seed. The other seeds train the same.
         metric: the performance of a model: ``"accuracy"``, ``"negative_loss"``, ``"auroc"`` or another name of
             :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.

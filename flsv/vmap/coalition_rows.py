@@ -51,7 +51,7 @@ _SHARED_TYPES = (
     *GENERATORS,  # which are seeded for each client
 )
 
-Coalitions = AveragedCoalitions | ServedCoalitions
+CoalitionServers = AveragedCoalitions | ServedCoalitions
 
 # The proofs after training, with witnesses, consider what training makes of rounding errors, too.
 _dry_run = partial(dry_run_of_rows, may_enlarge_rounding=True)
@@ -73,7 +73,7 @@ class CoalitionRows(RowEngine):
     """
 
     # The coalitions that train beside the run.
-    _coalitions: Coalitions
+    _coalitions: CoalitionServers
 
     def __init__(self, *options: Any, joins_clients: bool) -> None:
         super().__init__(*options, kind=RowTraining if joins_clients else SharedBatchTraining)
@@ -104,7 +104,7 @@ class CoalitionRows(RowEngine):
         """Guard the hooks that a copied run's module has before its first round."""
         Guard(module, data).hooks(HOOKS_AT_START, denies_model=False)
 
-    def train_for(self, coalitions: Coalitions, constants: Mapping[str, Tensor]) -> None:
+    def train_for(self, coalitions: CoalitionServers, constants: Mapping[str, Tensor]) -> None:
         """Train the cohorts of ``coalitions`` beside the run from the first round on.
 
         Args:

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
+from values.test_designs import Ring
 
 from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import equivalent_runs
-from flsv.values.designs import Design, Halves
+from flsv.values.designs import Halves
 from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit
@@ -63,14 +64,6 @@ def test_values_of_chosen_halves_are_those_of_the_same_coalitions_as_a_list(tmp_
     metric_of_list = loop_of_list.metrics["shadow"]
     assert_close(metric.compute(), metric_of_list.compute(), rtol=0, atol=1e-6)
     assert_close(metric.half_widths, metric_of_list.half_widths, rtol=0, atol=1e-6)
-
-
-class Ring(Design):
-    """Each client alone, and with its neighbor in a ring."""
-
-    def coalitions(self, num_clients):
-        alone = torch.eye(num_clients, dtype=torch.bool)
-        return torch.cat([alone, alone | alone.roll(1, dims=1)])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from flsv.values.query import NUM_RECENT_ROUNDS
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, a list of each coalition's
 #: members, or "halves": each client alone, and complementary coalitions of half of the clients that are chosen later.
-Coalitions = Trainings | Sequence[Sequence[int]] | Design
+WhichCoalitions = Trainings | Sequence[Sequence[int]] | Design
 #: Error if halves cannot be chosen.
 NO_OUTPUTS_FOR_HALVES = (
     'coalitions="halves" are chosen by the outputs of clients\' models, but this performance is not computed from '
@@ -45,7 +45,7 @@ def arguments_of_design(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {"coalitions": design, "halvings": evidence.get("halvings") or None}
 
 
-def check_halvings(coalitions: Coalitions, halvings: int, evaluators: Evaluators) -> None:
+def check_halvings(coalitions: WhichCoalitions, halvings: int, evaluators: Evaluators) -> None:
     """Raise ConfigurationError if ``halvings`` are set for other coalitions, or if halves cannot be chosen."""
     if coalitions != "halves":
         if halvings != 1:
