@@ -131,9 +131,12 @@ class AtOnce:
         in_double = self._proofs.check_in_double(
             differences, train=lambda: self._fit(group, in_double=True)
         )
+        # Those whose own scores are stored already come first. After a kill others are missing then, so that the group
+        # trains once more.
+        own_fits = {*self.witnesses, self._all_clients}
         return {
-            members: replace(result, in_double=in_double[members].scored)
-            for members, result in results.items()
+            members: replace(results[members], in_double=in_double[members].scored)
+            for members in sorted(results, key=lambda members: members not in own_fits)
             if members in in_double
         }
 

@@ -193,10 +193,16 @@ class CoalitionStore:
     def add_result(self, seed: int, members: Members, result: FitResult) -> bool:
         """Add those scores of a coalition's fit that are missing. Return whether the coalition's own were."""
         missing = self.missing(seed, [members, EMPTY])
+        in_double = dict(zip(self.rounds, result.in_double))
         if members in missing:
-            self.add(seed, members, dict(zip(self.rounds, result.scored)))
-        if result.in_double:
-            self.add_in_double(seed, members, dict(zip(self.rounds, result.in_double)))
+            # Both in one file: a coalition that has its scores only is not trained again after a kill.
+            models = {
+                round_index: replace(model, in_double=in_double.get(round_index))
+                for round_index, model in zip(self.rounds, result.scored)
+            }
+            self.add(seed, members, models)
+        elif in_double:
+            self.add_in_double(seed, members, in_double)
         if EMPTY in missing and result.untrained is not None:
             self.add(seed, EMPTY, {NO_ROUND: result.untrained})
         return members in missing

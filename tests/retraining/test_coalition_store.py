@@ -231,6 +231,20 @@ def test_scores_of_models_in_64_bits_are_read_back_and_removed(tmp_path):
     assert models[3].utilities == SCORES_OF_ROUND_3
 
 
+def test_no_kill_parts_the_scores_of_a_fit_from_those_in_64_bits(tmp_path, monkeypatch):
+    store = make_store_of_two_rounds(tmp_path)
+    models = [ScoredModel(SCORES_OF_ROUND_0), ScoredModel(SCORES_OF_ROUND_3)]
+    in_double = [ScoredModel(SCORES_OF_ROUND_3), ScoredModel(SCORES_OF_ROUND_0)]
+    result = FitResult(models, None, start_hash="start", in_double=in_double)
+    monkeypatch.setattr(coalition_store, "replace_coalition", Mock(side_effect=KeyboardInterrupt))
+
+    assert store.add_result(TRAINING_SEED, PAIR, result)
+
+    read_models = make_store_of_two_rounds(tmp_path).scores(TRAINING_SEED).models[PAIR]
+    assert read_models[0].in_double.utilities == SCORES_OF_ROUND_3
+    assert read_models[3].in_double.utilities == SCORES_OF_ROUND_0
+
+
 def test_scores_that_are_not_finite_stay_in_memory_only(tmp_path):
     scores_with_nan = {**SCORES_OF_ROUND_3, "val_loss (min)": [float("nan")]}
     store = make_store_of_two_rounds(tmp_path)
