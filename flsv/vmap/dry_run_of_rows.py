@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -76,6 +77,25 @@ def names_without_rows(space: ParameterSpace) -> set[str]:
     clients.
     """
     return {*space.constant_names, *space.non_finite_names}
+
+
+#: Methods that read the values of a tensor, which those of stacked models do not have.
+_READS_OF_VALUES = frozenset(
+    {Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.tolist, Tensor.numpy}
+)
+
+
+class _FailedReads(TorchFunctionMode):
+    """Mode that notes whether the values of a tensor could not be read, also if the code catches the error."""
+
+    have_failed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.have_failed |= func in _READS_OF_VALUES
+            raise
 
 
 def check_shared_are_frozen(trainer: L.Trainer, space: ParameterSpace) -> None:
@@ -246,14 +266,18 @@ def _pairs(tensors: State, space: ParameterSpace) -> State:
 def _steps_of_rows(training: RowTraining, trainer: L.Trainer, seed: int) -> Iterator[None]:
     """Context of trial steps of rows, on batches on which a model has been trained as usual before."""
     module = trainer.lightning_module
+    reads = _FailedReads()
     with (
         isolated_rngs(seed, "steps"),
         nullcontext() if training.shares_batch else no_random_numbers(module),
         # Since the same steps were possible as usual, an error comes from training rows.
         convert_errors(module, expected_errors=(Exception,)),
         batched_steps(trainer),
+        reads,
     ):
         yield
+    if reads.have_failed:  # and the step has caught the error
+        raise not_batched_error(module, "it reads the value of a tensor, and goes on if this fails")
 
 
 def _compare_models(

@@ -1,5 +1,6 @@
 """Programs whose coalitions train at once, and programs with something for each coalition that rows share."""
 
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
@@ -442,6 +443,16 @@ class ReadsValue(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss if loss.item() > 0 else 2 * loss
+
+
+class ReadsValueAndCatches(ReadsValue):
+    """In rows its loss is the plain one, but where it is small it is another one alone."""
+
+    def training_step(self, batch, batch_idx):
+        loss = Classifier.training_step(self, batch, batch_idx)
+        with suppress(RuntimeError):
+            return loss if loss.item() > 0.01 else 0 * loss
+        return loss
 
 
 class ManualOptimization(Classifier):
@@ -926,6 +937,7 @@ TRAINED_ONE_BY_ONE = [
     (CountsSteps, {}, "training changes 'num_steps', which is not shared."),
     (CountsInAttribute, {}, "training changes num_steps of the module."),
     (ReadsValue, {}, "calling .item() on a Tensor."),
+    (ReadsValueAndCatches, {}, "reads the value of a tensor, and goes on if this fails."),
     (ManualOptimization, {}, "steps its optimizers itself"),
     (Classifier, {"loop": {"client_algorithm": CountedMoves()}}, OF_ONE_CLIENT),
     (
