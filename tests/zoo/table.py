@@ -175,6 +175,9 @@ RUNS = {
     "a callback that scales by its counts": Row(
         called_back(hooks.ScalesByItsCounts), retrained="warned"
     ),
+    "a callback that acts if training is accurate": Row(
+        called_back(hooks.ActsIfAccurate), retrained="right"
+    ),
     "a callback that wraps a step": Row(
         called_back(hooks.WrapsTheOptimizersStep), retrained="right"
     ),
