@@ -16,7 +16,7 @@ from flsv.results.text import describe_change
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
-from helpers.models import Plain
+from helpers.models import LogsLoss, Plain
 from helpers.pages import text_of_page
 from helpers.runs import read_output
 
@@ -192,12 +192,6 @@ def test_recorded_gain_is_what_the_values_of_coalitions_distribute(tmp_path, nam
     if options.get("mode") == "min":
         gain = -gain
     assert gain == pytest.approx(record["sum"], abs=1e-9)
-
-
-class LogsLoss(Plain):
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_loss", F.cross_entropy(self(x), y))
 
 
 @pytest.mark.slow

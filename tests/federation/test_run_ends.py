@@ -13,7 +13,7 @@ from flsv.sampling import UniformSampler
 from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import trainer_for
-from helpers.models import Plain, network
+from helpers.models import LogsLoss, network
 
 PLANNED = 12
 RARE = ClientEvaluation(every=5)
@@ -66,13 +66,6 @@ ENDS = {
     "in a round": lambda: [StopsInTheRound()],
     "after a round": lambda: [StopsAfterTheRound()],
 }
-
-
-class LogsLoss(Plain):
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        loss = torch.nn.functional.cross_entropy(self(x), y)
-        self.log("val_loss", loss)
 
 
 def fit_run(

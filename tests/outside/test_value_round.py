@@ -31,15 +31,9 @@ from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.data import CLASSES, toy_data
 from helpers.fits import KeepsRounds, fit
-from helpers.models import Plain, network
+from helpers.models import LogsLoss, Plain, network
 
 SEED, ROUNDS = 5, 2
-
-
-class Logs(Plain):
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
 
 def make_all_metrics() -> dict[str, ContributionMetric]:
@@ -77,7 +71,7 @@ def trained_run(tmp_path_factory):
     module = fit(
         loop,
         tmp_path_factory.mktemp("run"),
-        Logs(),
+        LogsLoss(),
         data,
         rounds=ROUNDS,
     )
@@ -365,7 +359,7 @@ STATE = NET.state_dict()
         ({"metrics": ContributionEstimation()}, r"needs \['clients'\].*only a FederatedLoop"),
         ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 outputs"),
         (
-            {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
+            {"module": LogsLoss(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "a value that the module logs",
         ),
     ],

@@ -131,12 +131,16 @@ def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     assert server.site._default_max_answers(run) == 2 * (NUM_SIZES + numbers_of_run)
 
 
-def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
+def greet_with_rounds(folder, rounds):
     make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
-    site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
+    site = Site(OneWeightPerSample, make_data, make_loop, folder)
     hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
+    return site.respond(Packet("handshake", {**hello, "rounds": rounds}))
+
+
+def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
     for rounds in (3, 1000):
-        assert site.respond(Packet("handshake", {**hello, "rounds": rounds})).kind == "handshake"
+        assert greet_with_rounds(tmp_path, rounds).kind == "handshake"
 
     book = json.loads((tmp_path / ANSWERS_FILE).read_text())
     assert book["run"] == {"clients": 3, "rounds": 3}
@@ -146,11 +150,7 @@ def test_size_of_the_first_run_decides_the_default_budget(tmp_path):
     "rounds", [-5, 0, math.nan, math.inf, 10**30, 1.0, True, "3", None], ids=repr
 )
 def test_greeting_of_a_number_of_rounds_that_no_run_has_decides_no_budget(tmp_path, rounds):
-    make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
-    site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
-    hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
-
-    reply = site.respond(Packet("handshake", {**hello, "rounds": rounds}))
+    reply = greet_with_rounds(tmp_path, rounds)
 
     assert reply.kind == "failed"
     assert "'rounds'" in reply.plain["error"]
@@ -219,11 +219,15 @@ class DataOfAnotherSizeForEachClient(FederatedDataModule):
         return indices
 
 
-@pytest.mark.parametrize("data_class", [FederatedDataModule, DataOfAnotherSizeForEachClient])
-def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, data_class):
+@pytest.fixture(params=[FederatedDataModule, DataOfAnotherSizeForEachClient])
+def make_data_of_sizes(request):
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    data = partial(data_class, SiteData(), OneClient(), splits=splits)
-    server = CuriousServer(tmp_path, SitePolicy(max_answers=2 * NUM_SIZES), data)
+    return partial(request.param, SiteData(), OneClient(), splits=splits)
+
+
+def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, make_data_of_sizes):
+    policy = SitePolicy(max_answers=2 * NUM_SIZES)
+    server = CuriousServer(tmp_path, policy, make_data_of_sizes)
 
     replies = [server.send("handshake", client=client) for client in range(NUM_SITES)]
 
@@ -231,12 +235,11 @@ def test_sizes_under_each_client_id_count_whether_or_not_they_differ(tmp_path, d
     assert server.responded == 2 * NUM_SIZES
 
 
-@pytest.mark.parametrize("data_class", [FederatedDataModule, DataOfAnotherSizeForEachClient])
-def test_site_without_numbers_left_trains_under_its_first_client_id_alone(tmp_path, data_class):
+def test_site_without_numbers_left_trains_under_its_first_client_id_alone(
+    tmp_path, make_data_of_sizes
+):
     """An update tells the size of a split of the client id."""
-    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
-    data = partial(data_class, SiteData(), OneClient(), splits=splits)
-    server = CuriousServer(tmp_path, SitePolicy(max_answers=NUM_SIZES), data)
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=NUM_SIZES), make_data_of_sizes)
     train = partial(server.send, "train", model=server.untrained_model(), continue_from=None)
 
     replies = [train(client=client, run=f"{client:016x}") for client in range(NUM_SITES)]
