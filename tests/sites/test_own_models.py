@@ -7,12 +7,12 @@ import torch
 
 from flsv.aggregation import FedAvg
 from flsv.core import Strategy
-from flsv.functional import few_coalitions
 from flsv.sampling import FullParticipation
 from flsv.sites.coalitions_at_sites import CoalitionsAtSites
 from flsv.sites.own_models import MIN_RELATIVE_DISTANCE, inconsistent_own_models
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
+from flsv.values.designs import BySize
 from helpers import make_generator
 
 #: What client 1 sends as its own model, given those of all clients [n, P] and noise [P].
@@ -162,7 +162,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     federation = federation_of(PreparedRounds(), num_clients=2)
 
     coalitions = CoalitionsAtSites(
-        masks=few_coalitions(2, "all"),
+        design=BySize("all"),
         federation=replace(federation, strategies=strategies),
         engine=EngineWithoutSites(),
         memory={},
