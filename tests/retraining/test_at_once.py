@@ -142,9 +142,9 @@ def test_frozen_parameters_are_the_runs_after_a_comparison_in_64_bits():
 
 def test_rounding_errors_that_training_enlarges_are_told(capsys):
     loop = {"reporting": Reporting(figures=0, files=False)}
-    at_once = fit_with_coalitions(AT_ONCE, WithZeroGradients, loop=loop)
+    at_once = fit_with_coalitions(AT_ONCE, WithZeroGradients, loop=loop, rounds=2)
     report = capsys.readouterr().out
-    one_by_one = fit_with_coalitions(ONE_BY_ONE, WithZeroGradients)
+    one_by_one = fit_with_coalitions(ONE_BY_ONE, WithZeroGradients, rounds=2)
 
     assert is_trained_at_once(at_once), at_once.lines
     assert not at_once.differences
@@ -163,7 +163,7 @@ class CountsOutsideOfCopies(WithZeroGradients):
 
 def test_training_that_cannot_be_repeated_is_no_rounding():
     COUNTER_IN_C.value = 0
-    result = fit_with_coalitions(AT_ONCE, CountsOutsideOfCopies)
+    result = fit_with_coalitions(AT_ONCE, CountsOutsideOfCopies, rounds=2)
 
     assert any("this is no rounding error" in line for line in result.lines)
     assert result.differences

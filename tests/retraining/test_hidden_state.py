@@ -137,7 +137,7 @@ def fit_in_fork(name):
 @pytest.fixture(scope="module", autouse=True)
 def train_once():
     """Fit once before any fork, which pays for imports and threads."""
-    fit_with_values(Row(with_three_clients()))
+    fit_with_values(Row(with_three_clients(rounds=1)))
 
 
 @pytest.mark.by_turn
