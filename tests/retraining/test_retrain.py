@@ -73,6 +73,7 @@ def test_all_seeds_train_the_coalitions_that_the_first_one_has_chosen(tmp_path, 
     assert_frame_equal(table, expected)
 
 
+@pytest.mark.by_turn
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_retrain_with_one_seed_has_the_values_and_intervals_of_the_fit(tmp_path, sampler):
