@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -72,10 +72,10 @@ class Namespace(NamedTuple):
 class ProgramState:
     """The state of a program at one time. :meth:`restore` goes back to it.
 
-    Globals of the program's modules and attributes of their classes refer again to what they referred to. Collections
-    and the program's own objects among these hold again what they held. A program's modules are those that are not
-    installed, and those with classes of what is copied. Global generators and torch's settings are part of the state.
-    In another process, they alone are.
+    Globals of the program's modules and attributes of their classes and functions refer again to what they referred to.
+    Collections and the program's own objects among these, and among defaults of arguments, hold again what they held. A
+    program's modules are those that are not installed, and those with classes of what is copied. Global generators and
+    torch's settings are part of the state. In another process, they alone are.
 
     Example:
         >>> os.environ["FLSV_EXAMPLE"] = "1"
@@ -158,8 +158,18 @@ class ProgramState:
                 self._add(entry, f"{path}[{position}]")
         elif issubclass(kind, Tensor) and not value.is_inference():
             self._tensors[path] = (value, value._version)
+        elif kind is FunctionType:
+            self._add_function(value, path)
         elif self._is_of_program(value):
             self._add_namespace(value, path)
+
+    def _add_function(self, function: FunctionType, path: str) -> None:
+        """Add what a function of the program keeps: its attributes, and the defaults of its arguments."""
+        if function.__module__ not in self._module_names:
+            return
+        self._add_namespace(function, path)
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            self._add(defaults, f"{path}'s defaults")
 
     def _is_of_program(self, value: Any) -> bool:
         """Return whether a value is a class of the program, or an object of such a class that no copy has."""
