@@ -39,6 +39,7 @@ from flsv.games.module_copies import named_tensors
 from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import version_settings
+from flsv.utilities.stop_signals import stop_if_signaled
 
 __all__ = ["FederatedStrategy", "started_by_script"]
 
@@ -125,6 +126,7 @@ class RankGroup(Ranks):
             for broadcast in broadcasts:
                 broadcast.wait()
         except RuntimeError as error:
+            stop_if_signaled()  # whoever stops all ranks has stopped the other one first
             self.abort(f"another rank has ended ({exchange_name})")
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} cannot continue ({exchange_name}): another rank has ended or does "

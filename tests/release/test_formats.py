@@ -120,7 +120,9 @@ def test_built_packages_know_the_commit_of_their_checkout(tmp_path, monkeypatch)
     monkeypatch.chdir(ROOT)
     sdist = tmp_path / build_sdist(str(tmp_path))
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        # The filter is missing in Python before 3.11.4.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(tmp_path)
     monkeypatch.chdir(sdist.with_name(sdist.name.removesuffix(".tar.gz")))
     wheel = tmp_path / build_wheel(str(tmp_path))
     with zipfile.ZipFile(wheel) as archive:

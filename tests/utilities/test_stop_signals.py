@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flsv.cli import runs_with_seeds
 from flsv.cli.entry import exit_status
+from flsv.engines.ranks import RankGroup
 from flsv.utilities.stop_signals import (
     Terminated,
     stop_if_signaled,
@@ -159,3 +161,24 @@ def test_signal_is_raised_in_place_of_the_error_that_it_has_caused():
         run_batches(lose_worker)
 
     assert isinstance(raised.value.__context__, RuntimeError)
+
+
+def test_rank_that_was_stopped_names_the_signal_and_not_the_rank_that_has_ended_before_it():
+    class GroupWithoutTheOtherRank:
+        rank = staticmethod(int)
+        size = staticmethod(lambda: 2)
+
+        def broadcast(self, row, owner):
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("connection closed by peer")
+
+    ranks = RankGroup(GroupWithoutTheOtherRank(), torch.device("cpu"))
+
+    raised = []
+    with suppress(KeyboardInterrupt), terminable(), stopping_between_batches():
+        try:
+            ranks.all_gather("value", "values")
+        except BaseException as error:
+            raised.append(type(error))
+
+    assert raised == [Terminated]

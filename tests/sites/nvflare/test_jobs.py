@@ -100,7 +100,7 @@ def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(job, tmp_p
     assert requested_rounds(job) == [2, 2, 2]
 
     checkpoint = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
-    loop = fit_in_one_process(tmp_path / "one_process", make_shapfed_loop)
+    loop = fit_in_one_process(tmp_path / "one_process", make_shapfed_loop, rounds=3)
     weights = []
     for name, _ in make_mlp_module().named_parameters():
         weights.append(checkpoint["state_dict"][name].flatten())
