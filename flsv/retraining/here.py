@@ -67,8 +67,8 @@ class Here:
         self._failure: ConfigurationError | None = None
         self._why_no_values = ""
         self._trial = NO_TRIAL
-        # The index of the first round of this fit, and when it began.
-        self._begin_of_rounds = 0, 0.0
+        # The index of the first round of this fit, and when it began. None: no round was left.
+        self._begin_of_rounds: tuple[int, float] | None = None
         # Why coalitions that were to be trained at once were not, and who was trained at once and also alone.
         self._why_not_after_all = ""
         self._about_witnesses = ""
@@ -210,9 +210,11 @@ class Here:
 
     def _say_how_long(self, run: MeasuredRun, choice: Choice) -> None:
         """Say how many seconds the training of coalitions takes, by those of the rounds of this fit."""
+        if self._begin_of_rounds is None:
+            return
         first_round, start_time = self._begin_of_rounds
         num_timed = run.num_rounds - first_round
-        if num_timed <= 0:  # a resumed run in which no round was left
+        if num_timed <= 0:
             return
         seconds_of_round = (time.monotonic() - start_time) / num_timed
         seconds = choice.price * run.num_rounds * seconds_of_round

@@ -141,7 +141,9 @@ def fit_and_print_warnings(folder):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path, monkeypatch):
+def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(
+    tmp_path, monkeypatch, caplog
+):
     folder = tmp_path / "run"
     process = Forked(tmp_path / "process", fit_and_print_warnings, folder, FLSV_TEST_INTERRUPT="1")
     status, output = process.wait()
@@ -151,8 +153,11 @@ def test_ctrl_c_in_coalitions_ends_no_run_and_resuming_trains_the_rest(tmp_path,
     assert coalitions_of_first_fit
 
     coalitions_trained_from_now_on = record_fits(monkeypatch)
-    resumed_values = fit_and_value_pairs(folder, resumes=True)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        resumed_values = fit_and_value_pairs(folder, resumes=True)
 
+    # This fit has run no round by which it could say how long coalitions take.
+    assert not any("takes about" in message for message in caplog.messages)
     assert coalitions_trained_from_now_on.isdisjoint(coalitions_of_first_fit)
     assert torch.equal(resumed_values, fit_and_value_pairs(tmp_path / "whole"))
 
