@@ -1,4 +1,4 @@
-"""What lets a run be repeated in its own process: copies of its objects, and its program's state and files put back.
+"""Copies of a run's objects, and its program's state and files put back, so that a run can be repeated in its process.
 
 Tier: provisional.
 """

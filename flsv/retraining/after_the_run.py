@@ -231,7 +231,7 @@ class TrainingAfterTheRun:
 
     @property
     def _updates_differ_by_intention(self) -> bool:
-        """Whether clients train otherwise in coalitions than in the run, because the user wants them to."""
+        """Return whether clients train otherwise in coalitions than in the run, because the user wants them to."""
         module = self._scored.run.trainer.lightning_module
         weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
         return weighs_classes or any(metric.excluded_callbacks for metric in self._metrics.values())

@@ -113,7 +113,7 @@ class Here:
             raise self._failure
 
     def begin_training(self, run: MeasuredRun) -> bool:
-        """Note that rounds begin. Return whether there will be values, and warn otherwise."""
+        """Take the time when rounds begin. Return whether there will be values, and warn otherwise."""
         self._begin_of_rounds = run.num_rounds, time.monotonic()
         if self._why_no_values:
             rank_zero_warn(

@@ -141,8 +141,8 @@ class Proofs:
         return self._expected_in_double
 
     def accept_at_once(self) -> None:
-        """All groups have come to what they must. If all clients differ from the run, although not in 64 bits, the copy
-        of the run itself may differ, too, so :meth:`compare_with_run` trains them again. All ranks call it.
+        """Accept what all groups have come to. If all clients differ from the run, although not in 64 bits, the copy of
+        the run itself may differ, too, so :meth:`compare_with_run` trains them again. All ranks call it.
         """
         ranks = self._alone.ranks
         rounds_by_rank = ranks.all_gather(self._doubted_rounds, "doubted rounds")
@@ -151,8 +151,8 @@ class Proofs:
         self._repeat_until(max(rounds, default=None))
 
     def refuse_at_once(self, error: NotBatched) -> None:
-        """Coalitions are trained one by one. If all clients at once have come to another model than the run, the copy
-        of the run may be why, so :meth:`compare_with_run` trains them again up to this round.
+        """Forget the witnesses, since coalitions train one by one. If all clients at once have come to another model
+        than the run, the copy of the run may be why, so :meth:`compare_with_run` trains them up to this round.
         """
         self._expected.clear()
         if isinstance(error, ProofFailed):

@@ -111,7 +111,7 @@ class Design(ABC):
 
 @dataclass(frozen=True)
 class BySize(Design):
-    """All coalitions of some sizes: a design of :func:`flsv.functional.few_coalitions`, by name."""
+    """Coalitions of some sizes, all of each: a design of :func:`flsv.functional.few_coalitions`, by name."""
 
     name: Which = "both"
 
